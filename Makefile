@@ -1,0 +1,89 @@
+# Everything a fresh machine needs: Python >= 3.11, a C++20 compiler, and this file.
+#   make run     an answer from the default model
+#   make test    all checks
+# Each step leaves a stamp file in the virtual environment, so it is repeated only when its inputs changed.
+
+PYTHON ?= python3
+VENV ?= .venv
+PROMPT ?= Why is the sky blue?
+MAX_TOKENS ?= 128
+PYTEST_ARGS ?=
+export PROMPT
+
+# Oracles and peers, for tests only. torch is pinned and comes first, on its own: a range, or transformers before it, may
+# resolve to another build of several gigabytes.
+TORCH ?= torch==2.13.0
+TRANSFORMERS ?= transformers>=5
+PEERS ?= llama-cpp-python==0.3.36
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h') $(wildcard CMakeLists.txt) pyproject.toml
+PACKAGE := $(shell find src/kvarn -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
+
+# A virtual environment that `make test` has made editable stays so: `make run` then uses it as it is.
+IS_DEV := $(wildcard $(VENV)/.dev)
+INSTALLED := $(if $(IS_DEV),$(VENV)/.dev,$(VENV)/.installed)
+
+.PHONY: help run install test test-long lint format clean
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | \
+		awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
+	@$(BIN)/kvarn run --max-tokens $(MAX_TOKENS) "$$PROMPT"
+
+install: $(INSTALLED)  ## install into .venv only
+
+test: lint $(VENV)/.oracles  ## install what the tests need, then lint, type check and test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-long: $(VENV)/.oracles $(VENV)/.peers  ## full sizes, peers and fuzzing; writes benchmarks/results/*.json
+	$(BIN)/python -m pytest --long --timeout=7200 $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, the import contract, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h,$(NATIVE))
+
+format: $(VENV)/.dev  ## rewrite Python and C++ in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter %.cpp %.h,$(NATIVE))
+
+clean:  ## remove the virtual environment and everything built; downloads stay
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is missing or older than 3.11; install a newer Python or say make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created $(NATIVE) $(PACKAGE)
+	@echo "Installing Kvarn into $(VENV); the first time compiles the native core."
+	@$(PIP) install -qq .
+	@touch $@
+
+# Without build isolation the build folder stays valid between runs, and only what changed is compiled again.
+$(VENV)/.dev: $(VENV)/.created $(NATIVE)
+	@echo "Installing Kvarn with its development tools into $(VENV)."
+	$(PIP) install -qq "scikit-build-core>=0.10" "nanobind>=2.4" ninja cmake
+	$(PIP) install -qq --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.oracles: $(VENV)/.created
+	@{ $(PIP) install -qq "$(TORCH)" && $(PIP) install -qq "$(TRANSFORMERS)"; } || \
+		echo "no $(TORCH) for this platform: the tests that need it are skipped"
+	@touch $@
+
+# Compiled for this machine, as a peer should be: minutes on the first run.
+$(VENV)/.peers: $(VENV)/.dev
+	@$(PIP) install -qq "$(PEERS)" || echo "could not build $(PEERS): the tests that need it are skipped"
+	@touch $@

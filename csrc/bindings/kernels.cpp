@@ -1,0 +1,268 @@
+// The kernels one by one, for tests and benchmarks: kvarn.backends.native._native.kernels. Arrays are checked here,
+// since kernels check nothing. Results are new arrays.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "../base/check.h"
+#include "../kernels/cpu.h"
+#include "../kernels/table.h"
+#include "../quant/pack.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvarn {
+
+void bind_kernels(nb::module_& m);
+
+namespace {
+
+constexpr int kNoSplit = 1 << 20;  // groups in one call
+
+template <class T>
+using In1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Array = nb::ndarray<nb::numpy, T>;
+
+template <class T>
+struct NewArray {
+    T* data;
+    Array<T> array;
+
+    explicit NewArray(std::initializer_list<size_t> shape) {
+        size_t size = 1;
+        for (size_t length : shape) size *= length;
+        data = new T[size]();
+        array = Array<T>(data, shape, nb::capsule(data, [](void* p) noexcept { delete[] static_cast<T*>(p); }));
+    }
+};
+
+const KernelTable& table_named(const std::string& name) { return select_table(name.c_str()); }
+
+size_t file_bytes(Type type, int rows, int columns) {
+    const BlockShape shape = block_shape(type);
+    require(rows > 0 && columns > 0 && columns % shape.values == 0,
+            "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " has no whole number of blocks of " +
+                std::to_string(shape.values));
+    return static_cast<size_t>(rows) * static_cast<size_t>(columns / shape.values) * static_cast<size_t>(shape.bytes);
+}
+
+Array<uint8_t> pack(int type_id, In1<uint8_t> raw, int rows, int columns) {
+    const Type type = static_cast<Type>(type_id);
+    require(raw.size() == file_bytes(type, rows, columns), "the bytes do not match the shape");
+    NewArray<uint8_t> out({packed_group_bytes(type, columns) * static_cast<size_t>(num_groups(rows))});
+    pack_groups(type, raw.data(), rows, columns, 0, num_groups(rows), out.data);
+    return out.array;
+}
+
+void check_packed(Type type, const In1<uint8_t>& packed, int rows, int columns) {
+    file_bytes(type, rows, columns);
+    require(packed.size() == packed_group_bytes(type, columns) * static_cast<size_t>(num_groups(rows)),
+            "the packed bytes do not match the shape");
+}
+
+Array<float> unpack(int type_id, In1<uint8_t> packed, int rows, int columns) {
+    const Type type = static_cast<Type>(type_id);
+    check_packed(type, packed, rows, columns);
+    NewArray<float> out({static_cast<size_t>(rows), static_cast<size_t>(columns)});
+    for (int row = 0; row < rows; ++row)
+        unpack_row(type, packed.data(), columns, row, out.data + static_cast<size_t>(row) * static_cast<size_t>(columns));
+    return out.array;
+}
+
+// Rows of x quantised as one tile of n tokens.
+struct QuantizedTile {
+    std::vector<int8_t> q;
+    std::vector<float> scale, sum;
+
+    QuantizedTile(const KernelTable& table, const float* x, int n, int k)
+        : q(static_cast<size_t>(n) * static_cast<size_t>(k)), scale(q.size() / kQuantBlock), sum(q.size() / kQuantBlock) {
+        for (int t = 0; t < n; ++t)
+            table.quantize_row(x + static_cast<size_t>(t) * static_cast<size_t>(k), k, t, n, q.data(), scale.data(), sum.data());
+    }
+};
+
+// tile_tokens and groups_per_call choose how the work is cut; results must not depend on them.
+Array<float> matmul(const std::string& table_name, int type_id, In1<uint8_t> packed, int rows, In2<float> x,
+                    int tile_tokens, int groups_per_call) {
+    const KernelTable& table = table_named(table_name);
+    const Type type = static_cast<Type>(type_id);
+    const int n = static_cast<int>(x.shape(0)), k = static_cast<int>(x.shape(1));
+    check_packed(type, packed, rows, k);
+    require(tile_tokens >= 1 && tile_tokens <= kTileTokens && groups_per_call >= 1, "tile sizes are out of range");
+    const size_t stride = static_cast<size_t>(rows);
+    NewArray<float> out({static_cast<size_t>(n), stride});
+    nb::gil_scoped_release release;
+    for (int first = 0; first < n; first += tile_tokens) {
+        const int tokens = std::min(tile_tokens, n - first);
+        const float* values = x.data() + static_cast<size_t>(first) * static_cast<size_t>(k);
+        ActTile tile{nullptr, nullptr, nullptr, values, tokens, k};
+        std::unique_ptr<QuantizedTile> quantized;
+        if (is_quantized(type)) {
+            quantized = std::make_unique<QuantizedTile>(table, values, tokens, k);
+            tile = {quantized->q.data(), quantized->scale.data(), quantized->sum.data(), nullptr, tokens, k};
+        }
+        for (int group = 0; group < num_groups(rows); group += groups_per_call)
+            table.matmul[type_id](packed.data(), tile, out.data + static_cast<size_t>(first) * stride, stride, rows, group,
+                                  std::min(group + groups_per_call, num_groups(rows)));
+    }
+    return out.array;
+}
+
+nb::tuple quantize_row(const std::string& table_name, In1<float> x) {
+    const size_t blocks = x.size() / kQuantBlock;
+    require(blocks * kQuantBlock == x.size(), "the row is no whole number of blocks of 32");
+    NewArray<int8_t> q({x.size()});
+    NewArray<float> scale({blocks}), sum({blocks});
+    table_named(table_name).quantize_row(x.data(), static_cast<int>(x.size()), 0, 1, q.data, scale.data, sum.data);
+    return nb::make_tuple(q.array, scale.array, sum.array);
+}
+
+Array<float> rms_norm(const std::string& table_name, In1<float> x, In1<float> w, float eps) {
+    require(x.size() == w.size(), "x and w differ in length");
+    NewArray<float> y({x.size()});
+    table_named(table_name).rms_norm(x.data(), w.data(), eps, static_cast<int>(x.size()), y.data);
+    return y.array;
+}
+
+Array<float> layer_norm(const std::string& table_name, In1<float> x, In1<float> w, In1<float> b, float eps) {
+    require(x.size() == w.size() && x.size() == b.size(), "x, w and b differ in length");
+    NewArray<float> y({x.size()});
+    table_named(table_name).layer_norm(x.data(), w.data(), b.data(), eps, static_cast<int>(x.size()), y.data);
+    return y.array;
+}
+
+// add, silu_mul, gelu_tanh_mul of x and other; gelu ignores other.
+Array<float> elementwise(const std::string& table_name, const std::string& op, In1<float> x, In1<float> other) {
+    require(x.size() == other.size(), "x and other differ in length");
+    const KernelTable& table = table_named(table_name);
+    const int n = static_cast<int>(x.size());
+    NewArray<float> y({x.size()});
+    if (op == "add") {
+        std::copy_n(other.data(), other.size(), y.data);
+        table.add(x.data(), n, y.data);
+    } else if (op == "gelu") {
+        table.gelu(x.data(), n, y.data);
+    } else {
+        require(op == "silu_mul" || op == "gelu_tanh_mul", "no elementwise kernel '" + op + "'");
+        (op == "silu_mul" ? table.silu_mul : table.gelu_tanh_mul)(x.data(), other.data(), n, y.data);
+    }
+    return y.array;
+}
+
+std::pair<int, float> argmax(const std::string& table_name, In1<float> x) {
+    std::pair<int, float> best;
+    table_named(table_name).argmax(x.data(), static_cast<int>(x.size()), &best.first, &best.second);
+    return best;
+}
+
+double sum_exp(const std::string& table_name, In1<float> x, float max) {
+    return table_named(table_name).sum_exp(x.data(), static_cast<int>(x.size()), max);
+}
+
+// A cache of one head in blocks of 16 tokens, filled by the table's own store kernel. Element: uint16_t or float.
+template <class Element>
+struct Cache {
+    std::vector<Element> k, v;
+    size_t block;
+
+    Cache(const KernelTable& table, In2<float> keys, In2<float> values) {
+        const int num_keys = static_cast<int>(keys.shape(0)), head_dim = static_cast<int>(keys.shape(1));
+        block = static_cast<size_t>(head_dim) * kKVBlock;
+        k.resize(block * static_cast<size_t>((num_keys + kKVBlock - 1) / kKVBlock));
+        v.resize(k.size());
+        const auto store = sizeof(Element) == 2 ? table.store_kv_f16 : table.store_kv_f32;
+        for (int key = 0; key < num_keys; ++key) {
+            const size_t from = static_cast<size_t>(key) * static_cast<size_t>(head_dim);
+            const size_t at = block * static_cast<size_t>(key / kKVBlock);
+            store(keys.data() + from, values.data() + from, head_dim, key % kKVBlock, k.data() + at, v.data() + at);
+        }
+    }
+
+    KVTile tile(int first_key, int num_keys) const {
+        KVTile tile{};
+        tile.num_keys = num_keys;
+        for (int b = 0; b * kKVBlock < num_keys; ++b) {
+            const size_t at = block * static_cast<size_t>(first_key / kKVBlock + b);
+            tile.k[b] = k.data() + at;
+            tile.v[b] = v.data() + at;
+        }
+        return tile;
+    }
+};
+
+struct Mask {
+    int first, last;
+};
+
+template <class Element>
+nb::tuple attend_with(const KernelTable& table, In2<float> q, In2<float> keys, In2<float> values, Mask mask, float scale,
+                      float softcap) {
+    const size_t heads = q.shape(0), head_dim = q.shape(1);
+    const int num_keys = static_cast<int>(keys.shape(0));
+    const Cache<Element> cache(table, keys, values);
+    NewArray<float> m({heads}), l({heads}), acc({heads, head_dim});
+    std::fill_n(m.data, heads, -std::numeric_limits<float>::infinity());
+    std::vector<float> scratch(heads * kKeyTile);
+    const auto attend = sizeof(Element) == 2 ? table.attend_f16 : table.attend_f32;
+    for (int start = 0; start < mask.last; start += kKeyTile) {
+        const KVTile tile = cache.tile(start, std::min(kKeyTile, num_keys - start));
+        const int first = std::max(mask.first - start, 0), last = std::min(mask.last - start, tile.num_keys);
+        if (first >= last) continue;
+        attend(q.data(), static_cast<int>(heads), static_cast<int>(head_dim), tile, first, last, scale, softcap, m.data,
+               l.data, acc.data, scratch.data());
+    }
+    return nb::make_tuple(m.array, l.array, acc.array);
+}
+
+// Attention of `heads` query heads over the visible keys [first, last) of one KV head: (m, l, acc).
+nb::tuple attend(const std::string& table_name, In2<float> q, In2<float> keys, In2<float> values, int first, int last,
+                 float scale, float softcap, bool is_f16) {
+    require(keys.shape(1) == q.shape(1) && values.shape(0) == keys.shape(0) && values.shape(1) == q.shape(1),
+            "q, keys and values differ in shape");
+    require(0 <= first && first < last && last <= static_cast<int>(keys.shape(0)), "no visible key");
+    const auto run = is_f16 ? attend_with<uint16_t> : attend_with<float>;
+    return run(table_named(table_name), q, keys, values, {first, last}, scale, softcap);
+}
+
+// K and V blocks of f16 bit patterns after storing one token per row: (blocks, head_dim, 16) and (blocks, 16, head_dim).
+nb::tuple store_kv_f16(const std::string& table_name, In2<float> keys, In2<float> values) {
+    require(keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1), "keys and values differ in shape");
+    const Cache<uint16_t> cache(table_named(table_name), keys, values);
+    const size_t blocks = cache.k.size() / cache.block, head_dim = keys.shape(1);
+    NewArray<uint16_t> k({blocks, head_dim, kKVBlock}), v({blocks, kKVBlock, head_dim});
+    std::copy(cache.k.begin(), cache.k.end(), k.data);
+    std::copy(cache.v.begin(), cache.v.end(), v.data);
+    return nb::make_tuple(k.array, v.array);
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+    m.def("tables", kernel_tables);
+    m.def("pack", pack, "type"_a, "raw"_a, "rows"_a, "columns"_a);
+    m.def("unpack", unpack, "type"_a, "packed"_a, "rows"_a, "columns"_a);
+    m.def("matmul", matmul, "table"_a, "type"_a, "packed"_a, "rows"_a, "x"_a, "tile_tokens"_a = kTileTokens,
+          "groups_per_call"_a = kNoSplit);
+    m.def("quantize_row", quantize_row, "table"_a, "x"_a);
+    m.def("rms_norm", rms_norm, "table"_a, "x"_a, "w"_a, "eps"_a);
+    m.def("layer_norm", layer_norm, "table"_a, "x"_a, "w"_a, "b"_a, "eps"_a);
+    m.def("elementwise", elementwise, "table"_a, "op"_a, "x"_a, "other"_a);
+    m.def("argmax", argmax, "table"_a, "x"_a);
+    m.def("sum_exp", sum_exp, "table"_a, "x"_a, "max"_a);
+    m.def("attend", attend, "table"_a, "q"_a, "keys"_a, "values"_a, "first"_a, "last"_a, "scale"_a, "softcap"_a,
+          "is_f16"_a);
+    m.def("store_kv_f16", store_kv_f16, "table"_a, "keys"_a, "values"_a);
+}
+
+}  // namespace kvarn

@@ -1,0 +1,116 @@
+#include "spec.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "../base/check.h"
+
+namespace nb = nanobind;
+
+namespace kvarn {
+
+namespace {
+
+template <class T>
+T field(nb::handle object, const char* name) {
+    return nb::cast<T>(object.attr(name));
+}
+
+// A number that is 0 where Python has None.
+template <class T>
+T or_zero(nb::handle object, const char* name) {
+    nb::object value = object.attr(name);
+    return value.is_none() ? T{0} : nb::cast<T>(value);
+}
+
+NormSpec read_norm(nb::handle norm) {
+    return {field<std::string>(norm, "kind") == "rms", field<float>(norm, "eps"), field<bool>(norm, "has_bias")};
+}
+
+std::optional<NormSpec> read_optional_norm(nb::handle object, const char* name) {
+    nb::object norm = object.attr(name);
+    if (norm.is_none()) return std::nullopt;
+    return read_norm(norm);
+}
+
+std::optional<RopeSpec> read_rope(nb::handle rope) {
+    if (rope.is_none()) return std::nullopt;
+    return RopeSpec{field<std::string>(rope, "style") == "interleaved",
+                    nb::cast<std::vector<float>>(nb::list(rope.attr("inverse_frequencies"))),
+                    field<float>(rope, "magnitude")};
+}
+
+AttentionSpec read_attention(nb::handle attention) {
+    AttentionSpec a;
+    a.num_heads = field<int>(attention, "num_heads");
+    a.num_kv_heads = field<int>(attention, "num_kv_heads");
+    a.head_dim = field<int>(attention, "head_dim");
+    a.scale = field<float>(attention, "scale");
+    a.rope = read_rope(attention.attr("rope"));
+    a.is_causal = field<std::string>(attention, "mask") == "causal";
+    a.window = or_zero<int>(attention, "window");
+    a.has_qkv_bias = field<bool>(attention, "qkv_bias");
+    a.has_output_bias = field<bool>(attention, "output_bias");
+    a.qk_norm = read_optional_norm(attention, "qk_norm");
+    a.softcap = or_zero<float>(attention, "softcap");
+    require(a.num_heads > 0 && a.num_kv_heads > 0 && a.head_dim > 0 && a.num_heads % a.num_kv_heads == 0,
+            "attention heads do not divide evenly over the KV heads");
+    require(!a.rope || 2 * static_cast<int>(a.rope->inverse_frequencies.size()) <= a.head_dim,
+            "rope rotates more dimensions than a head has");
+    return a;
+}
+
+Activation read_activation(nb::handle object) {
+    auto name = field<std::string>(object, "activation");
+    return name == "silu" ? Activation::silu : name == "gelu" ? Activation::gelu : Activation::gelu_tanh;
+}
+
+FeedForwardSpec read_feed_forward(nb::handle object) {
+    FeedForwardSpec f;
+    f.hidden = field<int>(object, "hidden");
+    f.activation = read_activation(object);
+    if (nb::hasattr(object, "num_experts")) {
+        f.num_experts = field<int>(object, "num_experts");
+        f.num_active = field<int>(object, "num_active");
+        f.renormalise = field<bool>(object, "renormalise");
+        require(f.num_active > 0 && f.num_active <= f.num_experts, "more active experts than there are");
+    } else {
+        f.is_gated = field<bool>(object, "gated");
+        f.has_bias = field<bool>(object, "bias");
+    }
+    return f;
+}
+
+BlockSpec read_block(nb::handle block) {
+    auto placement = field<std::string>(block, "placement");
+    return {read_attention(block.attr("attention")), read_feed_forward(block.attr("feed_forward")),
+            read_norm(block.attr("norm")),
+            placement == "pre"        ? Placement::pre
+            : placement == "sandwich" ? Placement::sandwich
+                                      : Placement::residual};
+}
+
+}  // namespace
+
+ModelSpec read_spec(nb::handle spec) {
+    ModelSpec m;
+    m.width = field<int>(spec, "width");
+    m.vocab_size = field<int>(spec, "vocab_size");
+    nb::object embedding = spec.attr("embedding");
+    m.embedding_scale = field<float>(embedding, "scale");
+    m.num_positions = or_zero<int>(embedding, "positions");
+    m.has_token_types = field<bool>(embedding, "token_types");
+    m.embedding_norm = read_optional_norm(embedding, "norm");
+    for (nb::handle block : spec.attr("blocks")) m.blocks.push_back(read_block(block));
+    m.output_norm = read_optional_norm(spec, "output_norm");
+    nb::object head = spec.attr("head");
+    if (!head.is_none()) {
+        m.has_head = true;
+        m.is_head_tied = field<bool>(head, "tied");
+        m.head_softcap = or_zero<float>(head, "softcap");
+    }
+    require(m.width > 0 && m.vocab_size > 0 && !m.blocks.empty(), "a model needs a width, a vocabulary and layers");
+    return m;
+}
+
+}  // namespace kvarn

@@ -1,0 +1,13 @@
+// What this CPU can do, as far as the kernels care.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace kvarn {
+
+std::vector<std::string> cpu_features();  // of those any kernel folder may use, lower case, for `kvarn doctor`
+bool cpu_has_avx2_table();                // AVX2, FMA and F16C, with the registers saved by the system
+
+std::vector<std::string> kernel_tables();  // names this CPU can run, best first
+
+}  // namespace kvarn

@@ -1,0 +1,39 @@
+// What the scalar table points to; one file per kind.
+#pragma once
+#include "../table.h"
+
+namespace kvarn::scalar {
+
+void matmul_f32(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_f16(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_bf16(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q4_0(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q4_1(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q5_0(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q5_1(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q8_0(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q2_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q3_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q4_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q5_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_q6_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+void matmul_iq4_nl(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
+
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept;
+void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y) noexcept;
+void add(const float* x, int n, float* y) noexcept;
+void silu_mul(const float* gate, const float* up, int n, float* y) noexcept;
+void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) noexcept;
+void gelu(const float* x, int n, float* y) noexcept;
+void argmax(const float* x, int n, int* index, float* value) noexcept;
+double sum_exp(const float* x, int n, float max) noexcept;
+
+void attend_f16(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
+                float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+void attend_f32(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
+                float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+void store_kv_f16(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+void store_kv_f32(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+
+}  // namespace kvarn::scalar

@@ -1,0 +1,237 @@
+// Matrix times activations, one loop for every quantised type: a packed block of 8 rows x 32 columns is unpacked
+// into small integers, dotted in int32 with the int8 activations, and scaled once.
+//
+//   W[row][column] = d[row] * scale[half][row] * w[row][column] + dmin[row] * min[half][row]
+//
+// with half = column / 16. Integer parts are exact: at most 128 * 32 * 127 * 32 < 2^24.
+#include "functions.h"
+#include "math.h"
+
+namespace kvarn::scalar {
+namespace {
+
+constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct Block {
+    int8_t w[kLanes][kQuantBlock];
+    int scale[2][kLanes];
+    int min[2][kLanes];
+    float d[kLanes];
+    float dmin[kLanes];
+};
+
+int nibble(const packed::Nibbles& nibbles, int row, int column) {
+    const uint8_t pair = nibbles[column % 16 / 4][row][column % 4];
+    return column < 16 ? pair & 15 : pair >> 4;
+}
+
+int one_bit(const packed::OneBit& bits, int row, int column) { return bits[row][column % 4] >> column / 4 & 1; }
+
+int two_bits(const packed::TwoBits& bits, int row, int column) {
+    return bits[column / 16][row][column % 4] >> 2 * (column % 16 / 4) & 3;
+}
+
+// Fill block.w with value(row, column).
+template <class Value>
+void set_weights(Block& block, Value value) {
+    for (int row = 0; row < kLanes; ++row)
+        for (int i = 0; i < kQuantBlock; ++i) block.w[row][i] = static_cast<int8_t>(value(row, i));
+}
+
+void set_scales(Block& block, const uint16_t* d, const uint16_t* dmin = nullptr) {
+    for (int row = 0; row < kLanes; ++row) {
+        block.d[row] = half_to_float(d[row]);
+        block.dmin[row] = dmin ? half_to_float(dmin[row]) : 0.0f;
+        for (int half = 0; half < 2; ++half) {
+            block.scale[half][row] = 1;
+            block.min[half][row] = dmin ? 1 : 0;
+        }
+    }
+}
+
+// Each unpack function reads sub-block s (0 for blocks of 32) of a packed block.
+void unpack(const packed::Q4_0& in, int, Block& out) {
+    set_scales(out, in.d);
+    set_weights(out, [&](int row, int i) { return nibble(in.nibbles, row, i) - 8; });
+}
+
+struct IQ4_NL : packed::Q4_0 {};
+void unpack(const IQ4_NL& in, int, Block& out) {
+    set_scales(out, in.d);
+    set_weights(out, [&](int row, int i) { return kIQ4Values[nibble(in.nibbles, row, i)]; });
+}
+
+void unpack(const packed::Q4_1& in, int, Block& out) {
+    set_scales(out, in.d, in.m);
+    set_weights(out, [&](int row, int i) { return nibble(in.nibbles, row, i); });
+}
+
+void unpack(const packed::Q5_0& in, int, Block& out) {
+    set_scales(out, in.d);
+    set_weights(out,
+                [&](int row, int i) { return (nibble(in.nibbles, row, i) | one_bit(in.high, row, i) << 4) - 16; });
+}
+
+void unpack(const packed::Q5_1& in, int, Block& out) {
+    set_scales(out, in.d, in.m);
+    set_weights(out, [&](int row, int i) { return nibble(in.nibbles, row, i) | one_bit(in.high, row, i) << 4; });
+}
+
+void unpack(const packed::Q8_0& in, int, Block& out) {
+    set_scales(out, in.d);
+    set_weights(out, [&](int row, int i) { return in.q[i / 4][row][i % 4]; });
+}
+
+template <class Packed>
+void set_k_scales(const Packed& in, int s, Block& out) {
+    set_scales(out, in.d, in.dmin);
+    for (int half = 0; half < 2; ++half)
+        for (int row = 0; row < kLanes; ++row) {
+            out.scale[half][row] = in.scale[s][row];
+            out.min[half][row] = -in.min[s][row];
+        }
+}
+
+void unpack(const packed::Q4_K& in, int s, Block& out) {
+    set_k_scales(in, s, out);
+    set_weights(out, [&](int row, int i) { return nibble(in.nibbles[s], row, i); });
+}
+
+void unpack(const packed::Q5_K& in, int s, Block& out) {
+    set_k_scales(in, s, out);
+    set_weights(out, [&](int row, int i) { return nibble(in.nibbles[s], row, i) | one_bit(in.high[s], row, i) << 4; });
+}
+
+void unpack(const packed::Q6_K& in, int s, Block& out) {
+    set_scales(out, in.d);
+    for (int half = 0; half < 2; ++half)
+        for (int row = 0; row < kLanes; ++row) out.scale[half][row] = in.scale[2 * s + half][row];
+    set_weights(out, [&](int row, int i) {
+        return (nibble(in.nibbles[s], row, i) | two_bits(in.high[s], row, i) << 4) - 32;
+    });
+}
+
+void unpack(const packed::Q3_K& in, int s, Block& out) {
+    set_scales(out, in.d);
+    for (int half = 0; half < 2; ++half)
+        for (int row = 0; row < kLanes; ++row) out.scale[half][row] = in.scale[2 * s + half][row];
+    set_weights(out,
+                [&](int row, int i) { return (two_bits(in.low[s], row, i) | one_bit(in.high[s], row, i) << 2) - 4; });
+}
+
+void unpack(const packed::Q2_K& in, int s, Block& out) {
+    set_scales(out, in.d, in.dmin);
+    for (int half = 0; half < 2; ++half)
+        for (int row = 0; row < kLanes; ++row) {
+            out.scale[half][row] = in.scale_min[2 * s + half][row] & 15;
+            out.min[half][row] = -(in.scale_min[2 * s + half][row] >> 4);
+        }
+    set_weights(out, [&](int row, int i) { return two_bits(in.low[s], row, i); });
+}
+
+int dot16(const int8_t* w, const int8_t* q) {
+    int sum = 0;
+    for (int i = 0; i < 16; ++i) sum += w[i] * q[i];
+    return sum;
+}
+
+int sum16(const int8_t* q) {
+    int sum = 0;
+    for (int i = 0; i < 16; ++i) sum += q[i];
+    return sum;
+}
+
+// Add one block of one token to the sums of its 8 rows.
+void add_block(const Block& block, const int8_t* q, float xd, float acc[kLanes]) {
+    const int sum0 = sum16(q), sum1 = sum16(q + 16);
+    for (int row = 0; row < kLanes; ++row) {
+        const int dot = block.scale[0][row] * dot16(block.w[row], q) +
+                        block.scale[1][row] * dot16(block.w[row] + 16, q + 16);
+        const int min = block.min[0][row] * sum0 + block.min[1][row] * sum1;
+        acc[row] += static_cast<float>(dot) * (block.d[row] * xd);
+        acc[row] += static_cast<float>(min) * (block.dmin[row] * xd);
+    }
+}
+
+void write_group(const float acc[][kLanes], int num_tokens, int group, int rows, float* out, size_t out_stride) {
+    const int row_begin = group * kLanes;
+    const int num_rows = rows - row_begin < kLanes ? rows - row_begin : kLanes;
+    for (int t = 0; t < num_tokens; ++t)
+        for (int lane = 0; lane < num_rows; ++lane) out[t * out_stride + row_begin + lane] = acc[t][lane];
+}
+
+template <class Packed, int kSubBlocks>
+void matmul_quantized(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
+                      int group_begin, int group_end) {
+    const int num_steps = tile.k / kQuantBlock;
+    const Packed* weights = reinterpret_cast<const Packed*>(packed);
+    for (int group = group_begin; group < group_end; ++group) {
+        const Packed* row_blocks = weights + static_cast<size_t>(num_steps / kSubBlocks) * group;
+        float acc[kTileTokens][kLanes] = {};
+        for (int step = 0; step < num_steps; ++step) {
+            Block block;
+            unpack(row_blocks[step / kSubBlocks], step % kSubBlocks, block);
+            for (int t = 0; t < tile.n; ++t) {
+                const size_t at = static_cast<size_t>(step) * tile.n + t;
+                add_block(block, tile.q + at * kQuantBlock, tile.scale[at], acc[t]);
+            }
+        }
+        write_group(acc, tile.n, group, rows, out, out_stride);
+    }
+}
+
+template <class Value, class ToFloat>
+void matmul_floats(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
+                   int group_begin, int group_end, ToFloat to_float) {
+    const Value* weights = reinterpret_cast<const Value*>(packed);
+    for (int group = group_begin; group < group_end; ++group) {
+        const Value* columns = weights + static_cast<size_t>(tile.k) * kLanes * group;
+        float acc[kTileTokens][kLanes] = {};
+        for (int i = 0; i < tile.k; ++i) {
+            float w[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) w[lane] = to_float(columns[static_cast<size_t>(i) * kLanes + lane]);
+            for (int t = 0; t < tile.n; ++t)
+                for (int lane = 0; lane < kLanes; ++lane)
+                    acc[t][lane] += w[lane] * tile.f[static_cast<size_t>(t) * tile.k + i];
+        }
+        write_group(acc, tile.n, group, rows, out, out_stride);
+    }
+}
+
+}  // namespace
+
+#define KVARN_MATMUL(name, Packed, sub_blocks)                                                                      \
+    void name(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin, \
+              int group_end) noexcept {                                                                             \
+        matmul_quantized<Packed, sub_blocks>(packed, tile, out, out_stride, rows, group_begin, group_end);          \
+    }
+
+KVARN_MATMUL(matmul_q4_0, packed::Q4_0, 1)
+KVARN_MATMUL(matmul_q4_1, packed::Q4_1, 1)
+KVARN_MATMUL(matmul_q5_0, packed::Q5_0, 1)
+KVARN_MATMUL(matmul_q5_1, packed::Q5_1, 1)
+KVARN_MATMUL(matmul_q8_0, packed::Q8_0, 1)
+KVARN_MATMUL(matmul_iq4_nl, IQ4_NL, 1)
+KVARN_MATMUL(matmul_q2_k, packed::Q2_K, 8)
+KVARN_MATMUL(matmul_q3_k, packed::Q3_K, 8)
+KVARN_MATMUL(matmul_q4_k, packed::Q4_K, 8)
+KVARN_MATMUL(matmul_q5_k, packed::Q5_K, 8)
+KVARN_MATMUL(matmul_q6_k, packed::Q6_K, 8)
+#undef KVARN_MATMUL
+
+void matmul_f32(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+                int group_end) noexcept {
+    matmul_floats<float>(packed, tile, out, out_stride, rows, group_begin, group_end, [](float w) { return w; });
+}
+
+void matmul_f16(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+                int group_end) noexcept {
+    matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, half_to_float);
+}
+
+void matmul_bf16(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+                 int group_end) noexcept {
+    matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, bfloat_to_float);
+}
+
+}  // namespace kvarn::scalar

@@ -1,0 +1,106 @@
+// Everything that works on one row of floats.
+#include "functions.h"
+#include "math.h"
+
+namespace kvarn::scalar {
+namespace {
+
+// |quotient| <= 2^23 is assumed of finite input; adding 1.5 * 2^23 makes the float unit round to nearest even.
+int8_t round_to_int8(float quotient) {
+    const float limited = quotient > 127.0f ? 127.0f : quotient < -127.0f ? -127.0f : quotient;
+    return static_cast<int8_t>((limited + 12582912.0f) - 12582912.0f);
+}
+
+float largest_magnitude(const float* x) {
+    float largest = 0;
+    for (int i = 0; i < kQuantBlock; ++i) {
+        const float magnitude = absolute(x[i]);
+        if (!is_finite(magnitude)) return __builtin_nanf("");
+        if (magnitude > largest) largest = magnitude;
+    }
+    return largest;
+}
+
+}  // namespace
+
+// A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+    for (int b = 0; b < k / kQuantBlock; ++b) {
+        const float* block = x + kQuantBlock * b;
+        const size_t at = static_cast<size_t>(b) * n + t;
+        const float d = largest_magnitude(block) / 127.0f;
+        const bool has_values = d > 0;
+        int total = 0;
+        for (int i = 0; i < kQuantBlock; ++i) {
+            const int8_t value = has_values ? round_to_int8(block[i] / d) : int8_t{0};
+            q[at * kQuantBlock + i] = value;
+            total += value;
+        }
+        scale[at] = d;
+        sum[at] = d * static_cast<float>(total);
+    }
+}
+
+void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept {
+    double squares = 0;
+    for (int i = 0; i < n; ++i) squares += static_cast<double>(x[i]) * x[i];
+    const float scale = static_cast<float>(1 / square_root(squares / n + eps));
+    for (int i = 0; i < n; ++i) y[i] = x[i] * scale * w[i];
+}
+
+void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y) noexcept {
+    double total = 0, squares = 0;
+    for (int i = 0; i < n; ++i) total += x[i];
+    const double mean = total / n;
+    for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const double scale = 1 / square_root(squares / n + eps);
+    for (int i = 0; i < n; ++i) y[i] = static_cast<float>((x[i] - mean) * scale) * w[i] + b[i];
+}
+
+void add(const float* x, int n, float* y) noexcept {
+    for (int i = 0; i < n; ++i) y[i] += x[i];
+}
+
+void silu_mul(const float* gate, const float* up, int n, float* y) noexcept {
+    for (int i = 0; i < n; ++i) {
+        const double g = gate[i];
+        y[i] = static_cast<float>(g / (1 + exponential(-g))) * up[i];
+    }
+}
+
+// 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u))
+void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) noexcept {
+    for (int i = 0; i < n; ++i) {
+        const double g = gate[i];
+        const double u = 0.7978845608028654 * (g + 0.044715 * g * g * g);
+        y[i] = static_cast<float>(g / (1 + exponential(-2 * u))) * up[i];
+    }
+}
+
+void gelu(const float* x, int n, float* y) noexcept {
+    for (int i = 0; i < n; ++i) {
+        const double g = x[i];
+        y[i] = static_cast<float>(0.5 * g * (1 + error_function(g * 0.7071067811865476)));
+    }
+}
+
+// NaN is never the largest; if nothing is above -inf the index is 0.
+void argmax(const float* x, int n, int* index, float* value) noexcept {
+    *index = 0;
+    *value = -__builtin_inff();
+    for (int i = 0; i < n; ++i)
+        if (x[i] > *value) {
+            *index = i;
+            *value = x[i];
+        }
+}
+
+double sum_exp(const float* x, int n, float max) noexcept {
+    double partial[8] = {};
+    for (int i = 0; i < n; ++i) partial[i % 8] += static_cast<float>(exponential(x[i] - max));
+    double total = 0;
+    for (double part : partial) total += part;
+    return total;
+}
+
+}  // namespace kvarn::scalar

@@ -1,0 +1,54 @@
+// Picks the kernel table: by name, or the best this CPU can run.
+#include <stdexcept>
+#include <string>
+
+#include "cpu.h"
+#include "table.h"
+
+namespace kvarn {
+namespace {
+
+struct Candidate {
+    const char* name;
+    const KernelTable* table;  // null: not built for this machine
+    bool (*is_supported)();
+};
+
+#if defined(__x86_64__)
+constexpr const KernelTable* kAvx2Table = &avx2::table;
+#else
+constexpr const KernelTable* kAvx2Table = nullptr;
+#endif
+
+// Best first; the last one runs everywhere.
+const Candidate kCandidates[] = {
+    {"avx2", kAvx2Table, cpu_has_avx2_table},
+    {"scalar", &scalar::table, [] { return true; }},
+};
+
+bool is_usable(const Candidate& candidate) { return candidate.table != nullptr && candidate.is_supported(); }
+
+std::string usable_names() {
+    std::string names;
+    for (const std::string& name : kernel_tables()) names += (names.empty() ? "" : ", ") + name;
+    return names;
+}
+
+}  // namespace
+
+std::vector<std::string> kernel_tables() {
+    std::vector<std::string> names;
+    for (const Candidate& candidate : kCandidates)
+        if (is_usable(candidate)) names.emplace_back(candidate.name);
+    return names;
+}
+
+const KernelTable& select_table(const char* name) {
+    const std::string wanted = name;
+    for (const Candidate& candidate : kCandidates)
+        if ((wanted.empty() || wanted == candidate.name) && is_usable(candidate)) return *candidate.table;
+    throw std::invalid_argument("kernel table '" + wanted + "' is not one this CPU can run; choose from: " +
+                                usable_names());
+}
+
+}  // namespace kvarn

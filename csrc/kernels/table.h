@@ -1,0 +1,119 @@
+// The whole contract between the model code and the kernels of one instruction set.
+//
+// Kernels are noexcept, take caller-owned buffers, allocate nothing and start no threads. For one table the
+// result of every output is bitwise independent of how many rows share the call and of how rows are grouped.
+// Across tables results agree within the tolerance family named at each entry:
+//   exact    bit for bit
+//   f32      |a - b| <= 2e-6 * (sum of magnitudes of the terms) : another order of float additions
+//   exp      4 units in the last place of a correctly rounded exp per term, then as f32
+//
+// This header is included by ISA folders, which may include nothing else but intrinsics, <cstdint>, <cstddef>.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "packed.h"
+
+namespace kvarn {
+
+// Same numbers as ggml's type ids, so that a file's id needs no translation.
+enum class Type : int32_t {
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
+    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, BF16 = 30,
+};
+constexpr int kNumTypes = 31;
+
+constexpr int kLanes = 8;        // rows of a packed weight group
+constexpr int kQuantBlock = 32;  // activations per quantisation block
+constexpr int kTileTokens = 32;  // activation rows per packed tile, at most
+constexpr int kKeyTile = 64;     // keys per attention tile; tiles start at multiples of it
+constexpr int kKVBlock = 16;     // tokens per KV block
+
+// Activations of up to kTileTokens rows, quantised to int8 in blocks of 32, block-major so that one unpacked
+// weight block meets all rows of the tile:
+//   q     [k / 32][n][32] int8
+//   scale [k / 32][n]     float, q * scale ~ x
+//   sum   [k / 32][n]     float, scale * (sum of the 32 q)
+// f is the same tile unquantised, [n][k] float, for the float weight types.
+struct ActTile {
+    const int8_t* q;
+    const float* scale;
+    const float* sum;
+    const float* f;
+    int n;  // rows in the tile, 1 .. kTileTokens
+    int k;  // columns; a multiple of 32 when the weights are quantised
+};
+
+// One KV tile of one layer and one KV head: up to kKeyTile / kKVBlock block pointers.
+//   K of a block: [head_dim][16] (a column per token);  V of a block: [16][head_dim]
+struct KVTile {
+    const void* k[kKeyTile / kKVBlock];
+    const void* v[kKeyTile / kKVBlock];
+    int num_keys;     // valid keys in the tile, 1 .. kKeyTile
+};
+
+// matmul: for the row groups [group_begin, group_end) of a packed matrix (8 output rows each, `k` columns)
+//   out[t * out_stride + 8 * g + lane] = sum over k of W[8 g + lane][k] * x[t][k]        (t < tile.n)
+// Blocks of k are added in ascending order with one float fma each, for every n and every grouping.
+// The last group of a matrix may be padding; `rows` is the true number of rows and nothing beyond is written.
+// tolerance: f32
+using MatmulFn = void (*)(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
+                          int group_begin, int group_end) noexcept;
+
+struct KernelTable {
+    const char* name;
+
+    MatmulFn matmul[kNumTypes];  // by Type; null where a type has none
+
+    // Quantise one row of k floats (k % 32 == 0) into row t of a tile of n rows. scale = absmax / 127,
+    // q = x / scale rounded to nearest even; a block of zeros gets scale 0. tolerance: exact
+    void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+
+    // y = x / sqrt(mean(x^2) + eps) * w. tolerance: f32. y may be x.
+    void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y) noexcept;
+
+    // y = (x - mean) / sqrt(var + eps) * w + b. tolerance: f32. y may be x.
+    void (*layer_norm)(const float* x, const float* w, const float* b, float eps, int n, float* y) noexcept;
+
+    // y[i] += x[i]; tolerance: exact
+    void (*add)(const float* x, int n, float* y) noexcept;
+
+    // y[i] = act(gate[i]) * up[i]; tolerance: exp. y may be gate.
+    void (*silu_mul)(const float* gate, const float* up, int n, float* y) noexcept;
+    void (*gelu_tanh_mul)(const float* gate, const float* up, int n, float* y) noexcept;
+
+    // y[i] = exact (erf) gelu(x[i]); tolerance: exp. y may be x.
+    void (*gelu)(const float* x, int n, float* y) noexcept;
+
+    // Attention of one query row's `num_heads` heads of one KV head over one tile of keys.
+    //   q     [num_heads][head_dim] float, not yet scaled
+    //   keys [first, last) of the tile are visible, 0 <= first < last <= num_keys
+    //   m, l  [num_heads]            running maximum of the scores and sum of exp(score - m); start -inf, 0
+    //   acc   [num_heads][head_dim]  running sum of exp(score - m) * V; start 0
+    // scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0. The tile is reduced on its
+    // own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
+    // as long as they come left to right. f16 cache. tolerance: exp. scratch: num_heads * kKeyTile floats.
+    void (*attend_f16)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
+                       float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+    // The same for a cache of floats.
+    void (*attend_f32)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
+                       float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+
+    // Store K and V of one token (one head) at slot 0..15 of a block. f16: round to nearest even. tolerance: exact
+    void (*store_kv_f16)(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+    void (*store_kv_f32)(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+
+    // Largest value and its lowest index. tolerance: exact
+    void (*argmax)(const float* x, int n, int* index, float* value) noexcept;
+
+    // Sum of exp(x[i] - max) in double, in eight interleaved partial sums added in order. tolerance: exp
+    double (*sum_exp)(const float* x, int n, float max) noexcept;
+};
+
+// Where the tables live. select.cpp picks one at start; KVARN_ISA is read in Python and passed by name.
+namespace scalar { extern const KernelTable table; }
+namespace avx2 { extern const KernelTable table; }
+
+const KernelTable& select_table(const char* name);  // "" = the best this CPU has; throws on an unknown or missing one
+
+}  // namespace kvarn

@@ -1,0 +1,50 @@
+// Attention over the paged cache: fixed tiles of keys by absolute position, merged left to right.
+//
+// A query's keys are cut into splits of kSplitKeys, each split into tiles of kKeyTile. A split is reduced from
+// scratch and splits are merged left to right, always, so that handing splits to different threads changes no bit.
+#pragma once
+#include "kv.h"
+#include "project.h"
+#include "spec.h"
+
+namespace kvarn {
+
+constexpr int kSplitKeys = 512;
+constexpr int kQueriesPerTask = 8;
+
+// One step's sequences, as in backends/batch.py; validated before it gets here.
+struct BatchView {
+    int num_tokens, num_sequences, table_width;
+    const int32_t* token_ids;
+    const int32_t* positions;
+    const int32_t* row_starts;
+    const int32_t* context_lens;
+    const int32_t* block_tables;
+
+    const int32_t* blocks(int sequence) const {
+        return block_tables + static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
+    }
+};
+
+class AttentionScratch {
+public:
+    static size_t arena_bytes(const AttentionSpec& spec, int num_threads, int max_context);
+    static AttentionScratch take(Arena& arena, const AttentionSpec& spec, int num_threads, int max_context);
+
+    float* of_worker(int worker) const { return per_worker_ + static_cast<size_t>(worker) * worker_floats_; }
+    float* partials() const { return partials_; }
+
+    // Tasks are split over keys only while there are fewer than this many of them.
+    static int max_split_tasks(int num_threads) { return 4 * num_threads; }
+
+private:
+    float* per_worker_;
+    float* partials_;
+    size_t worker_floats_;
+};
+
+// q (n, heads * head_dim) against the cache, into out of the same shape. K and V of the batch are already stored.
+void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
+            const BatchView& batch, const float* q, float* out, const AttentionScratch& scratch);
+
+}  // namespace kvarn

@@ -1,0 +1,184 @@
+#include "forward.h"
+
+#include <algorithm>
+
+#include "../base/check.h"
+#include "ffn.h"
+#include "rope.h"
+
+namespace kvarn {
+
+namespace {
+
+size_t offset(int row, int columns) { return static_cast<size_t>(row) * static_cast<size_t>(columns); }
+
+// Which sequence a row belongs to.
+int sequence_of(const BatchView& batch, int row) {
+    const int32_t* end = batch.row_starts + batch.num_sequences + 1;
+    return static_cast<int>(std::upper_bound(batch.row_starts, end, row) - batch.row_starts) - 1;
+}
+
+}  // namespace
+
+void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out) {
+    check(batch, output_rows);
+    if (batch.num_tokens == 0) return;
+    std::lock_guard turn(pool_->turn());
+    StepBuffers buffers = buffers_for(batch);
+    embed(batch, buffers.x);
+    for (size_t r = 0; r < plan_.ropes.size(); ++r)
+        fill_rope_table(compute(), plan_.ropes[r], batch.positions, batch.num_tokens, buffers.rope_tables[r]);
+    for (size_t index = 0; index < plan_.layers.size(); ++index) run_layer(index, batch, buffers);
+
+    for_rows(compute(), static_cast<int>(output_rows.size()), [&](int i) {
+        const float* x = buffers.x + offset(output_rows[static_cast<size_t>(i)], spec_.width);
+        float* y = out + offset(i, spec_.width);
+        if (spec_.output_norm) plan_.output_norm.apply(kernels_, x, spec_.width, y);
+        else std::copy_n(x, spec_.width, y);
+    });
+}
+
+void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
+    require(batch.row_starts[0] == 0 && batch.row_starts[batch.num_sequences] == batch.num_tokens,
+            "row_starts must run from 0 to the number of tokens");
+    for (int i = 0; i < batch.num_tokens; ++i) {
+        require(batch.token_ids[i] >= 0 && batch.token_ids[i] < spec_.vocab_size,
+                "token id " + std::to_string(batch.token_ids[i]) + " is outside the vocabulary");
+        require(batch.positions[i] >= 0 && (spec_.num_positions == 0 || batch.positions[i] < spec_.num_positions),
+                "position " + std::to_string(batch.positions[i]) + " is outside the model's range");
+    }
+    for (int s = 0; s < batch.num_sequences; ++s) {
+        int begin = batch.row_starts[s], end = batch.row_starts[s + 1];
+        require(0 <= begin && begin < end && end <= batch.num_tokens, "row_starts must rise and stay within the batch");
+        for (int row = begin + 1; row < end; ++row)
+            require(batch.positions[row] == batch.positions[row - 1] + 1,
+                    "positions of a sequence must be consecutive");
+        int context = batch.context_lens[s];
+        require(context > batch.positions[end - 1], "context_lens must cover the batch's own tokens");
+        require(context <= int64_t{batch.table_width} * kKVBlock, "the block table is shorter than the context");
+        int blocks = (context - 1) / kKVBlock + 1;
+        for (int b = 0; b < blocks; ++b)
+            require(batch.blocks(s)[b] >= 0 && batch.blocks(s)[b] < cache_.num_blocks(),
+                    "block id " + std::to_string(batch.blocks(s)[b]) + " is outside the cache");
+    }
+    for (int32_t row : output_rows) require(row >= 0 && row < batch.num_tokens, "an output row is outside the batch");
+}
+
+// The arena grows to the largest step seen and stays: in steady state nothing is allocated.
+StepBuffers Model::buffers_for(const BatchView& batch) {
+    int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
+    context = (context + kSplitKeys - 1) / kSplitKeys * kSplitKeys;
+    int threads = pool_->num_threads();
+    arena_.reserve(StepBuffers::arena_bytes(plan_, batch.num_tokens, threads, context));
+    return StepBuffers::take(arena_, plan_, batch.num_tokens, threads, context);
+}
+
+void Model::embed(const BatchView& batch, float* out) const {
+    int width = spec_.width;
+    for_rows(compute(), batch.num_tokens, [&](int row) {
+        float* x = out + offset(row, width);
+        unpack_row(plan_.embedding->type, plan_.embedding->packed, width, batch.token_ids[row], x);
+        if (spec_.embedding_scale != 1.0f)
+            for (int i = 0; i < width; ++i) x[i] *= spec_.embedding_scale;
+        if (plan_.positions != nullptr) kernels_.add(plan_.positions + offset(batch.positions[row], width), width, x);
+        if (plan_.token_types != nullptr) kernels_.add(plan_.token_types, width, x);
+        if (spec_.embedding_norm) plan_.embedding_norm.apply(kernels_, x, width, x);
+    });
+}
+
+void Model::run_layer(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+    const LayerPlan& layer = plan_.layers[index];
+    int n = batch.num_tokens, width = spec_.width;
+    // Without a norm behind the sublayer its output goes straight into the residual stream.
+    float* residual = layer.placement == Placement::pre ? buffers.x : nullptr;
+    auto normed = [&](const NormPlan& norm) -> const float* {
+        if (layer.placement == Placement::residual) return buffers.x;
+        for_rows(compute(), n, [&](int row) {
+            norm.apply(kernels_, buffers.x + offset(row, width), width, buffers.normed + offset(row, width));
+        });
+        return buffers.normed;
+    };
+
+    attention_sublayer(index, batch, buffers, normed(layer.attention_in), residual);
+    close_sublayer(layer.placement, layer.attention_out, buffers, n);
+
+    const float* input = normed(layer.ffn_in);
+    if (layer.feed_forward.num_experts == 0) {
+        feed_forward(compute(), layer, buffers, input, n, width, residual);
+    } else {
+        mixture_of_experts(compute(), layer, buffers, input, n, width);
+        if (residual != nullptr)
+            for_rows(compute(), n, [&](int row) {
+                kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
+            });
+    }
+    close_sublayer(layer.placement, layer.ffn_out, buffers, n);
+}
+
+void Model::attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers, const float* input,
+                               float* residual) {
+    const LayerPlan& layer = plan_.layers[index];
+    const AttentionSpec& spec = layer.attention;
+    int n = batch.num_tokens, query = spec.num_heads * spec.head_dim, width = spec_.width;
+    size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
+    Projection qkv[] = {{layer.q, buffers.q, static_cast<size_t>(query), layer.q_bias},
+                        {layer.k, buffers.k, kv, layer.k_bias},
+                        {layer.v, buffers.v, kv, layer.v_bias}};
+    project(compute(), prepare(compute(), buffers.quants, input, n, width, qkv), qkv);
+    rotate_and_store(index, batch, buffers);
+    attend(compute(), spec, cache_, index, batch, buffers.q, buffers.mixed, buffers.attention);
+
+    Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
+    Activations mixed = prepare(compute(), buffers.quants, buffers.mixed, n, query, {&output, 1});
+    project(compute(), mixed, {&output, 1}, [&](size_t, int begin, int end) {
+        if (residual == nullptr) return;
+        for (int row = 0; row < n; ++row) {
+            size_t at = offset(row, width) + static_cast<size_t>(begin);
+            kernels_.add(buffers.result + at, end - begin, residual + at);
+        }
+    });
+}
+
+void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+    const LayerPlan& layer = plan_.layers[index];
+    const AttentionSpec& spec = layer.attention;
+    int dim = spec.head_dim;
+    auto store = cache_.is_f32() ? kernels_.store_kv_f32 : kernels_.store_kv_f16;
+    for_rows(compute(), batch.num_tokens, [&](int row) {
+        float* q = buffers.q + offset(row, spec.num_heads * dim);
+        float* k = buffers.k + offset(row, spec.num_kv_heads * dim);
+        const float* v = buffers.v + offset(row, spec.num_kv_heads * dim);
+        if (spec.qk_norm) {
+            for (int h = 0; h < spec.num_heads; ++h)
+                layer.q_norm.apply(kernels_, q + offset(h, dim), dim, q + offset(h, dim));
+            for (int h = 0; h < spec.num_kv_heads; ++h)
+                layer.k_norm.apply(kernels_, k + offset(h, dim), dim, k + offset(h, dim));
+        }
+        if (layer.rope >= 0) {
+            const RopeSpec& rope = plan_.ropes[static_cast<size_t>(layer.rope)];
+            const float* table = buffers.rope_tables[static_cast<size_t>(layer.rope)] +
+                                 offset(row, 2 * static_cast<int>(rope.inverse_frequencies.size()));
+            for (int h = 0; h < spec.num_heads; ++h) rotate(rope, table, q + offset(h, dim));
+            for (int h = 0; h < spec.num_kv_heads; ++h) rotate(rope, table, k + offset(h, dim));
+        }
+        int position = batch.positions[row];
+        int block = batch.blocks(sequence_of(batch, row))[position / kKVBlock];
+        for (int h = 0; h < spec.num_kv_heads; ++h)
+            store(k + offset(h, dim), v + offset(h, dim), dim, position % kKVBlock, cache_.k(block, index, h),
+                  cache_.v(block, index, h));
+    });
+}
+
+void Model::close_sublayer(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const {
+    if (placement == Placement::pre) return;
+    int width = spec_.width;
+    for_rows(compute(), n, [&](int row) {
+        float* x = buffers.x + offset(row, width);
+        float* result = buffers.result + offset(row, width);
+        if (placement == Placement::sandwich) norm.apply(kernels_, result, width, result);
+        kernels_.add(result, width, x);
+        if (placement == Placement::residual) norm.apply(kernels_, x, width, x);
+    });
+}
+
+}  // namespace kvarn

@@ -1,0 +1,134 @@
+#include "plan.h"
+
+#include <algorithm>
+
+namespace kvarn {
+
+namespace {
+
+NormPlan make_norm(const NormSpec& spec, const Weights& weights, const std::string& name, int size) {
+    const float* bias = spec.has_bias ? weights.vector(name + ".bias", size) : nullptr;
+    return {spec.is_rms, spec.eps, weights.vector(name + ".weight", size), bias};
+}
+
+class LayerPlanner {
+public:
+    LayerPlanner(const ModelSpec& spec, const BlockSpec& block, const Weights& weights, size_t index)
+        : block_(block), weights_(weights), prefix_("blk." + std::to_string(index) + "."), width_(spec.width) {}
+
+    LayerPlan plan() {
+        LayerPlan layer{};
+        layer.attention = block_.attention;
+        layer.feed_forward = block_.feed_forward;
+        layer.placement = block_.placement;
+        add_norms(layer);
+        add_attention(layer);
+        if (block_.feed_forward.num_experts > 0) add_experts(layer);
+        else add_feed_forward(layer);
+        return layer;
+    }
+
+private:
+    NormPlan norm(const std::string& name) const { return make_norm(block_.norm, weights_, prefix_ + name, width_); }
+    const float* bias(bool has_bias, const std::string& name, int size) const {
+        return has_bias ? weights_.vector(prefix_ + name + ".bias", size) : nullptr;
+    }
+    const Matrix* matrix(const std::string& name, int rows, int columns) const {
+        return &weights_.matrix(prefix_ + name + ".weight", rows, columns);
+    }
+
+    void add_norms(LayerPlan& layer) const {
+        if (block_.placement == Placement::residual) {
+            layer.attention_out = norm("attn_output_norm");
+            layer.ffn_out = norm("layer_output_norm");
+            return;
+        }
+        layer.attention_in = norm("attn_norm");
+        layer.ffn_in = norm("ffn_norm");
+        if (block_.placement == Placement::sandwich) {
+            layer.attention_out = norm("post_attention_norm");
+            layer.ffn_out = norm("post_ffw_norm");
+        }
+    }
+
+    void add_attention(LayerPlan& layer) const {
+        const AttentionSpec& a = block_.attention;
+        int query = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
+        layer.q = matrix("attn_q", query, width_);
+        layer.k = matrix("attn_k", kv, width_);
+        layer.v = matrix("attn_v", kv, width_);
+        layer.o = matrix("attn_output", width_, query);
+        layer.q_bias = bias(a.has_qkv_bias, "attn_q", query);
+        layer.k_bias = bias(a.has_qkv_bias, "attn_k", kv);
+        layer.v_bias = bias(a.has_qkv_bias, "attn_v", kv);
+        layer.o_bias = bias(a.has_output_bias, "attn_output", width_);
+        if (!a.qk_norm) return;
+        layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_norm", a.head_dim);
+        layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", a.head_dim);
+    }
+
+    void add_feed_forward(LayerPlan& layer) const {
+        const FeedForwardSpec& f = block_.feed_forward;
+        if (f.is_gated) layer.gate = matrix("ffn_gate", f.hidden, width_);
+        layer.up = matrix("ffn_up", f.hidden, width_);
+        layer.down = matrix("ffn_down", width_, f.hidden);
+        layer.gate_bias = bias(f.has_bias && f.is_gated, "ffn_gate", f.hidden);
+        layer.up_bias = bias(f.has_bias, "ffn_up", f.hidden);
+        layer.down_bias = bias(f.has_bias, "ffn_down", width_);
+    }
+
+    void add_experts(LayerPlan& layer) const {
+        const FeedForwardSpec& f = block_.feed_forward;
+        layer.router = matrix("ffn_gate_inp", f.num_experts, width_);
+        layer.gate_experts = &weights_.matrices(prefix_ + "ffn_gate_exps.weight", f.num_experts, f.hidden, width_);
+        layer.up_experts = &weights_.matrices(prefix_ + "ffn_up_exps.weight", f.num_experts, f.hidden, width_);
+        layer.down_experts = &weights_.matrices(prefix_ + "ffn_down_exps.weight", f.num_experts, width_, f.hidden);
+    }
+
+    const BlockSpec& block_;
+    const Weights& weights_;
+    std::string prefix_;
+    int width_;
+};
+
+int find_or_add(std::vector<RopeSpec>& ropes, const std::optional<RopeSpec>& rope) {
+    if (!rope) return -1;
+    auto found = std::find(ropes.begin(), ropes.end(), *rope);
+    if (found == ropes.end()) found = ropes.insert(ropes.end(), *rope);
+    return static_cast<int>(found - ropes.begin());
+}
+
+void widen(ModelPlan& plan, const LayerPlan& layer) {
+    const AttentionSpec& a = layer.attention;
+    plan.max_query = std::max(plan.max_query, a.num_heads * a.head_dim);
+    plan.max_kv = std::max(plan.max_kv, a.num_kv_heads * a.head_dim);
+    plan.max_hidden = std::max(plan.max_hidden, layer.feed_forward.hidden);
+    plan.max_experts = std::max(plan.max_experts, layer.feed_forward.num_experts);
+    plan.max_active = std::max(plan.max_active, layer.feed_forward.num_active);
+}
+
+}  // namespace
+
+int ModelPlan::widest_input() const { return std::max({width, max_query, max_hidden}); }
+
+ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
+    ModelPlan plan;
+    plan.width = spec.width;
+    for (size_t i = 0; i < spec.blocks.size(); ++i) {
+        plan.layers.push_back(LayerPlanner(spec, spec.blocks[i], weights, i).plan());
+        plan.layers.back().rope = find_or_add(plan.ropes, spec.blocks[i].attention.rope);
+        widen(plan, plan.layers.back());
+    }
+    plan.embedding = &weights.matrix("token_embd.weight", spec.vocab_size, spec.width);
+    if (spec.num_positions > 0)
+        plan.positions = weights.vector("position_embd.weight", spec.num_positions * spec.width);
+    if (spec.has_token_types) plan.token_types = weights.vector("token_types.weight", spec.width);
+    if (spec.embedding_norm)
+        plan.embedding_norm = make_norm(*spec.embedding_norm, weights, "token_embd_norm", spec.width);
+    if (spec.output_norm) plan.output_norm = make_norm(*spec.output_norm, weights, "output_norm", spec.width);
+    if (spec.has_head)
+        plan.head = spec.is_head_tied ? plan.embedding : &weights.matrix("output.weight", spec.vocab_size, spec.width);
+    return plan;
+}
+
+}  // namespace kvarn

@@ -1,0 +1,56 @@
+// The execution plan: every layer with its weights resolved to pointers, built once at load and reused each step.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "spec.h"
+#include "weights.h"
+
+namespace kvarn {
+
+struct NormPlan {
+    bool is_rms;
+    float eps;
+    const float* weight;
+    const float* bias;
+
+    void apply(const KernelTable& kernels, const float* x, int n, float* y) const {
+        if (is_rms) kernels.rms_norm(x, weight, eps, n, y);
+        else kernels.layer_norm(x, weight, bias, eps, n, y);
+    }
+};
+
+struct LayerPlan {
+    AttentionSpec attention;
+    FeedForwardSpec feed_forward;
+    Placement placement;
+
+    // before / after each sublayer, as the placement says; unused ones have a null weight
+    NormPlan attention_in, attention_out, ffn_in, ffn_out;
+    const Matrix *q, *k, *v, *o;
+    const float *q_bias, *k_bias, *v_bias, *o_bias;
+    NormPlan q_norm, k_norm;
+    int rope = -1;  // index into ModelPlan::ropes, -1: none
+
+    const Matrix *gate, *up, *down, *router;
+    const std::vector<Matrix>*gate_experts, *up_experts, *down_experts;
+    const float *gate_bias, *up_bias, *down_bias;
+};
+
+struct ModelPlan {
+    std::vector<LayerPlan> layers;
+    std::vector<RopeSpec> ropes;  // distinct ones
+    const Matrix* embedding;
+    const float* positions = nullptr;
+    const float* token_types = nullptr;
+    NormPlan embedding_norm{}, output_norm{};
+    const Matrix* head = nullptr;
+
+    int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
+    int widest_input() const;  // the largest number of columns a product of a step has
+    int width = 0;
+};
+
+ModelPlan make_plan(const ModelSpec& spec, const Weights& weights);  // throws when a weight is missing or misshapen
+
+}  // namespace kvarn

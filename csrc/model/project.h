@@ -1,0 +1,109 @@
+// Activations in tiles, and the products of weights with them.
+#pragma once
+#include <algorithm>
+#include <span>
+
+#include "weights.h"
+
+namespace kvarn {
+
+// Who computes: the chosen kernels and the threads.
+struct Compute {
+    const KernelTable& kernels;
+    ThreadPool& pool;
+};
+
+// n rows of k floats (contiguous), and the same rows quantised in tiles of kTileTokens.
+struct Activations {
+    const float* values = nullptr;
+    int n = 0, k = 0;
+    int8_t* q = nullptr;
+    float* scale = nullptr;
+    float* sum = nullptr;
+
+    int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
+    ActTile tile(int index) const;
+};
+
+// Buffers for quantised rows, reused for every product of a step.
+struct QuantBuffers {
+    int8_t* q;
+    float* scale;
+    float* sum;
+    static size_t arena_bytes(int n, int k);
+    static QuantBuffers take(Arena& arena, int n, int k);
+};
+
+struct Projection {
+    const Matrix* weight;
+    float* out;  // (n, stride)
+    size_t stride;
+    const float* bias;  // null: none
+};
+
+// Quantise n rows of k values, unless every weight they will meet is a float type.
+Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
+                    std::span<const Projection> projections);
+
+namespace detail {
+int groups_per_task(const Compute& compute, const Matrix& weight);
+void project_rows(const Compute& compute, const Activations& in, const Projection& projection, int group_begin,
+                  int group_end);
+}  // namespace detail
+
+// out = weight x in (+ bias) for several weights of one input in one parallel region; `after(projection, row_begin,
+// row_end)` runs in the same task once those output rows are complete for every token.
+template <class After>
+void project(const Compute& compute, const Activations& in, std::span<const Projection> projections, After&& after) {
+    constexpr size_t kMaxProjections = 4;
+    int chunk[kMaxProjections];
+    int first_task[kMaxProjections + 1] = {0};
+    for (size_t p = 0; p < projections.size(); ++p) {
+        chunk[p] = detail::groups_per_task(compute, *projections[p].weight);
+        first_task[p + 1] = first_task[p] + (projections[p].weight->groups() + chunk[p] - 1) / chunk[p];
+    }
+    compute.pool.run(first_task[projections.size()], [&](int task, int) {
+        size_t p = 0;
+        while (task >= first_task[p + 1]) ++p;
+        const Projection& projection = projections[p];
+        int begin = (task - first_task[p]) * chunk[p];
+        int end = std::min(begin + chunk[p], projection.weight->groups());
+        detail::project_rows(compute, in, projection, begin, end);
+        after(p, begin * kLanes, std::min(end * kLanes, projection.weight->rows));
+    });
+}
+
+inline void project(const Compute& compute, const Activations& in, std::span<const Projection> projections) {
+    project(compute, in, projections, [](size_t, int, int) {});
+}
+
+// Two weights of one shape whose rows are combined pairwise: after(row_begin, row_end) sees both complete.
+template <class After>
+void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
+                  After&& after) {
+    int chunk =
+        std::min(detail::groups_per_task(compute, *first.weight), detail::groups_per_task(compute, *second.weight));
+    int groups = first.weight->groups();
+    compute.pool.run((groups + chunk - 1) / chunk, [&](int task, int) {
+        int begin = task * chunk, end = std::min(begin + chunk, groups);
+        detail::project_rows(compute, in, first, begin, end);
+        detail::project_rows(compute, in, second, begin, end);
+        after(begin * kLanes, std::min(end * kLanes, first.weight->rows));
+    });
+}
+
+// Call body(row) for n rows: in parallel when there are enough of them to be worth waking the pool.
+template <class Body>
+void for_rows(const Compute& compute, int n, Body&& body) {
+    constexpr int kRowsPerTask = 4;
+    if (n <= kRowsPerTask) {
+        for (int row = 0; row < n; ++row) body(row);
+        return;
+    }
+    compute.pool.run((n + kRowsPerTask - 1) / kRowsPerTask, [&](int task, int) {
+        int end = std::min(n, (task + 1) * kRowsPerTask);
+        for (int row = task * kRowsPerTask; row < end; ++row) body(row);
+    });
+}
+
+}  // namespace kvarn

@@ -1,0 +1,212 @@
+#include "sample.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "philox.h"
+
+namespace kvarn {
+
+namespace {
+
+constexpr size_t kLogitBytes = 16 << 20;  // of logits alive at once
+constexpr uint32_t kPurposeToken = 0;
+
+double mass_of(float logit, float largest) {
+    return std::exp(static_cast<double>(logit) - static_cast<double>(largest));
+}
+
+}  // namespace
+
+int Head::rows_per_pass() const {
+    size_t rows = kLogitBytes / (static_cast<size_t>(vocab_size()) * sizeof(float));
+    return std::clamp(static_cast<int>(rows), 1, kTileTokens);
+}
+
+void Head::project_rows(const float* hidden, int n) {
+    int width = model_.spec().width;
+    size_t vocab = static_cast<size_t>(vocab_size());
+    arena_.reserve(QuantBuffers::arena_bytes(n, width) + Arena::padded(static_cast<size_t>(n) * vocab * sizeof(float)) +
+                   256);
+    QuantBuffers buffers = QuantBuffers::take(arena_, n, width);
+    logits_ = arena_.take<float>(static_cast<size_t>(n) * vocab);
+    Projection head{model_.plan().head, logits_, vocab, nullptr};
+    Compute compute = model_.compute();
+    float cap = model_.spec().head_softcap;
+    project(compute, prepare(compute, buffers, hidden, n, width, {&head, 1}), {&head, 1},
+            [&](size_t, int begin, int end) {
+                if (cap == 0.0f) return;
+                for (int row = 0; row < n; ++row) {
+                    float* logits = logits_ + static_cast<size_t>(row) * vocab;
+                    for (int i = begin; i < end; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+                }
+            });
+}
+
+Sampler::Sampler(const KernelTable& kernels, int vocab_size, int num_workers)
+    : kernels_(kernels), vocab_size_(vocab_size), scratch_(static_cast<size_t>(num_workers)) {
+    for (auto& candidates : scratch_) candidates.reserve(static_cast<size_t>(vocab_size));
+}
+
+void Sampler::adjust(const Choice& choice, float* logits) const {
+    for (size_t i = 0; i < choice.bias_ids.size(); ++i) logits[choice.bias_ids[i]] += choice.bias_values[i];
+    for (size_t i = 0; i < choice.seen_ids.size(); ++i) {
+        float& logit = logits[choice.seen_ids[i]];
+        if (choice.repetition_penalty != 1.0f)
+            logit = logit > 0 ? logit / choice.repetition_penalty : logit * choice.repetition_penalty;
+        int count = choice.seen_counts[i];
+        if (count > 0) logit -= choice.frequency_penalty * static_cast<float>(count) + choice.presence_penalty;
+    }
+    if (choice.temperature == 0.0f || choice.temperature == 1.0f) return;
+    for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
+}
+
+namespace {
+constexpr auto kMoreProbable = [](const auto& a, const auto& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+};
+}  // namespace
+
+// The k largest logits, sorted.
+void Sampler::collect_top(const float* logits, int k, std::vector<Candidate>& out) const {
+    out.clear();
+    size_t keep = static_cast<size_t>(std::min(k, vocab_size_));
+    // A bounded heap whose front is the least probable of the best so far.
+    for (int i = 0; i < vocab_size_; ++i) {
+        Candidate candidate{logits[i], i};
+        if (out.size() < keep) {
+            out.push_back(candidate);
+            if (out.size() == keep) std::make_heap(out.begin(), out.end(), kMoreProbable);
+        } else if (candidate.logit > out.front().logit) {
+            std::pop_heap(out.begin(), out.end(), kMoreProbable);
+            out.back() = candidate;
+            std::push_heap(out.begin(), out.end(), kMoreProbable);
+        }
+    }
+    std::sort(out.begin(), out.end(), kMoreProbable);
+}
+
+// The most probable candidates that together hold at least `mass` of sum exp(logit - largest), sorted. Found by
+// lowering a threshold, because sorting a whole vocabulary costs more than the model's last layer.
+void Sampler::collect_mass(const float* logits, float largest, double mass, std::vector<Candidate>& out) const {
+    for (float depth = 4.0f;; depth *= 2.0f) {
+        out.clear();
+        double found = 0;
+        bool is_everything = depth > 256.0f;
+        for (int i = 0; i < vocab_size_; ++i) {
+            if (!is_everything && logits[i] < largest - depth) continue;
+            out.push_back({logits[i], i});
+            found += mass_of(logits[i], largest);
+        }
+        if (is_everything || found >= mass) break;
+    }
+    std::sort(out.begin(), out.end(), kMoreProbable);
+}
+
+void Sampler::collect_above(const float* logits, float floor, std::vector<Candidate>& out) const {
+    out.clear();
+    for (int i = 0; i < vocab_size_; ++i)
+        if (logits[i] >= floor) out.push_back({logits[i], i});
+    std::sort(out.begin(), out.end(), kMoreProbable);
+}
+
+double Sampler::total_mass(const std::vector<Candidate>& candidates, float largest) {
+    double total = 0;
+    for (const Candidate& c : candidates) total += mass_of(c.logit, largest);
+    return total;
+}
+
+// Length of the shortest non-empty prefix with at least this mass; all of it when there is none.
+size_t Sampler::prefix_with_mass(const std::vector<Candidate>& candidates, float largest, double mass) {
+    double walked = 0;
+    for (size_t i = 0; i < candidates.size(); ++i)
+        if ((walked += mass_of(candidates[i].logit, largest)) >= mass) return i + 1;
+    return candidates.size();
+}
+
+void Sampler::keep_typical(double typical_p, float largest, std::vector<Candidate>& candidates) {
+    double total = 0, weighted = 0;
+    for (const Candidate& c : candidates) {
+        double mass = mass_of(c.logit, largest);
+        total += mass;
+        weighted += mass * (static_cast<double>(c.logit) - static_cast<double>(largest));
+    }
+    double log_total = std::log(total), entropy = log_total - weighted / total;
+    auto surprise = [&](const Candidate& c) {
+        return std::abs(log_total - (static_cast<double>(c.logit) - static_cast<double>(largest)) - entropy);
+    };
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [&](const Candidate& a, const Candidate& b) { return surprise(a) < surprise(b); });
+    candidates.resize(prefix_with_mass(candidates, largest, typical_p * total));
+    std::sort(candidates.begin(), candidates.end(), kMoreProbable);
+}
+
+// Sorted candidates and the mass of the set they stand for. A tail that no filter of this choice could keep, or that
+// the walk cannot reach, is left out of the list but counted in the mass.
+double Sampler::collect(const Choice& choice, const float* logits, float largest, double u,
+                        std::vector<Candidate>& out) const {
+    if (choice.top_k > 0) {
+        collect_top(logits, choice.top_k, out);
+        return total_mass(out, largest);
+    }
+    double total = kernels_.sum_exp(logits, vocab_size_, largest);
+    if (choice.typical_p < 1.0f) collect_mass(logits, largest, HUGE_VAL, out);
+    else if (choice.top_p < 1.0f) collect_mass(logits, largest, static_cast<double>(choice.top_p) * total, out);
+    else if (choice.min_p > 0.0f) collect_above(logits, largest + std::log(choice.min_p) - 1e-3f, out);
+    else collect_mass(logits, largest, u * total, out);
+    return total;
+}
+
+int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
+    adjust(choice, logits);
+    int best = 0;
+    float largest = 0;
+    kernels_.argmax(logits, vocab_size_, &best, &largest);
+    if (!std::isfinite(largest)) return kNoToken;
+    if (choice.temperature == 0.0f) return best;
+
+    double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken);
+    std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
+    double total = collect(choice, logits, largest, u, candidates);
+    if (choice.typical_p < 1.0f) {
+        keep_typical(static_cast<double>(choice.typical_p), largest, candidates);
+        total = total_mass(candidates, largest);
+    }
+    if (choice.top_p < 1.0f) {
+        candidates.resize(prefix_with_mass(candidates, largest, static_cast<double>(choice.top_p) * total));
+        total = total_mass(candidates, largest);
+    }
+    if (choice.min_p > 0.0f) {
+        double floor = static_cast<double>(choice.min_p) * mass_of(candidates.front().logit, largest);
+        while (mass_of(candidates.back().logit, largest) < floor) candidates.pop_back();
+        total = total_mass(candidates, largest);
+    }
+    return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
+}
+
+double Sampler::log_sum_exp(const float* logits) const {
+    int best = 0;
+    float largest = 0;
+    kernels_.argmax(logits, vocab_size_, &best, &largest);
+    return static_cast<double>(largest) + std::log(kernels_.sum_exp(logits, vocab_size_, largest));
+}
+
+double Sampler::entropy(const float* logits, double log_total) const {
+    double sum = 0;
+    for (int i = 0; i < vocab_size_; ++i) {
+        double logprob = static_cast<double>(logits[i]) - log_total;
+        if (logprob > -40.0) sum -= std::exp(logprob) * logprob;
+    }
+    return sum;
+}
+
+void Sampler::most_probable(const float* logits, double log_total, const Top& top, int worker) {
+    std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
+    collect_top(logits, top.count, candidates);
+    for (size_t i = 0; i < static_cast<size_t>(top.count); ++i) {
+        top.ids[i] = candidates[i].id;
+        top.logprobs[i] = static_cast<float>(static_cast<double>(candidates[i].logit) - log_total);
+    }
+}
+
+}  // namespace kvarn

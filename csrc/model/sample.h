@@ -1,0 +1,92 @@
+// The language-model head and the choice of a token. sampling/sampler.py is the readable definition of the choice.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "forward.h"
+
+namespace kvarn {
+
+// RowSampling of backends/batch.py.
+struct Choice {
+    float temperature = 0, top_p = 1, min_p = 0, typical_p = 1;
+    float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+    int top_k = 0;
+    uint64_t seed = 0;
+    uint32_t index = 0, position = 0;
+    std::span<const int32_t> bias_ids, seen_ids, seen_counts;
+    std::span<const float> bias_values;
+};
+
+struct Top {
+    int32_t* ids;
+    float* logprobs;
+    int count;
+};
+
+class Head {
+public:
+    explicit Head(Model& model) : model_(model) {}
+
+    // Call use(row, logits) for every row of hidden (n, width), a bounded number of rows at a time. `logits` may be
+    // changed in place and is gone after the call. Rows are used in parallel.
+    template <class Use>
+    void for_each_row(const float* hidden, int n, Use&& use) {
+        std::lock_guard turn(model_.compute().pool.turn());
+        int step = rows_per_pass();
+        for (int first = 0; first < n; first += step) {
+            int count = std::min(step, n - first);
+            project_rows(hidden + static_cast<size_t>(first) * static_cast<size_t>(model_.spec().width), count);
+            model_.compute().pool.run(count, [&](int i, int worker) { use(first + i, row(i), worker); });
+        }
+    }
+
+    int vocab_size() const { return model_.spec().vocab_size; }
+
+private:
+    int rows_per_pass() const;
+    void project_rows(const float* hidden, int n);
+    float* row(int i) { return logits_ + static_cast<size_t>(i) * static_cast<size_t>(vocab_size()); }
+
+    Model& model_;
+    Arena arena_;
+    float* logits_ = nullptr;
+};
+
+// Chooses tokens from rows of logits; owns the candidate lists of each worker, so that no step allocates.
+class Sampler {
+public:
+    Sampler(const KernelTable& kernels, int vocab_size, int num_workers);
+
+    static constexpr int32_t kNoToken = -1;
+
+    // Changes logits in place. kNoToken when the logits are not finite.
+    int32_t choose(const Choice& choice, float* logits, int worker);
+
+    // Of the plain softmax.
+    double log_sum_exp(const float* logits) const;
+    double entropy(const float* logits, double log_total) const;
+    void most_probable(const float* logits, double log_total, const Top& top, int worker);
+
+private:
+    struct Candidate {
+        float logit;
+        int32_t id;
+    };
+
+    void adjust(const Choice& choice, float* logits) const;
+    void collect_top(const float* logits, int k, std::vector<Candidate>& out) const;
+    void collect_mass(const float* logits, float largest, double mass, std::vector<Candidate>& out) const;
+    void collect_above(const float* logits, float floor, std::vector<Candidate>& out) const;
+    double collect(const Choice& choice, const float* logits, float largest, double u,
+                   std::vector<Candidate>& out) const;
+    static double total_mass(const std::vector<Candidate>& candidates, float largest);
+    static size_t prefix_with_mass(const std::vector<Candidate>& candidates, float largest, double mass);
+    static void keep_typical(double typical_p, float largest, std::vector<Candidate>& candidates);
+
+    const KernelTable& kernels_;
+    int vocab_size_;
+    std::vector<std::vector<Candidate>> scratch_;
+};
+
+}  // namespace kvarn

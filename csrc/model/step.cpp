@@ -1,0 +1,65 @@
+#include "step.h"
+
+#include <algorithm>
+
+namespace kvarn {
+
+namespace {
+
+// The layer whose attention needs the most scratch; layers run one after another and share it.
+const AttentionSpec& hungriest(const ModelPlan& plan, int num_threads, int max_context) {
+    auto need = [&](const LayerPlan& l) {
+        return AttentionScratch::arena_bytes(l.attention, num_threads, max_context);
+    };
+    return std::max_element(plan.layers.begin(), plan.layers.end(),
+                            [&](const LayerPlan& a, const LayerPlan& b) { return need(a) < need(b); })
+        ->attention;
+}
+
+size_t floats(int n, int columns) {
+    return Arena::padded(static_cast<size_t>(n) * static_cast<size_t>(columns) * sizeof(float));
+}
+
+float* take_floats(Arena& arena, int n, int columns) {
+    return arena.take<float>(static_cast<size_t>(n) * static_cast<size_t>(columns));
+}
+
+}  // namespace
+
+size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
+    size_t bytes = 3 * floats(n, plan.width) + 2 * floats(n, plan.max_query) + 2 * floats(n, plan.max_kv) +
+                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input());
+    for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
+    bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
+    if (plan.max_experts > 0)
+        bytes +=
+            floats(n, plan.max_experts) + 2 * floats(n, plan.width) + 2 * floats(n, plan.max_active) + floats(n, 1);
+    return bytes + 64 * 32;
+}
+
+StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int num_threads, int max_context) {
+    StepBuffers b{};
+    b.x = take_floats(arena, n, plan.width);
+    b.normed = take_floats(arena, n, plan.width);
+    b.result = take_floats(arena, n, plan.width);
+    b.q = take_floats(arena, n, plan.max_query);
+    b.mixed = take_floats(arena, n, plan.max_query);
+    b.k = take_floats(arena, n, plan.max_kv);
+    b.v = take_floats(arena, n, plan.max_kv);
+    b.gate = take_floats(arena, n, plan.max_hidden);
+    b.up = take_floats(arena, n, plan.max_hidden);
+    b.quants = QuantBuffers::take(arena, n, plan.widest_input());
+    for (const RopeSpec& rope : plan.ropes)
+        b.rope_tables.push_back(take_floats(arena, n, 2 * static_cast<int>(rope.inverse_frequencies.size())));
+    b.attention = AttentionScratch::take(arena, hungriest(plan, num_threads, max_context), num_threads, max_context);
+    if (plan.max_experts == 0) return b;
+    b.router = take_floats(arena, n, plan.max_experts);
+    b.expert_in = take_floats(arena, n, plan.width);
+    b.expert_out = take_floats(arena, n, plan.width);
+    b.expert_weight = take_floats(arena, n, plan.max_active);
+    b.expert_index = arena.take<int32_t>(static_cast<size_t>(n) * static_cast<size_t>(plan.max_active));
+    b.expert_rows = arena.take<int32_t>(static_cast<size_t>(n));
+    return b;
+}
+
+}  // namespace kvarn

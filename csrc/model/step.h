@@ -1,0 +1,29 @@
+// The buffers of one step, taken from the arena in one place so that its size is known in one place.
+#pragma once
+#include <vector>
+
+#include "attention.h"
+#include "plan.h"
+
+namespace kvarn {
+
+struct StepBuffers {
+    float* x;          // (n, width)   the residual stream
+    float* normed;     // (n, width)
+    float* result;     // (n, width)   of a sublayer
+    float *q, *mixed;  // (n, query width)
+    float *k, *v;      // (n, KV width)
+    float *gate, *up;  // (n, hidden)
+    QuantBuffers quants;
+    std::vector<float*> rope_tables;
+    AttentionScratch attention;
+    // mixture of experts
+    float *router, *expert_in, *expert_out;  // (n, experts), (n, width), (n, width)
+    float* expert_weight;                    // (n, active)
+    int32_t *expert_index, *expert_rows;     // (n, active), (n)
+
+    static size_t arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context);
+    static StepBuffers take(Arena& arena, const ModelPlan& plan, int n, int num_threads, int max_context);
+};
+
+}  // namespace kvarn

@@ -1,0 +1,94 @@
+"""Kvarn: one small engine for language models on the machine you have.
+
+The public surface; everything is imported when first used, so `import kvarn` stays instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvarn.config import EngineConfig
+    from kvarn.errors import (
+        BackendError,
+        Cancelled,
+        CapacityError,
+        ConfigError,
+        DeadlineExceeded,
+        DoesNotFit,
+        DownloadError,
+        FormatError,
+        InvalidParameter,
+        KvarnError,
+        ModelError,
+        ModelNotFound,
+        PromptTooLong,
+        RequestError,
+        TemplateError,
+        UnsupportedModel,
+    )
+    from kvarn.llm import LLM
+    from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenEvent, TokenLogprob, Usage
+
+_HOMES = {
+    "LLM": "kvarn.llm",
+    "EngineConfig": "kvarn.config",
+    "Completion": "kvarn.types",
+    "FinishReason": "kvarn.types",
+    "SamplingParams": "kvarn.types",
+    "Timings": "kvarn.types",
+    "TokenEvent": "kvarn.types",
+    "TokenLogprob": "kvarn.types",
+    "Usage": "kvarn.types",
+}  # everything else of __all__ is an error
+
+__all__ = [  # noqa: RUF022 - plain alphabetical order
+    "BackendError",
+    "Cancelled",
+    "CapacityError",
+    "Completion",
+    "ConfigError",
+    "DeadlineExceeded",
+    "DoesNotFit",
+    "DownloadError",
+    "EngineConfig",
+    "FinishReason",
+    "FormatError",
+    "InvalidParameter",
+    "KvarnError",
+    "LLM",
+    "ModelError",
+    "ModelNotFound",
+    "PromptTooLong",
+    "RequestError",
+    "SamplingParams",
+    "TemplateError",
+    "Timings",
+    "TokenEvent",
+    "TokenLogprob",
+    "UnsupportedModel",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name not in __all__:
+        raise AttributeError(f"module 'kvarn' has no attribute {name!r}")
+    return getattr(import_module(_HOMES.get(name, "kvarn.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("kvarn")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+unknown"

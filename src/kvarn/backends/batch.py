@@ -1,0 +1,117 @@
+"""What the engine hands to a backend: frozen, ragged, NumPy. Born complete; nothing is filled in later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's work: S sequences, N tokens in all.
+
+        token_ids     |a a a a|b|c c|     (N)
+        positions     |0 1 2 3|9|4 5|     (N)  absolute; consecutive within a sequence
+        row_starts    0       4 5   7     (S + 1)
+        context_lens  4       10  6       (S)  cached tokens after this step
+        block_tables  (S, widest)  block ids; -1 pads
+        output_rows   rows of N whose hidden state is wanted, ascending
+
+    K and V of every token are written to the cache before any query reads it.
+    """
+
+    token_ids: Int32
+    positions: Int32
+    row_starts: Int32
+    context_lens: Int32
+    block_tables: Int32
+    output_rows: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """All that one choice of a token depends on.
+
+    Order: logit_bias, penalties (repetition, then frequency and presence), temperature, top_k, typical_p,
+    top_p, min_p, choice. temperature 0 takes the largest logit, ties to the lower id.
+    Random numbers come from Philox 4x32-10 with key = seed and counter = (position, choice, purpose, 0).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0  # 0 .. 2**64 - 1
+    choice: int = 0  # index among n choices of one request
+    position: int = 0  # of the token being chosen
+    bias_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    bias_values: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    seen_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # distinct; prompt and output
+    seen_counts: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # in the output; 0: prompt only
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """rows[i] is an index into the Hidden's output rows; num_top (with want_logprobs) are returned beside the choice."""
+
+    rows: Int32
+    params: tuple[RowSampling, ...]
+    num_top: int = 0
+    want_logprobs: bool = False  # otherwise a backend may leave logprobs and entropy at 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Log-probabilities are of the plain softmax of the logits, before bias, penalties and temperature."""
+
+    token_ids: Int32  # (rows)
+    logprobs: Float32  # (rows)
+    entropy: Float32  # (rows) nats
+    top_ids: Int32  # (rows, num_top), most probable first, ties to the lower id
+    top_logprobs: Float32  # (rows, num_top)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probabilities of given tokens, and the most probable ones beside them."""
+
+    logprobs: Float32  # (rows)
+    top_ids: Int32  # (rows, num_top)
+    top_logprobs: Float32  # (rows, num_top)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first num_tokens of one block to another, all layers."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape of the paged cache: every block holds block_size tokens of every layer."""
+
+    block_size: int
+    layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) per layer
+    dtype: str = "f16"  # f16 | f32
+
+    @property
+    def token_bytes(self) -> int:
+        size = {"f16": 2, "f32": 4}[self.dtype]
+        return sum(2 * heads * dim * size for heads, dim in self.layers)
+
+    @property
+    def block_bytes(self) -> int:
+        """Rounded up to whole pages of 4 KiB."""
+        return -(-self.block_size * self.token_bytes // 4096) * 4096

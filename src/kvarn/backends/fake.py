@@ -1,0 +1,157 @@
+"""A model of a few lines for unit tests: fast, deterministic, and honest about the cache.
+
+It keeps token ids in the paged cache the way a real backend keeps K and V, and the next token is a function of
+what it reads back through the block table: a wrong table, position or stale block changes the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.pooling import pool_rows
+from kvarn.formats.weights import WeightSource
+from kvarn.models.spec import (
+    Attention,
+    Autoregressive,
+    Block,
+    Embedding,
+    Encoder,
+    FeedForward,
+    Head,
+    ModelSpec,
+    Norm,
+    Pooling,
+)
+from kvarn.sampling.sampler import choose
+
+Rule = Callable[[Sequence[int]], int]  # tokens so far -> the next one
+Fault = Literal["nan"] | BaseException
+
+
+def hashed(vocab_size: int) -> Rule:
+    """A next token that depends on every token before it and its position."""
+
+    def rule(tokens: Sequence[int]) -> int:
+        state = 17
+        for token in tokens:
+            state = (state * 1_000_003 + token + 1) % (2**61 - 1)
+        return state % vocab_size
+
+    return rule
+
+
+def fake_spec(vocab_size: int = 256, context_length: int = 512, *, is_encoder: bool = False) -> ModelSpec:
+    """The smallest spec that passes for a model."""
+    norm = Norm("rms", 1e-5)
+    attention = Attention(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, rope=None)
+    return ModelSpec(
+        architecture="fake",
+        name="fake",
+        width=8,
+        vocab_size=vocab_size,
+        context_length=context_length,
+        embedding=Embedding(),
+        blocks=(Block(attention, FeedForward(8, "silu"), norm),),
+        output_norm=norm,
+        head=None if is_encoder else Head(tied=True),
+        generation=Encoder("mean") if is_encoder else Autoregressive(),
+    )
+
+
+class FakeBackend:
+    """faults[k] strikes in the k-th forward (from 0): an exception to raise, or "nan" logits."""
+
+    name = "fake"
+
+    def __init__(
+        self, vocab_size: int = 256, rule: Rule | None = None, faults: Mapping[int, Fault] | None = None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.rule = rule or hashed(vocab_size)
+        self.faults = dict(faults or {})
+        self.batch_sizes: list[int] = []  # tokens of each forward
+        self._cache = np.empty((0, 0), np.int32)  # (blocks, block_size)
+
+    def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002
+        return []
+
+    def load(
+        self,
+        spec: ModelSpec,  # noqa: ARG002
+        weights: WeightSource | None,  # noqa: ARG002
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if progress is not None:
+            progress(1, 1)
+
+    def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        self._cache = np.full((budget_bytes // layout.block_bytes, layout.block_size), -1, np.int32)
+        return len(self._cache)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            self._cache[copy.target, : copy.num_tokens] = self._cache[copy.source, : copy.num_tokens]
+
+    def return_kv(self, block_ids: Iterable[int]) -> None:
+        self._cache[list(block_ids)] = -1
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Logits stand in for hidden states: (output rows, vocabulary)."""
+        fault = self.faults.get(len(self.batch_sizes))
+        self.batch_sizes.append(len(batch.token_ids))
+        if isinstance(fault, BaseException):
+            raise fault
+        block_size = self._cache.shape[1]
+        sequence_of = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.row_starts))
+        blocks = batch.block_tables[sequence_of, batch.positions // block_size]
+        assert (blocks >= 0).all(), "a position has no block"
+        self._cache[blocks, batch.positions % block_size] = batch.token_ids
+        rows = [self._logits(batch, int(row), int(sequence_of[row])) for row in batch.output_rows]
+        logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
+        return logits * np.float32("nan") if fault == "nan" else logits
+
+    def sample(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Sampled:
+        logits = hidden[rows.rows]
+        pairs = zip(logits, rows.params, strict=True)
+        token_ids = np.array([0 if np.isnan(row).any() else choose(row, params) for row, params in pairs], np.int32)
+        scored = self.score(logits, token_ids, rows.num_top)
+        logprobs = _log_softmax(logits)
+        entropy = -(np.exp(logprobs) * logprobs).sum(axis=1)
+        return Sampled(token_ids, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
+
+    def score(self, hidden: npt.NDArray[np.float32], targets: npt.NDArray[np.int32], num_top: int) -> Scored:
+        logprobs = _log_softmax(hidden)
+        top_ids = np.argsort(-logprobs, axis=1, kind="stable")[:, :num_top].astype(np.int32)
+        chosen = np.take_along_axis(logprobs, targets[:, None].astype(np.int64), axis=1)[:, 0]
+        return Scored(chosen, top_ids, np.take_along_axis(logprobs, top_ids.astype(np.int64), axis=1))
+
+    def pool(
+        self, hidden: npt.NDArray[np.float32], row_starts: npt.NDArray[np.int32], pooling: Pooling
+    ) -> npt.NDArray[np.float32]:
+        return pool_rows(hidden, row_starts, pooling)
+
+    def logits(self, hidden: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return hidden
+
+    def close(self) -> None:
+        self._cache = np.empty((0, 0), np.int32)
+
+    def _logits(self, batch: Batch, row: int, sequence: int) -> npt.NDArray[np.float32]:
+        length = int(batch.positions[row]) + 1
+        num_blocks = -(-length // self._cache.shape[1])
+        tokens = self._cache[batch.block_tables[sequence, :num_blocks]].reshape(-1)[:length]
+        following = self.rule(tokens.tolist())
+        logits: npt.NDArray[np.float32] = np.cos(np.arange(self.vocab_size) * 0.7 + following).astype(np.float32)
+        logits[following] += 8.0
+        return logits
+
+
+def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    result: npt.NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result

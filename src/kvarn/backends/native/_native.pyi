@@ -1,0 +1,84 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.models.spec import ModelSpec
+
+_Int32 = npt.NDArray[np.int32]
+_Float32 = npt.NDArray[np.float32]
+_UInt8 = npt.NDArray[np.uint8]
+
+kv_block_size: int
+kernels: Any
+
+class ThreadPool:
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+
+class Choice: ...
+
+def make_choice(
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    seed: int,
+    index: int,
+    position: int,
+    bias_ids: _Int32,
+    bias_values: _Float32,
+    seen_ids: _Int32,
+    seen_counts: _Int32,
+) -> Choice: ...
+def packed_bytes(type: int, parts: int, rows: int, columns: int) -> int: ...
+def cpu_features() -> list[str]: ...
+def isa_names() -> list[str]: ...
+def kernel_isas(isa: str) -> dict[str, str]: ...
+
+class Model:
+    def __init__(self, spec: ModelSpec, pool: ThreadPool, isa: str) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    def reserve_weights(self, bytes: int) -> None: ...
+    def add_matrices(self, name: str, type: int, parts: int, rows: int, columns: int, raw: _UInt8) -> None: ...
+    def add_vector(self, name: str, values: _Float32) -> None: ...
+    def finish_loading(self) -> None: ...
+    def reserve_kv(
+        self, layers: Sequence[tuple[int, int]], is_f32: bool, num_blocks: int, block_bytes: int
+    ) -> None: ...
+    def copy_block(self, source: int, target: int) -> None: ...
+    def return_block(self, block: int) -> None: ...
+    def forward(
+        self,
+        token_ids: _Int32,
+        positions: _Int32,
+        row_starts: _Int32,
+        context_lens: _Int32,
+        block_tables: _Int32,
+        output_rows: _Int32,
+        out: _Float32,
+    ) -> None: ...
+    def logits(self, hidden: _Float32, out: _Float32) -> None: ...
+    def sample(
+        self,
+        hidden: _Float32,
+        choices: Sequence[Choice],
+        want_logprobs: bool,
+        token_ids: _Int32,
+        logprobs: _Float32,
+        entropy: _Float32,
+        top_ids: _Int32,
+        top_logprobs: _Float32,
+    ) -> None: ...
+    def score(
+        self, hidden: _Float32, targets: _Int32, logprobs: _Float32, top_ids: _Int32, top_logprobs: _Float32
+    ) -> None: ...

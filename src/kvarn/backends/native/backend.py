@@ -1,0 +1,201 @@
+"""The CPU backend: hands a ModelSpec and its weights to the C++ core and calls it once per step.
+
+Knows names and shapes of weights; every number is computed in csrc/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, RowSampling, Sampled, SampleRows, Scored
+from kvarn.backends.native import _native
+from kvarn.backends.native.names import matrix_names, vector_names
+from kvarn.backends.pooling import pool_rows
+from kvarn.errors import BackendError, ConfigError
+from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.models.spec import FeedForward, ModelSpec, Pooling
+
+
+class NativeBackend:
+    """One model in the C++ core."""
+
+    name = "native"
+
+    def __init__(self, threads: int, isa: str | None = None) -> None:
+        if isa and isa not in _native.isa_names():
+            raise ConfigError(f"isa is {isa!r}; this machine and build have {', '.join(_native.isa_names())}")
+        self._pool = _shared_pool(threads)
+        self._isa = isa or ""
+        self._model: _native.Model | None = None
+        self._width = 0
+        self._vocab_size = 0
+
+    @property
+    def isa(self) -> str:
+        """The instruction set whose kernels run."""
+        return self._core.isa
+
+    def unsupported(self, spec: ModelSpec) -> list[str]:
+        """Name the fields of spec the core cannot run."""
+        found = []
+        for index, block in enumerate(spec.blocks):
+            ffn = block.feed_forward
+            if isinstance(ffn, FeedForward) and not ffn.gated and ffn.activation != "gelu":
+                found.append(f"blocks[{index}].feed_forward.activation={ffn.activation!r} without a gate")
+        return found
+
+    def load(
+        self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Pack every weight into the core's layout, giving the file's pages back as it goes."""
+        model = _native.Model(spec, self._pool, self._isa)
+        matrices = [weights.tensors[name] for name in matrix_names(spec)]
+        model.reserve_weights(sum(_native.packed_bytes(m.type.id, *_stack_shape(m)) for m in matrices))
+        total, done = sum(m.num_bytes for m in matrices), 0
+        for matrix in matrices:
+            model.add_matrices(matrix.name, matrix.type.id, *_stack_shape(matrix), weights.raw(matrix.name))
+            weights.forget([matrix.name])
+            done += matrix.num_bytes
+            if progress is not None:
+                progress(done, total)
+        for name, size in vector_names(spec):
+            model.add_vector(name, np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32))
+        model.finish_loading()
+        self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
+
+    def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        """Reserve address space for the cache; memory is committed when a block is first written."""
+        if layout.block_size != _native.kv_block_size:
+            raise ConfigError(f"block_size is {layout.block_size}; the native backend has {_native.kv_block_size}")
+        if layout.dtype not in ("f16", "f32"):
+            raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has f16 and f32")
+        num_blocks = budget_bytes // layout.block_bytes
+        if num_blocks < 1:
+            raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")
+        num_blocks = min(num_blocks, 2**31 - 1)
+        try:
+            self._core.reserve_kv(list(layout.layers), layout.dtype == "f32", num_blocks, layout.block_bytes)
+        except MemoryError:
+            raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
+        return num_blocks
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            self._core.copy_block(copy.source, copy.target)
+
+    def return_kv(self, block_ids: Iterable[int]) -> None:
+        for block_id in block_ids:
+            self._core.return_block(block_id)
+
+    def forward(self, batch: Batch) -> Float32:
+        """Run one step; the result is (output rows, width)."""
+        hidden = np.empty((len(batch.output_rows), self._width), np.float32)
+        self._core.forward(
+            batch.token_ids,
+            batch.positions,
+            batch.row_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.output_rows,
+            hidden,
+        )
+        return hidden
+
+    def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
+        """Choose one token for each row."""
+        count = len(rows.rows)
+        wanted = np.ascontiguousarray(hidden[rows.rows])
+        sampled = Sampled(
+            token_ids=np.empty(count, np.int32),
+            logprobs=np.empty(count, np.float32),
+            entropy=np.empty(count, np.float32),
+            top_ids=np.empty((count, rows.num_top), np.int32),
+            top_logprobs=np.empty((count, rows.num_top), np.float32),
+        )
+        self._core.sample(
+            wanted,
+            [_choice(params) for params in rows.params],
+            rows.want_logprobs,
+            sampled.token_ids,
+            sampled.logprobs,
+            sampled.entropy,
+            sampled.top_ids,
+            sampled.top_logprobs,
+        )
+        _refuse_damaged(wanted, sampled)
+        return sampled
+
+    def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
+        """Log-probability of one given token for each row."""
+        count = len(targets)
+        scored = Scored(
+            logprobs=np.empty(count, np.float32),
+            top_ids=np.empty((count, num_top), np.int32),
+            top_logprobs=np.empty((count, num_top), np.float32),
+        )
+        self._core.score(hidden, targets, scored.logprobs, scored.top_ids, scored.top_logprobs)
+        return scored
+
+    def pool(self, hidden: Float32, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
+        return pool_rows(hidden, row_starts, pooling)
+
+    def logits(self, hidden: Float32) -> Float32:
+        """All logits: for tests and Python samplers only."""
+        out = np.empty((len(hidden), self._vocab_size), np.float32)
+        self._core.logits(hidden, out)
+        return out
+
+    def close(self) -> None:
+        self._model = None
+
+    @property
+    def _core(self) -> _native.Model:
+        if self._model is None:
+            raise BackendError("no model is loaded in this backend")
+        return self._model
+
+
+_pools: dict[int, _native.ThreadPool] = {}  # one pool per process; a second size only where a caller asks for it
+
+
+def _shared_pool(threads: int) -> _native.ThreadPool:
+    if not 1 <= threads <= 1024:
+        raise ConfigError(f"threads is {threads}; give 1 to 1024")
+    if threads not in _pools:
+        _pools[threads] = _native.ThreadPool(threads)
+    return _pools[threads]
+
+
+def _refuse_damaged(hidden: Float32, sampled: Sampled) -> None:
+    damaged = np.flatnonzero(~np.isfinite(hidden).all(axis=1) | (sampled.token_ids < 0))
+    if len(damaged):
+        raise BackendError(f"row {damaged[0]} has logits that are not finite; the weights may be damaged")
+
+
+def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
+    """(parts, rows, columns) of a matrix or of a stack of experts."""
+    parts = info.shape[0] if len(info.shape) == 3 else 1
+    return parts, info.shape[-2], info.shape[-1]
+
+
+def _choice(p: RowSampling) -> _native.Choice:
+    return _native.make_choice(
+        p.temperature,
+        p.top_k,
+        p.top_p,
+        p.min_p,
+        p.typical_p,
+        p.repetition_penalty,
+        p.presence_penalty,
+        p.frequency_penalty,
+        p.seed,
+        p.choice,
+        p.position,
+        p.bias_ids,
+        p.bias_values,
+        p.seen_ids,
+        p.seen_counts,
+    )

@@ -1,0 +1,71 @@
+"""Which tensors of a ModelSpec the core wants as packed matrices, and which as plain floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+
+
+def matrix_names(spec: ModelSpec) -> Iterator[str]:
+    """Names of the matrices, in the order they are used."""
+    yield "token_embd.weight"
+    for index, block in enumerate(spec.blocks):
+        for name in _block_matrices(block):
+            yield f"blk.{index}.{name}.weight"
+    if spec.head is not None and not spec.head.tied:
+        yield "output.weight"
+
+
+def vector_names(spec: ModelSpec) -> Iterator[tuple[str, int]]:
+    """Names and sizes of what is kept as floats: norms, biases, learned positions, the first token type."""
+    if spec.embedding.positions is not None:
+        yield "position_embd.weight", spec.embedding.positions * spec.width
+    if spec.embedding.token_types:
+        yield "token_types.weight", spec.width
+    yield from _norm("token_embd_norm", spec.embedding.norm, spec.width)
+    for index, block in enumerate(spec.blocks):
+        for name, size in _block_vectors(block, spec.width):
+            yield f"blk.{index}.{name}", size
+    yield from _norm("output_norm", spec.output_norm, spec.width)
+
+
+def _block_matrices(block: Block) -> Iterator[str]:
+    yield from ("attn_q", "attn_k", "attn_v", "attn_output")
+    ffn = block.feed_forward
+    if isinstance(ffn, MixtureOfExperts):
+        yield from ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    else:
+        yield from ("ffn_gate", "ffn_up", "ffn_down") if ffn.gated else ("ffn_up", "ffn_down")
+
+
+def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
+    placement = {
+        "pre": ("attn_norm", "ffn_norm"),
+        "sandwich": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+        "residual": ("attn_output_norm", "layer_output_norm"),
+    }
+    for name in placement[block.placement]:
+        yield from _norm(name, block.norm, width)
+    attention, ffn = block.attention, block.feed_forward
+    if attention.qkv_bias:
+        yield "attn_q.bias", attention.num_heads * attention.head_dim
+        yield "attn_k.bias", attention.num_kv_heads * attention.head_dim
+        yield "attn_v.bias", attention.num_kv_heads * attention.head_dim
+    if attention.output_bias:
+        yield "attn_output.bias", width
+    yield from _norm("attn_q_norm", attention.qk_norm, attention.head_dim)
+    yield from _norm("attn_k_norm", attention.qk_norm, attention.head_dim)
+    if isinstance(ffn, FeedForward) and ffn.bias:
+        if ffn.gated:
+            yield "ffn_gate.bias", ffn.hidden
+        yield "ffn_up.bias", ffn.hidden
+        yield "ffn_down.bias", width
+
+
+def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
+    if norm is None:
+        return
+    yield f"{name}.weight", size
+    if norm.has_bias:
+        yield f"{name}.bias", size

@@ -1,0 +1,51 @@
+"""The seam between engine and numbers: engines own ids, backends own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.formats.weights import WeightSource
+from kvarn.models.spec import ModelSpec, Pooling
+
+Hidden = Any  # opaque, on the device: one state per output row of the batch, after the output norm
+
+
+class Backend(Protocol):
+    """One interpreter of ModelSpec."""
+
+    name: str
+
+    def unsupported(self, spec: ModelSpec) -> list[str]:
+        """Name the fields of spec this backend cannot run; empty means it can."""
+
+    def load(
+        self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Take the weights; progress(done_bytes, total_bytes). The source may be closed afterwards."""
+
+    def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        """Reserve the paged cache (address space, not memory) and return its number of blocks."""
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
+
+    def return_kv(self, block_ids: Iterable[int]) -> None:
+        """Give the pages of free blocks back to the system."""
+
+    def forward(self, batch: Batch) -> Hidden: ...
+
+    def sample(self, hidden: Hidden, rows: SampleRows) -> Sampled: ...
+
+    def score(self, hidden: Hidden, targets: npt.NDArray[np.int32], num_top: int) -> Scored: ...
+
+    def pool(self, hidden: Hidden, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> npt.NDArray[np.float32]:
+        """One vector per sequence; hidden holds every row of every sequence."""
+
+    def logits(self, hidden: Hidden) -> npt.NDArray[np.float32]:
+        """(output rows, vocabulary): for tests and Python samplers only."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,132 @@
+"""Attention over a paged cache in NumPy: rope, cache, scores, mask, softmax.
+
+The cache of a layer is two arrays (blocks, block_size, kv_heads, head_dim) in the layout's type; token p of a
+sequence lies in block table[p // block_size] at slot p % block_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch, BlockCopy, KVLayout
+from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
+from kvarn.models.spec import Attention, Rope
+
+Array = npt.NDArray[np.floating]
+
+
+class PagedCache:
+    """K and V of every layer, by block and slot."""
+
+    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+        self.block_size = layout.block_size
+        dtype = {"f16": np.float16, "f32": np.float32}[layout.dtype]
+        shapes = [(num_blocks, layout.block_size, heads, dim) for heads, dim in layout.layers]
+        self.layers: list[tuple[Array, Array]] = [(np.zeros(s, dtype), np.zeros(s, dtype)) for s in shapes]
+
+    def store(self, layer: int, table: Int32, positions: Int32, k: Float32, v: Float32) -> None:
+        blocks, slots = table[positions // self.block_size], positions % self.block_size
+        for cache, values in zip(self.layers[layer], (k, v), strict=True):
+            cache[blocks, slots] = values
+
+    def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
+        """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
+        blocks = table[: -(-length // self.block_size)]
+        k, v = (cache[blocks].reshape(-1, *cache.shape[2:])[:length].astype(np.float32) for cache in self.layers[layer])
+        return k, v
+
+    def copy(self, copy: BlockCopy) -> None:
+        for pair in self.layers:
+            for cache in pair:
+                cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block's attention and where its keys and values are kept."""
+
+    index: int
+    attention: Attention
+    cache: PagedCache | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """The rows of one sequence in a batch. table is None where nothing is cached: the batch holds all of it."""
+
+    rows: slice
+    positions: Int32
+    length: int
+    table: Int32 | None
+
+
+def sequences_of(batch: Batch) -> list[Sequence]:
+    """Split a batch into its sequences."""
+    found = []
+    for i, length in enumerate(batch.context_lens):
+        rows = slice(int(batch.row_starts[i]), int(batch.row_starts[i + 1]))
+        table = batch.block_tables[i] if batch.block_tables.shape[1] > 0 else None
+        found.append(Sequence(rows, batch.positions[rows], int(length), table))
+    return found
+
+
+def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
+    """Apply the attention sublayer of one block to all rows of a batch."""
+    stem, attention = f"blk.{layer.index}", layer.attention
+    q = _heads(x, weights, f"{stem}.attn_q", attention, attention.num_heads)
+    k = _heads(x, weights, f"{stem}.attn_k", attention, attention.num_kv_heads)
+    v = linear(x, weights, f"{stem}.attn_v", attention.qkv_bias).reshape(k.shape)
+    if attention.rope is not None:
+        q, k = (rotate(values, batch.positions, attention.rope) for values in (q, k))
+    out = np.empty_like(q)
+    for sequence in sequences_of(batch):
+        rows = sequence.rows
+        keys, values = k[rows], v[rows]
+        if sequence.table is not None:
+            assert layer.cache is not None, "reserve_kv comes before forward"
+            layer.cache.store(layer.index, sequence.table, sequence.positions, keys, values)
+            keys, values = layer.cache.read(layer.index, sequence.table, sequence.length)
+        out[rows] = _attend_one(q[rows], keys, values, sequence.positions, attention)
+    return linear(out.reshape(len(x), -1), weights, f"{stem}.attn_output", attention.output_bias)
+
+
+def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:
+    """Rotate pairs of dimensions by angles that grow with the position. x is (rows, heads, head_dim)."""
+    inverse = np.asarray(rope.inverse_frequencies, np.float64)
+    angles = positions[:, None, None] * inverse
+    cos, sin = ((f(angles) * rope.magnitude).astype(np.float32) for f in (np.cos, np.sin))
+    n = len(inverse)
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2)) if rope.style == "interleaved" else (slice(0, n), slice(n, 2 * n))
+    )
+    y = x.copy()
+    y[..., first] = x[..., first] * cos - x[..., second] * sin
+    y[..., second] = x[..., first] * sin + x[..., second] * cos
+    return y
+
+
+def visible(positions: Int32, length: int, attention: Attention) -> npt.NDArray[np.bool_]:
+    """Say which of the keys 0 .. length - 1 each query sees, (queries, keys)."""
+    keys, queries = np.arange(length), positions[:, None]
+    seen = np.ones((len(positions), length), bool) if attention.mask == "bidirectional" else keys <= queries
+    return seen if attention.window is None else seen & (keys > queries - attention.window)
+
+
+def _heads(x: Float32, weights: Weights, name: str, attention: Attention, num_heads: int) -> Float32:
+    y = linear(x, weights, name, attention.qkv_bias).reshape(len(x), num_heads, attention.head_dim)
+    return y if attention.qk_norm is None else normalise(y, weights, f"{name}_norm", attention.qk_norm)
+
+
+def _attend_one(q: Float32, k: Float32, v: Float32, positions: Int32, attention: Attention) -> Float32:
+    """Attend within one sequence, one query head after the other; q is (queries, heads, head_dim)."""
+    seen = visible(positions, len(k), attention)
+    group = attention.num_heads // attention.num_kv_heads
+    out = np.empty_like(q)
+    for head in range(attention.num_heads):
+        scores = (q[:, head] @ k[:, head // group].T) * np.float32(attention.scale)
+        scores = np.where(seen, softcap(scores, attention.softcap), -np.inf).astype(np.float32)
+        out[:, head] = softmax(scores) @ v[:, head // group]
+    return out

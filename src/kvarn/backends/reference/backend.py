@@ -1,0 +1,197 @@
+"""The reference backend: NumPy, float32, written to be read. It is the definition of every field of a ModelSpec.
+
+Weights are dequantised at load; with dense=False their stored bytes are kept and dequantised at each use,
+slower by far but a quarter of the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.reference.attention import Layer, PagedCache, attend
+from kvarn.backends.reference.layers import (
+    Float32,
+    Int32,
+    Weights,
+    embed,
+    feed_forward,
+    log_softmax,
+    normalise,
+    softcap,
+)
+from kvarn.errors import BackendError
+from kvarn.formats.quants import dequantize
+from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.models.spec import Block, ModelSpec, Pooling
+from kvarn.sampling.sampler import choose
+
+ROWS_AT_ONCE = 64  # of logits: rows x vocabulary never exists as one array outside logits()
+
+
+class ReferenceBackend:
+    """Interprets a ModelSpec with NumPy."""
+
+    name = "reference"
+
+    def __init__(self, *, dense: bool = True) -> None:
+        self._dense = dense
+        self._spec: ModelSpec | None = None
+        self._weights: Weights = {}
+        self._cache: PagedCache | None = None
+
+    def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002 - the definition runs everything
+        return []
+
+    def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
+        total, done = sum(info.num_bytes for info in weights.tensors.values()), 0
+        taken: dict[str, Float32] = {}
+        stored: dict[str, tuple[npt.NDArray[np.uint8], TensorInfo]] = {}
+        for name, info in weights.tensors.items():
+            if self._dense or len(info.shape) == 1:
+                taken[name] = np.array(weights.array(name), np.float32)
+            else:
+                stored[name] = np.array(weights.raw(name)), info
+            done += info.num_bytes
+            weights.forget((name,))
+            if progress is not None:
+                progress(done, total)
+        self._spec, self._weights = spec, taken if self._dense else _LazyWeights(taken, stored)
+
+    def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        num_blocks = budget_bytes // layout.block_bytes
+        self._cache = PagedCache(layout, num_blocks)
+        return num_blocks
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            self._paged().copy(copy)
+
+    def return_kv(self, block_ids: Iterable[int]) -> None:
+        """Forget nothing: the arrays stay until close, their values are never read again."""
+
+    def forward(self, batch: Batch) -> Float32:
+        """Run all rows through all blocks; the states of the output rows after the output norm."""
+        spec, weights = self._loaded(), self._weights
+        _check_tokens(batch, spec)
+        x = embed(batch.token_ids, batch.positions, weights, spec.embedding)
+        for layer, block in enumerate(spec.blocks):
+            x = self._block(x, layer, block, batch)
+        x = x[batch.output_rows]
+        return x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
+
+    def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
+        chosen = np.zeros(len(rows.rows), np.int32)
+        entropy = np.zeros(len(rows.rows), np.float32)
+        scored = _Scores(len(rows.rows), rows.num_top)
+        for i, (row, params) in enumerate(zip(rows.rows, rows.params, strict=True)):
+            logits = self.logits(hidden[row : row + 1])[0]
+            if not np.all(np.isfinite(logits)):
+                raise BackendError(f"row {i} has logits that are not finite; the weights may be damaged")
+            logprobs = log_softmax(logits)
+            chosen[i] = choose(logits, params)
+            entropy[i] = -np.sum(np.exp(logprobs) * logprobs)
+            scored.put(i, logprobs, int(chosen[i]))
+        return Sampled(chosen, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
+
+    def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
+        scored = _Scores(len(targets), num_top)
+        for start in range(0, len(targets), ROWS_AT_ONCE):
+            for i, logprobs in enumerate(log_softmax(self.logits(hidden[start : start + ROWS_AT_ONCE])), start):
+                scored.put(i, logprobs, int(targets[i]))
+        return Scored(scored.logprobs, scored.top_ids, scored.top_logprobs)
+
+    def pool(self, hidden: Float32, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
+        texts = [hidden[a:b] for a, b in pairwise(row_starts)]
+        take: dict[Pooling, Callable[[Float32], Float32]] = {
+            "mean": lambda states: states.mean(axis=0),
+            "cls": lambda states: states[0],
+            "last": lambda states: states[-1],
+        }
+        return np.stack([take[pooling](states) for states in texts])
+
+    def logits(self, hidden: Float32) -> Float32:
+        head = self._loaded().head
+        if head is None:
+            raise BackendError("the model is an encoder and has no logits; use pool")
+        y = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
+        return softcap(y, head.softcap)
+
+    def close(self) -> None:
+        self._spec, self._weights, self._cache = None, {}, None
+
+    def _block(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
+        stem, weights = f"blk.{layer}", self._weights
+
+        def norm(y: Float32, name: str) -> Float32:
+            return normalise(y, weights, f"{stem}.{name}", block.norm)
+
+        def attention(y: Float32) -> Float32:
+            return attend(y, weights, Layer(layer, block.attention, self._cache), batch)
+
+        def ffn(y: Float32) -> Float32:
+            return feed_forward(y, weights, stem, block.feed_forward)
+
+        if block.placement == "residual":
+            x = norm(x + attention(x), "attn_output_norm")
+            return norm(x + ffn(x), "layer_output_norm")
+        if block.placement == "sandwich":
+            x = x + norm(attention(norm(x, "attn_norm")), "post_attention_norm")
+            return x + norm(ffn(norm(x, "ffn_norm")), "post_ffw_norm")
+        x = x + attention(norm(x, "attn_norm"))
+        return x + ffn(norm(x, "ffn_norm"))
+
+    def _loaded(self) -> ModelSpec:
+        if self._spec is None:
+            raise BackendError("no model is loaded; call load first")
+        return self._spec
+
+    def _paged(self) -> PagedCache:
+        if self._cache is None:
+            raise BackendError("no cache is reserved; call reserve_kv first")
+        return self._cache
+
+
+class _Scores:
+    """Log-probabilities of given tokens and of the most probable ones, filled row by row."""
+
+    def __init__(self, num_rows: int, num_top: int) -> None:
+        self.logprobs = np.zeros(num_rows, np.float32)
+        self.top_ids: Int32 = np.zeros((num_rows, num_top), np.int32)
+        self.top_logprobs = np.zeros((num_rows, num_top), np.float32)
+
+    def put(self, row: int, logprobs: npt.NDArray[np.float64], token: int) -> None:
+        best = np.argsort(-logprobs, kind="stable")[: self.top_ids.shape[1]]
+        self.logprobs[row] = logprobs[token]
+        self.top_ids[row], self.top_logprobs[row] = best, logprobs[best]
+
+
+class _LazyWeights(Mapping[str, Float32]):
+    """Vectors as they are, matrices dequantised whenever they are asked for."""
+
+    def __init__(self, ready: Weights, stored: Mapping[str, tuple[npt.NDArray[np.uint8], TensorInfo]]) -> None:
+        self._ready = ready
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Float32:
+        if name in self._ready:
+            return self._ready[name]
+        raw, info = self._stored[name]
+        return dequantize(raw, info.type, info.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._ready
+        yield from self._stored
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._stored)
+
+
+def _check_tokens(batch: Batch, spec: ModelSpec) -> None:
+    ids = batch.token_ids
+    if len(ids) and not (ids.min() >= 0 and ids.max() < spec.vocab_size):
+        raise BackendError(f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {spec.vocab_size}")

@@ -1,0 +1,108 @@
+"""The layers of a model in NumPy, float32, one function each: what the fields of models/spec.py mean.
+
+x is always (rows, width). Weights are looked up under their canonical names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.models.spec import Activation, Embedding, FeedForward, MixtureOfExperts, Norm
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+Weights = Mapping[str, Float32]
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def linear(x: Float32, weights: Weights, name: str, bias: bool = False) -> Float32:
+    """Multiply by a matrix (out, in) and add its bias."""
+    y = x @ weights[f"{name}.weight"].T
+    return y + weights[f"{name}.bias"] if bias else y
+
+
+def normalise(x: Float32, weights: Weights, name: str, norm: Norm) -> Float32:
+    """Normalise the last axis."""
+    eps = np.float32(norm.eps)
+    if norm.kind == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+    y: Float32 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weights[f"{name}.weight"]
+    return y + weights[f"{name}.bias"] if norm.has_bias else y
+
+
+def activate(x: Float32, activation: Activation) -> Float32:
+    """Apply an activation function."""
+    y: Float32
+    if activation == "silu":
+        y = x / (1 + np.exp(-np.maximum(x, -80)))  # below -80 the result is 0 anyway
+    elif activation == "gelu":
+        y = x * (1 + _erf(x / math.sqrt(2)).astype(np.float32)) / 2
+    else:
+        y = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
+    return y
+
+
+def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: Embedding) -> Float32:
+    """Turn tokens into the first state of the residual stream."""
+    x = weights["token_embd.weight"][tokens] * np.float32(embedding.scale)
+    if embedding.positions is not None:
+        x = x + weights["position_embd.weight"][positions]
+    if embedding.token_types:
+        x = x + weights["token_types.weight"][0]
+    if embedding.norm is not None:
+        x = normalise(x, weights, "token_embd_norm", embedding.norm)
+    return x
+
+
+def feed_forward(x: Float32, weights: Weights, stem: str, ffn: FeedForward | MixtureOfExperts) -> Float32:
+    """Apply the feed-forward sublayer of block `stem`."""
+    if isinstance(ffn, MixtureOfExperts):
+        return _mixture(x, weights, stem, ffn)
+    up = linear(x, weights, f"{stem}.ffn_up", ffn.bias)
+    if ffn.gated:
+        hidden = activate(linear(x, weights, f"{stem}.ffn_gate", ffn.bias), ffn.activation) * up
+    else:
+        hidden = activate(up, ffn.activation)
+    return linear(hidden, weights, f"{stem}.ffn_down", ffn.bias)
+
+
+def softcap(x: Float32, cap: float | None) -> Float32:
+    """Squash values softly into (-cap, cap)."""
+    return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def softmax(x: Float32) -> Float32:
+    """Normalise the last axis to probabilities."""
+    e: Float32 = np.exp(x - x.max(axis=-1, keepdims=True))
+    e /= e.sum(axis=-1, keepdims=True)
+    return e
+
+
+def log_softmax(x: Float32) -> npt.NDArray[np.float64]:
+    """Log-probabilities of the last axis, in float64."""
+    exact = x.astype(np.float64)
+    exact -= exact.max(axis=-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    return exact
+
+
+def _mixture(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
+    p = softmax(linear(x, weights, f"{stem}.ffn_gate_inp"))
+    chosen = np.argsort(-p, axis=-1, kind="stable")[:, : moe.num_active]  # ties to the lower index
+    share = np.zeros_like(p)
+    np.put_along_axis(share, chosen, np.take_along_axis(p, chosen, axis=-1), axis=-1)
+    if moe.renormalise:
+        share /= share.sum(axis=-1, keepdims=True)
+    matrices = {name: weights[f"{stem}.ffn_{name}_exps.weight"] for name in ("gate", "up", "down")}
+    out = np.zeros_like(x)
+    for expert in np.unique(chosen):
+        rows = np.flatnonzero((chosen == expert).any(axis=-1))
+        gate, up, down = (matrices[name][expert] for name in ("gate", "up", "down"))
+        hidden = activate(x[rows] @ gate.T, moe.activation) * (x[rows] @ up.T)
+        out[rows] += share[rows, expert, None] * (hidden @ down.T)
+    return out

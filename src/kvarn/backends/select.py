@@ -1,0 +1,54 @@
+"""Which backend runs a model: by name, or the fastest that is here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import cast
+
+from kvarn.backends.protocol import Backend
+from kvarn.config import BACKENDS, EngineConfig
+from kvarn.errors import ConfigError, UnsupportedModel
+from kvarn.models.spec import ModelSpec
+
+NATIVE_EXTENSION = "kvarn.backends.native._native"
+
+
+def make_backend(config: EngineConfig, threads: int) -> Backend:
+    """The backend config names; auto prefers the native one."""
+    name = config.backend
+    if name == "auto":
+        name = "native" if has_native() else "reference"
+    if name == "native":
+        return _native(threads, config.isa)
+    if name == "reference":
+        return _reference()
+    raise ConfigError(f"backend is {name!r:.60}; choose one of {', '.join(BACKENDS)}")
+
+
+def has_native() -> bool:
+    """Whether this installation has the compiled core."""
+    return importlib.util.find_spec(NATIVE_EXTENSION) is not None
+
+
+def require_support(backend: Backend, spec: ModelSpec) -> None:
+    """Refuse a model the backend cannot run, naming the fields."""
+    fields = tuple(backend.unsupported(spec))
+    if fields:
+        raise UnsupportedModel(
+            f"the {backend.name} backend cannot run {spec.name!r} ({spec.architecture}): {', '.join(fields)}; "
+            "use another model or backend=",
+            fields=fields,
+        )
+
+
+def _native(threads: int, isa: str | None) -> Backend:
+    if not has_native():
+        raise ConfigError('backend is "native", but the compiled core is not installed; run `pip install .` again')
+    module = importlib.import_module("kvarn.backends.native.backend")
+    return cast(Backend, module.NativeBackend(threads, isa))
+
+
+def _reference() -> Backend:
+    module = importlib.import_module("kvarn.backends.reference.backend")
+    return cast(Backend, module.ReferenceBackend())

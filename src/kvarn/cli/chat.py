@@ -1,0 +1,180 @@
+"""`kvarn chat`: a conversation. Ctrl-C stops the answer and keeps the session, Ctrl-D ends it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvarn.cli.options import (
+    DEFAULT_MODEL,
+    Context,
+    MaxTokens,
+    Model,
+    Seed,
+    System,
+    Temperature,
+    Threads,
+    TopP,
+    opened,
+    sampling,
+    stats_line,
+)
+from kvarn.cli.text import Writer, checked, printable
+from kvarn.errors import InvalidParameter, PromptTooLong, RequestError
+from kvarn.types import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from kvarn.engine.runner import EventStream
+    from kvarn.llm import LLM
+
+PROMPT = "> "
+CONTINUED = ". "
+QUOTES = '"""'
+HELP = '''/help          this text
+/reset         forget the conversation, keep the system message
+/system TEXT   set the system message and forget the conversation; without TEXT: none
+/save FILE     write the conversation as JSON
+A line that ends in \\ goes on; """ begins and ends a text of several lines.
+Ctrl-C stops an answer, Ctrl-D ends the chat.'''
+
+
+def chat(
+    *,
+    model: Model = DEFAULT_MODEL,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    context: Context = None,
+) -> None:
+    """Talk with a model. /help lists what you can do inside."""
+    params = sampling(max_tokens, temperature, top_p, seed)
+    if system is not None:
+        checked(system, "--system")
+    with opened(model, threads, context) as llm:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - line editing and recall in input()
+        _say(f"{printable(llm.spec.name)}, {llm.context:,} tokens of context. /help helps, Ctrl-D ends.")
+        Conversation(llm, params, system).run()
+
+
+class Conversation:
+    """The messages so far, and what each line does to them."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self.reset()
+
+    def run(self) -> None:
+        """Read, answer, repeat, until the input ends."""
+        while True:
+            try:
+                text = read_message()
+            except EOFError:
+                _say("")
+                return
+            except KeyboardInterrupt:
+                _say("\nCtrl-D ends the chat.")
+                continue
+            self._take(text)
+
+    def reset(self) -> None:
+        self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def _take(self, text: str) -> None:
+        try:
+            if text.startswith("/"):
+                self._obey(*text[1:].split(maxsplit=1))
+            elif text.strip():
+                self._answer(checked(text, "the message"))
+        except PromptTooLong as error:
+            _say(f"{error}; /reset starts anew")
+        except (RequestError, OSError) as error:
+            _say(printable(str(error)))
+
+    def _answer(self, text: str) -> None:
+        question = {"role": "user", "content": text}
+        writer = Writer()
+        with self._llm.stream([*self._messages, question], self._params) as events, interrupting(events):
+            for event in events:
+                writer.write(event.text)
+        writer.end_line()
+        completion = event.completion
+        assert completion is not None
+        self._messages += [question, {"role": "assistant", "content": completion.text}]
+        stopped = "stopped, " if completion.finish_reason is FinishReason.CANCELLED else ""
+        _say(f"[{stopped}{stats_line(completion)}]")
+
+    def _obey(self, command: str = "", argument: str = "") -> None:
+        if command == "help":
+            _say(HELP)
+        elif command == "reset":
+            self.reset()
+            _say("The conversation is forgotten.")
+        elif command == "system":
+            self._system = checked(argument, "the system message") or None
+            self.reset()
+            _say("The system message is set; the conversation starts anew.")
+        elif command == "save":
+            self._save(argument)
+        else:
+            raise InvalidParameter(f"there is no command /{command}; /help lists them")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise InvalidParameter("/save needs the name of a file")
+        path = Path(name).expanduser()
+        path.write_text(json.dumps(self._messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        _say(f"Saved {len(self._messages)} messages to {path}.")
+
+
+def read_message() -> str:
+    """One message: a line, lines joined by a backslash at their end, or a block between triple quotes."""
+    line = _line(PROMPT)
+    if line.startswith(QUOTES):
+        return _quoted(line[len(QUOTES) :])
+    lines = []
+    while line.endswith("\\"):
+        lines.append(line[:-1])
+        line = _line(CONTINUED)
+    return "\n".join([*lines, line])
+
+
+def _quoted(line: str) -> str:
+    lines = []
+    while not line.rstrip().endswith(QUOTES):
+        lines.append(line)
+        line = _line(CONTINUED)
+    return "\n".join([*lines, line.rstrip()[: -len(QUOTES)]])
+
+
+def _line(prompt: str) -> str:
+    while True:
+        try:
+            return input(prompt if sys.stdin.isatty() else "")
+        except UnicodeDecodeError:
+            _say("That line is not valid UTF-8; try again.")
+
+
+@contextmanager
+def interrupting(events: EventStream) -> Iterator[None]:
+    """Let Ctrl-C end the answer within one step instead of the session."""
+    before = signal.signal(signal.SIGINT, lambda *_: events.cancel())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,102 @@
+"""The `kvarn` command: registers the commands and turns failures into one sentence and an exit code.
+
+0 ok, 1 failed, 2 wrong usage, 130 interrupted. Modules of other packages are imported inside the commands, so that
+`kvarn run` starts fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from kvarn.cli.chat import chat
+from kvarn.cli.doctor import doctor
+from kvarn.cli.models import list_models, pull, remove
+from kvarn.cli.run import run
+from kvarn.cli.show import show
+from kvarn.config import is_debug
+from kvarn.errors import KvarnError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="kvarn",
+    help="Run language models on the machine you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    app()
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Let no failure of a command end in a traceback, unless KVARN_DEBUG asks for it."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+        except BrokenPipeError:  # the reader has gone, as with `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except (KvarnError, OSError, MemoryError) as error:
+            if is_debug():
+                raise
+            print(f"kvarn: {_sentence(error)}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    return wrapper
+
+
+def _sentence(error: BaseException) -> str:
+    from kvarn.cli.text import printable
+
+    if isinstance(error, MemoryError) and not str(error):
+        return "out of memory; set a smaller context= or use a smaller model"
+    return printable(" ".join(str(error).split()))
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        import kvarn
+
+        print(f"kvarn {kvarn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("run")(guarded(run))
+app.command("chat")(guarded(chat))
+app.command("show")(guarded(show))
+app.command("pull")(guarded(pull))
+app.command("ls")(guarded(list_models))
+app.command("rm")(guarded(remove))
+app.command("doctor")(guarded(doctor))
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Text in and out of a terminal: nothing a model or a file says may drive it."""
+
+from __future__ import annotations
+
+import sys
+
+from kvarn.errors import InvalidParameter
+
+MAX_INPUT_BYTES = 64 << 20
+
+# C0 and C1 control characters but tab and newline: escape sequences could rewrite what the user sees.
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Replace control characters, so that text from outside cannot steer the terminal."""
+    return text.translate(_CONTROLS)
+
+
+def read_prompt(argument: str) -> str:
+    """The prompt itself, or all of stdin for `-`."""
+    if argument != "-":
+        return checked(argument, "the prompt")
+    data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
+    if len(data) > MAX_INPUT_BYTES:
+        raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidParameter(
+            f"stdin is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it first"
+        ) from None
+
+
+def checked(text: str, what: str) -> str:
+    """Refuse text that came from bytes which are not UTF-8 (they arrive as lone surrogates)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(f"{what} is not valid UTF-8 at character {error.start:,}; convert it first") from None
+    return text
+
+
+class Writer:
+    """Streams an answer to stdout, at once, and without control characters when that is a terminal."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._ends_line = True
+
+    def write(self, text: str) -> None:
+        if not text:
+            return
+        sys.stdout.write(printable(text) if self._is_terminal else text)
+        sys.stdout.flush()
+        self._ends_line = text.endswith("\n")
+
+    def end_line(self) -> None:
+        """Start a new line unless the answer has."""
+        if not self._ends_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._ends_line = True

@@ -1,0 +1,108 @@
+"""EngineConfig, and the only place in Kvarn that reads environment variables.
+
+KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
+KVARN_OFFLINE   1: never open a connection
+KVARN_ISA       force one kernel table (scalar, avx2, ...)
+KVARN_DEBUG     1: the command line shows tracebacks
+HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kvarn.errors import ConfigError
+
+BackendName = Literal["auto", "native", "reference"]
+BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
+KV_DTYPES: tuple[str, ...] = ("f16", "f32")
+
+MAX_THREADS = 1024
+MAX_CONTEXT = 2**24
+MAX_KV_BYTES = 2**44
+
+
+def kvarn_home() -> Path:
+    """The folder that holds everything Kvarn stores."""
+    override = os.environ.get("KVARN_HOME")
+    if override:
+        return Path(override).expanduser().absolute()
+    from platformdirs import user_data_path
+
+    return user_data_path("kvarn", appauthor=False)
+
+
+def is_offline() -> bool:
+    """Whether the user forbids every connection."""
+    return _flag("KVARN_OFFLINE") or _flag("HF_HUB_OFFLINE")
+
+
+def is_debug() -> bool:
+    """Whether the command line shows tracebacks."""
+    return _flag("KVARN_DEBUG")
+
+
+def forced_isa() -> str | None:
+    """The kernel table KVARN_ISA asks for, or None to choose by the CPU."""
+    return os.environ.get("KVARN_ISA") or None
+
+
+def hf_endpoint() -> str | None:
+    """Another hub than the public one, without a trailing slash."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
+
+def hf_token() -> str | None:
+    """The hub's access token from the environment; None lets the client look for a saved one."""
+    return os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or None
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with some variables replaced, for a child process."""
+    return {**os.environ, **changes}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How one engine runs. None means: chosen from the machine and the model, see `kvarn doctor`."""
+
+    threads: int | None = None
+    context: int | None = None  # tokens per request, prompt and answer together
+    kv_bytes: int | None = None  # size of the whole KV cache
+    backend: str = "auto"
+    isa: str | None = field(default_factory=forced_isa)
+    block_size: int = 16  # tokens per KV block
+    max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
+    max_running: int = 64  # requests in one step
+    kv_dtype: str = "f16"
+
+    def __post_init__(self) -> None:
+        _whole("threads", self.threads, 1, MAX_THREADS, optional=True)
+        _whole("context", self.context, 1, MAX_CONTEXT, optional=True)
+        _whole("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
+        _whole("block_size", self.block_size, 1, 4096)
+        _whole("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
+        _whole("max_running", self.max_running, 1, 2**16)
+        _one_of("backend", self.backend, BACKENDS)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        if self.isa is not None and not isinstance(self.isa, str):
+            raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _whole(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r:.60}; give a whole number from {low:,} to {high:,}")
+
+
+def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise ConfigError(f"{name} is {value!r:.60}; choose one of {', '.join(accepted)}")

@@ -1,0 +1,117 @@
+"""From a file to a ready engine: describe, plan the memory, load weights and tokeniser side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvarn.backends.batch import KVLayout
+from kvarn.backends.protocol import Backend
+from kvarn.backends.select import make_backend, require_support
+from kvarn.config import EngineConfig
+from kvarn.decoding.autoregressive import AutoregressiveDecoder
+from kvarn.decoding.choice import SamplingDefaults
+from kvarn.engine.admission import Admission
+from kvarn.engine.engine import Engine
+from kvarn.engine.stream import Stream
+from kvarn.errors import UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.formats.weights import WeightSource
+from kvarn.kv.cache import KVCache
+from kvarn.kv.table import blocks_for
+from kvarn.machine import available_memory, choose_threads
+from kvarn.models.describe import describe
+from kvarn.models.memory import MemoryPlan, plan_memory
+from kvarn.models.spec import MaskedDiffusion, ModelSpec
+
+if TYPE_CHECKING:
+    from kvarn.tokenizer.tokenizer import Tokenizer
+
+OnLoad = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything a caller needs to run one model."""
+
+    spec: ModelSpec
+    tokenizer: Tokenizer
+    backend: Backend
+    engine: Engine
+    memory: MemoryPlan
+
+    def close(self) -> None:
+        self.backend.close()
+        self.tokenizer.close()
+
+
+def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> LoadedModel:
+    """Load a local file or folder; whatever was opened is closed again when something fails."""
+    source = open_weights(path)
+    with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
+        # The native load lets go of the interpreter, so the tokeniser is built meanwhile.
+        tokenizer = pool.submit(_load_tokenizer, source)
+        try:
+            return _load(source, config, tokenizer, progress)
+        except BaseException:
+            _close_quietly(tokenizer)
+            raise
+        finally:
+            source.close()
+
+
+def _load(
+    source: WeightSource, config: EngineConfig, tokenizer: Future[Tokenizer], progress: OnLoad | None
+) -> LoadedModel:
+    description = describe(source, config.context)
+    spec = description.spec
+    if isinstance(spec.generation, MaskedDiffusion):
+        raise UnsupportedModel(f"{spec.name!r} is a diffusion model, which this version cannot run; use another model")
+    memory = plan_memory(
+        spec, description.weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype
+    )
+    backend = make_backend(config, config.threads or choose_threads().count)
+    try:
+        require_support(backend, spec)
+        backend.load(spec, description.weights, progress)
+        kv = _reserve(backend, spec, memory, config)
+        admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens))
+        defaults = SamplingDefaults(**description.recommended)
+        decoder = AutoregressiveDecoder(backend, spec.vocab_size, tokenizer.result().eos_ids, defaults)
+        stream = text_stream(tokenizer.result())
+        engine = Engine(backend, decoder, kv, stream=stream, admission=admission, config=config)
+        return LoadedModel(spec, tokenizer.result(), backend, engine, memory)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def text_stream(tokenizer: Tokenizer) -> Stream:
+    """A Stream that reads text with the model's tokeniser."""
+    from kvarn.tokenizer.incremental import IncrementalDecoder
+
+    return Stream(lambda starts_text: IncrementalDecoder(tokenizer, at_start=starts_text), tokenizer.eos_ids)
+
+
+def _load_tokenizer(source: WeightSource) -> Tokenizer:
+    from kvarn.tokenizer import load_tokenizer
+
+    return load_tokenizer(source)
+
+
+def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
+    """The error on its way out matters more than one of the tokeniser's."""
+    with suppress(Exception):
+        tokenizer.result().close()
+
+
+def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
+    layers = tuple((b.attention.num_kv_heads, b.attention.head_dim) for b in spec.blocks)
+    layout = KVLayout(config.block_size, layers, config.kv_dtype)
+    num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
+    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, config.block_size) * layout.block_bytes)
+    return KVCache(num_blocks, config.block_size)

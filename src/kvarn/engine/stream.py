@@ -1,0 +1,129 @@
+"""Tokens become text, text meets stop strings, and both become events. Knows no cache and no backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvarn.decoding.decoder import Commit
+from kvarn.engine.finish import finish_after
+from kvarn.engine.stop import StopMatcher
+from kvarn.request import Finish, Request
+from kvarn.types import FinishReason, TokenEvent
+
+
+class TextDecoder(Protocol):
+    """kvarn.tokenizer.incremental.IncrementalDecoder, as this module needs it."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _Reader:
+    """The text of one request so far."""
+
+    decoder: TextDecoder
+    matcher: StopMatcher
+    parts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One commit as text: texts[i] became certain with tokens[i] of the commit."""
+
+    commit: Commit
+    texts: tuple[str, ...]
+    finish: Finish | None
+
+
+class Stream:
+    """Readers of all open requests."""
+
+    def __init__(self, make_decoder: Callable[[bool], TextDecoder], eos_ids: tuple[int, ...]) -> None:
+        """make_decoder(starts_text) makes the reader of one answer."""
+        self._make_decoder = make_decoder
+        self._eos_ids = eos_ids
+        self._readers: dict[str, _Reader] = {}
+
+    def open(self, request: Request, *, starts_text: bool) -> None:
+        """Begin to read a request; starts_text: its answer is a text of its own, not the rest of the prompt."""
+        stop = request.params.stop
+        assert isinstance(stop, tuple)
+        self._readers[request.id] = _Reader(self._make_decoder(starts_text), StopMatcher(stop))
+
+    def read(self, commits: Iterable[Commit]) -> list[Reading]:
+        """Turn committed tokens into text and find out who is finished; tokens after an end are dropped."""
+        return [self._read(commit) for commit in commits]
+
+    def events(self, readings: Iterable[Reading]) -> list[TokenEvent]:
+        """One event per token, the last one with the completion; called when the ends have been applied."""
+        events: list[TokenEvent] = []
+        for reading in readings:
+            events.extend(self._events(reading))
+        return events
+
+    def end(self, requests: Sequence[Request]) -> list[TokenEvent]:
+        """Last events of requests that ended without a token: cancelled or failed."""
+        return [self._last_event(request, self._flush(self._readers[request.id])) for request in requests]
+
+    def _read(self, commit: Commit) -> Reading:
+        reader, request = self._readers[commit.request.id], commit.request
+        texts: list[str] = []
+        for index, token in enumerate(commit.tokens, start=request.num_output):
+            finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
+            text, finish = self._advance(reader, token.token_id, finish, is_early=index < request.params.min_tokens)
+            texts.append(text)
+            if finish is not None:
+                kept = Commit(request, commit.num_computed, commit.tokens[: len(texts)])
+                return Reading(kept, tuple(texts), finish)
+        return Reading(commit, tuple(texts), None)
+
+    def _advance(
+        self, reader: _Reader, token_id: int, finish: Finish | None, *, is_early: bool
+    ) -> tuple[str, Finish | None]:
+        """Text that became certain with one token; a stop string found in it is an earlier end."""
+        is_stop_token = finish is not None and finish.reason is FinishReason.STOP
+        piece = "" if is_stop_token else reader.decoder.push(token_id)
+        text = piece if is_early else reader.matcher.push(piece)
+        if finish is not None and reader.matcher.found is None:
+            text += self._flush(reader)
+        if reader.matcher.found is not None:
+            finish = Finish(FinishReason.STOP, reader.matcher.found)
+        return text, finish
+
+    def _flush(self, reader: _Reader) -> str:
+        """Bytes and text held back, once nothing more will come."""
+        text = reader.matcher.push(reader.decoder.flush())
+        return text + reader.matcher.flush()
+
+    def _events(self, reading: Reading) -> list[TokenEvent]:
+        request = reading.commit.request
+        if reading.commit.error is not None:
+            return self.end([request])
+        tokens = reading.commit.tokens
+        first = request.num_output - len(tokens)
+        events = []
+        for offset, (token, text) in enumerate(zip(tokens, reading.texts, strict=True)):
+            is_last = request.is_ended and offset == len(tokens) - 1
+            if is_last:
+                events.append(self._last_event(request, text))
+            else:
+                self._readers[request.id].parts.append(text)
+                events.append(TokenEvent(text, token.token_id, first + offset, None, token.logprob, None, request.id))
+        return events
+
+    def _last_event(self, request: Request, text: str) -> TokenEvent:
+        reader = self._readers.pop(request.id)
+        has_token = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        return TokenEvent(
+            text=text,
+            token_id=request.token_ids[-1] if has_token else None,
+            index=request.num_output - 1 if has_token else request.num_output,
+            finish_reason=request.finish_reason,
+            logprob=request.logprobs[-1] if has_token and request.logprobs else None,
+            completion=request.completion("".join([*reader.parts, text])),
+            request_id=request.id,
+        )

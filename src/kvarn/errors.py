@@ -1,0 +1,113 @@
+"""Every exception Kvarn raises on purpose.
+
+    KvarnError
+    ├── ConfigError          names the option and the accepted values
+    ├── ModelError           anything wrong with a model or its files
+    │   ├── ModelNotFound    no such path, alias, package or repository
+    │   ├── FormatError      the bytes on disk are not what they claim (file, offset)
+    │   ├── UnsupportedModel well-formed, but no backend here can run it (fields)
+    │   ├── DownloadError    network, checksum, disk: nothing half-written is left behind
+    │   └── DoesNotFit       the memory plan exceeds what the machine has
+    ├── RequestError         the caller's request cannot be served as asked
+    │   ├── InvalidParameter a sampling value, message or prompt out of range
+    │   ├── PromptTooLong    carries num_tokens and limit
+    │   ├── TemplateError    the model's chat template is missing, failed or was stopped
+    │   ├── Cancelled
+    │   └── DeadlineExceeded
+    ├── CapacityError        queue full; carries retry_after_s
+    └── BackendError         the batch failed; the engine keeps serving
+
+A message says what happened, with which value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class KvarnError(Exception):
+    """Base of everything Kvarn raises on purpose."""
+
+
+class ConfigError(KvarnError):
+    """An option has a value we cannot use."""
+
+
+class ModelError(KvarnError):
+    """Something is wrong with a model or its files."""
+
+
+class ModelNotFound(ModelError):
+    """No such path, alias, package or repository."""
+
+
+class FormatError(ModelError):
+    """The bytes of a model file are not what they claim to be."""
+
+    def __init__(self, message: str, *, file: str | None = None, offset: int | None = None) -> None:
+        where = "" if file is None else f"{file}: " if offset is None else f"{file} at byte {offset:,}: "
+        super().__init__(where + message)
+        self.file = file
+        self.offset = offset
+
+
+class UnsupportedModel(ModelError):
+    """The file is well-formed, but this build cannot run it."""
+
+    def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class DownloadError(ModelError):
+    """A model could not be fetched; nothing half-written is left behind."""
+
+
+class DoesNotFit(ModelError):
+    """The memory plan exceeds what the machine has."""
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class RequestError(KvarnError):
+    """The caller's request cannot be served as asked."""
+
+
+class InvalidParameter(RequestError):
+    """A sampling value, message or prompt is out of range."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room in the context."""
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"prompt has {num_tokens:,} tokens, the context allows {limit:,}; shorten the prompt or raise context="
+        )
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class TemplateError(RequestError):
+    """The model's chat template is missing, failed or was stopped."""
+
+
+class Cancelled(RequestError):
+    """The caller cancelled the request."""
+
+
+class DeadlineExceeded(RequestError):
+    """The request's deadline passed."""
+
+
+class CapacityError(KvarnError):
+    """No room for the request now."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class BackendError(KvarnError):
+    """The batch failed; the engine keeps serving."""

@@ -1,0 +1,226 @@
+"""Hugging Face folders with safetensors weights, as a WeightSource under their Hugging Face names.
+
+Reads config.json, model.safetensors or the shards of model.safetensors.index.json. Data only: no pickle, no code
+from the folder. A safetensors file is an 8-byte length, a JSON header {name: {dtype, shape, data_offsets}} and
+the tensors, one after another without gaps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
+from kvarn.formats.mapped import MappedFile
+from kvarn.formats.quants import dequantize
+from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
+from kvarn.formats.weights import TensorInfo, TensorType
+
+_TYPES = {"F32": TensorType.F32, "F16": TensorType.F16, "BF16": TensorType.BF16}
+_BITS = {
+    **{"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64},
+    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64},
+}
+# Integer buffers that some checkpoints carry and no model reads: they are left out.
+_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
+_MAX_DIMENSIONS = 8
+_MAX_DIMENSION = 2**31 - 1
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+class SafetensorsFile:
+    """One safetensors file: where each tensor lies."""
+
+    def __init__(self, path: str) -> None:
+        self.file = MappedFile(path)
+        self.tensors: dict[str, TensorInfo] = {}
+        self.offsets: dict[str, int] = {}
+        try:
+            self._parse()
+        except BaseException:
+            self.file.close()
+            raise
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return self.file.view(self.offsets[name], self.tensors[name].num_bytes)
+
+    def _parse(self) -> None:
+        size = self.file.size
+        length = int.from_bytes(self.file.buffer[:8], "little")
+        if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
+            raise self._error(
+                f"the header claims {length:,} bytes; the file has {size:,}, {MAX_JSON_BYTES:,} are allowed"
+            )
+        header = parse_object(self.file.buffer[8 : 8 + length], self.file.path)
+        header.pop("__metadata__", None)
+        entries = sorted((self._offsets_of(name, entry), name) for name, entry in header.items())
+        end = 0
+        for (begin, stop), name in entries:
+            if begin != end:
+                raise self._error(f"tensor {name!r} begins at {begin:,}, the one before ends at {end:,}", begin)
+            self._add(name, header[name], begin, stop, 8 + length)
+            end = stop
+        if end != size - 8 - length:
+            raise self._error(f"the tensors end at {end:,}, the file holds {size - 8 - length:,} bytes of them")
+
+    def _offsets_of(self, name: str, entry: object) -> tuple[int, int]:
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise self._error(f"tensor {name!r} needs exactly dtype, shape and data_offsets")
+        offsets = entry["data_offsets"]
+        if not _are_integers(offsets) or len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1] <= self.file.size:
+            raise self._error(f"tensor {name!r} has the data_offsets {_short(offsets)}, which are not in the file")
+        return offsets[0], offsets[1]
+
+    def _add(self, name: str, entry: dict[str, Any], begin: int, end: int, data_begin: int) -> None:
+        dtype, shape = entry["dtype"], entry["shape"]
+        if not _are_integers(shape) or len(shape) > _MAX_DIMENSIONS or not all(0 <= n <= _MAX_DIMENSION for n in shape):
+            raise self._error(f"tensor {name!r} has the shape {_short(shape)}")
+        if not isinstance(dtype, str) or dtype not in _BITS:
+            raise UnsupportedModel(f"{self.file.path}: tensor {name!r} has the unknown type {_short(dtype)}")
+        if (end - begin) * 8 != math.prod(shape) * _BITS[dtype]:
+            raise self._error(f"tensor {name!r} has {end - begin:,} bytes, not those of {dtype} {shape}", begin)
+        if dtype in _TYPES and 0 not in shape:
+            self.tensors[name] = TensorInfo(name, _TYPES[dtype], tuple(shape))
+            self.offsets[name] = data_begin + begin
+        elif not name.endswith(_BUFFERS):
+            raise UnsupportedModel(
+                f"{self.file.path}: tensor {name!r} is {dtype} {shape}; F32, F16 and BF16 with at least one value "
+                "can be read, so convert the model to one of them",
+                fields=("tensor_type",),
+            )
+
+    def _error(self, message: str, offset: int | None = None) -> FormatError:
+        return FormatError(message, file=self.file.path, offset=offset)
+
+
+class SafetensorsFolder:
+    """A Hugging Face model folder as a WeightSource. Arrays from raw() stay valid after close()."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        names = _weight_files(self._path)
+        config = read_object(self._join("config.json"))
+        self._metadata = {"hf": config, "hf_folder": self._path}
+        self._files: list[SafetensorsFile] = []
+        self._owners: dict[str, SafetensorsFile] = {}
+        try:
+            self._open(names)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, files: Mapping[str, frozenset[str] | None]) -> None:
+        for file, expected in files.items():
+            shard = SafetensorsFile(self._join(file))
+            self._files.append(shard)
+            missing = sorted((expected or frozenset()) - shard.tensors.keys())
+            missing = [name for name in missing if not name.endswith(_BUFFERS)]
+            if missing:
+                raise FormatError(f"tensor {missing[0]!r} is not here, though {_INDEX} says so", file=shard.file.path)
+            for name in shard.tensors:
+                if name in self._owners:
+                    raise FormatError(f"tensor {name!r} is also in another shard", file=shard.file.path)
+                self._owners[name] = shard
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all weight files."""
+        return sum(shard.file.size for shard in self._files)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return MappingProxyType(self._metadata)
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return MappingProxyType({name: shard.tensors[name] for name, shard in self._owners.items()})
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return self._owners[name].raw(name)
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        info = self._owners[name].tensors[name]
+        return dequantize(self.raw(name), info.type, info.shape)
+
+    def forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            shard = self._owners[name]
+            shard.file.forget([(shard.offsets[name], shard.tensors[name].num_bytes)])
+
+    def verify_unchanged(self) -> None:
+        """Raise FormatError if a weight file changed since it was opened."""
+        for shard in self._files:
+            shard.file.verify_unchanged()
+
+    def close(self) -> None:
+        for shard in self._files:
+            shard.file.close()
+
+    def _join(self, name: str) -> str:
+        return os.path.join(self._path, name)
+
+
+def _weight_files(folder: str) -> dict[str, frozenset[str] | None]:
+    """The weight files of a folder, each with the tensors the index expects in it."""
+    present = set(_listing(folder))
+    if "config.json" not in present:
+        raise ModelNotFound(f"{folder}: the folder has no config.json{_what_else(present)}")
+    if _INDEX in present:
+        return _shards(os.path.join(folder, _INDEX), present)
+    if _SINGLE in present:
+        return {_SINGLE: None}
+    raise ModelNotFound(f"{folder}: the folder has no {_SINGLE}{_what_else(present)}")
+
+
+def _listing(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelNotFound(f"{folder!r} cannot be listed: {reason}; give the path of a model folder") from error
+
+
+def _what_else(present: set[str]) -> str:
+    pickles = sorted(name for name in present if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    if pickles:
+        return f"; pickle files such as {pickles[0]} are not read, because they can run code: convert to safetensors"
+    ggufs = sorted(name for name in present if name.endswith(".gguf"))
+    if ggufs:
+        return f"; give the path of a file in it, such as {ggufs[0]}"
+    return "; give a GGUF file or a Hugging Face folder with safetensors"
+
+
+def _shards(path: str, present: set[str]) -> dict[str, frozenset[str] | None]:
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise FormatError("weight_map is missing or empty", file=path)
+    shards: dict[str, set[str]] = {}
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or file != os.path.basename(file) or not file.endswith(".safetensors"):
+            raise FormatError(
+                f"tensor {tensor!r} is said to be in {_short(file)}, not a file of this folder", file=path
+            )
+        if file not in present:
+            raise ModelNotFound(f"{path}: the shard {file} is missing; download all files of the model")
+        shards.setdefault(file, set()).add(tensor)
+    return {file: frozenset(names) for file, names in sorted(shards.items())}
+
+
+def _are_integers(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,53 @@
+"""JSON from untrusted files: bounded in size, without duplicate keys, NaN or deep nesting."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from kvarn.errors import FormatError
+from kvarn.formats.mapped import MappedFile
+
+MAX_JSON_BYTES = 4 << 20  # a header of 30,000 tensors
+MAX_CONTAINERS = 100_000  # lists and objects: Python needs up to 200 bytes for two of the file
+
+
+def parse_object(data: bytes, file: str) -> dict[str, Any]:
+    """Parse a JSON object or raise FormatError."""
+    if len(data) > MAX_JSON_BYTES:
+        raise FormatError(f"{len(data):,} bytes of JSON; at most {MAX_JSON_BYTES:,} are allowed", file=file)
+    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
+        raise FormatError(f"the JSON has more than {MAX_CONTAINERS:,} lists and objects", file=file)
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+    except RecursionError:
+        raise FormatError("the JSON is nested too deeply", file=file) from None
+    except ValueError as error:  # also UnicodeDecodeError and JSONDecodeError
+        raise FormatError(f"this is not JSON: {error}", file=file) from error
+    if not isinstance(value, dict):
+        raise FormatError(f"the JSON is a {type(value).__name__}, not an object", file=file)
+    return value
+
+
+def read_object(path: str) -> dict[str, Any]:
+    """Parse a whole file."""
+    file = MappedFile(path)
+    try:
+        if file.size > MAX_JSON_BYTES:
+            raise FormatError(f"{file.size:,} bytes of JSON; at most {MAX_JSON_BYTES:,} are allowed", file=path)
+        return parse_object(file.buffer[:], path)
+    finally:
+        file.close()
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} occurs twice")
+    return result
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

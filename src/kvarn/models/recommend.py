@@ -1,0 +1,49 @@
+"""The sampling a model's authors recommend: general.sampling.* of GGUF, generation_config.json of a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from kvarn.errors import FormatError, InvalidParameter
+from kvarn.formats.weights import WeightSource
+from kvarn.types import SamplingParams
+
+GGUF_KEYS: Final[Mapping[str, str]] = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+HF_KEYS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def recommended_sampling(source: WeightSource) -> dict[str, Any]:
+    """Return the SamplingParams fields recommended; values out of range are an error of the file."""
+    if "hf" in source.metadata:
+        given = _generation_config(source)
+        found = {key: given[key] for key in HF_KEYS if given.get(key) is not None}
+        if given.get("do_sample") is False:
+            found.pop("temperature", None)
+    else:
+        found = {name: source.metadata[key] for key, name in GGUF_KEYS.items() if key in source.metadata}
+    try:
+        SamplingParams(**found)
+    except InvalidParameter as error:
+        raise FormatError(f"recommended sampling: {error}", file=source.path) from None
+    return found
+
+
+def _generation_config(source: WeightSource) -> Mapping[str, Any]:
+    folder = source.metadata.get("hf_folder")
+    path = None if folder is None else Path(folder) / "generation_config.json"
+    if path is None or not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise FormatError(f"generation_config.json cannot be read: {error}", file=source.path) from None
+    return config if isinstance(config, dict) else {}

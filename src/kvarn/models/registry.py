@@ -1,0 +1,64 @@
+"""Which architectures exist, under the names GGUF and Hugging Face give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.formats.names import Dialect
+from kvarn.formats.view import WeightView
+from kvarn.formats.weights import WeightSource
+from kvarn.models.architectures import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3
+from kvarn.models.facts import Facts, text_config
+from kvarn.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one architecture is described.
+
+    hf_norm_offset: what safetensors subtract from norm weights. hf_defaults: what config.json may leave out.
+    """
+
+    gguf: tuple[str, ...]
+    hf: tuple[str, ...]
+    describe: Callable[[Facts], ModelSpec]
+    dialect: Dialect = "decoder"
+    hf_norm_offset: float = 0.0
+    split: Callable[[ModelSpec, WeightView], WeightView] | None = None
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+FAMILIES: Final = (
+    Family(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Family(("qwen2",), ("qwen2",), qwen2.describe),
+    Family(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
+    Family(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
+    Family(
+        ("gemma3",),
+        ("gemma3_text", "gemma3"),
+        gemma3.describe,
+        "sandwich",
+        hf_norm_offset=1.0,
+        hf_defaults=gemma3.HF_DEFAULTS,
+    ),
+    Family(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
+    Family(("bert",), ("bert",), bert.describe, "encoder"),
+)
+
+
+def find_family(source: WeightSource) -> tuple[str, Family]:
+    """Return a model's architecture name and its family, or refuse it with the names known."""
+    hf: Mapping[str, Any] | None = source.metadata.get("hf")
+    key = "general.architecture" if hf is None else "model_type"
+    name = source.metadata.get(key) if hf is None else text_config(hf).get(key, hf.get(key))
+    if not isinstance(name, str):
+        raise FormatError(f"{key} is {name!r}; expected the name of an architecture", file=source.path)
+    families = {n: family for family in FAMILIES for n in (family.gguf if hf is None else family.hf)}
+    if name not in families:
+        raise UnsupportedModel(
+            f"architecture {name[:60]!r} is unknown; known are {', '.join(sorted(families))}", fields=(key,)
+        )
+    return name, families[name]

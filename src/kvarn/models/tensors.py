@@ -1,0 +1,101 @@
+"""The tensors a spec needs, with their shapes: checked here, so that no backend ever meets a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.formats.weights import WeightSource
+from kvarn.models.spec import Attention, Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+
+Shape = tuple[int | None, ...]  # None: any length
+# Folded into the spec when it was described.
+FOLDED = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+BLOCK_NORMS = {
+    "pre": ("attn_norm", "ffn_norm"),
+    "sandwich": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+    "residual": ("attn_output_norm", "layer_output_norm"),
+}
+
+
+def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
+    """List every tensor of a model."""
+    found: dict[str, Shape] = {"token_embd.weight": (spec.vocab_size, spec.width)}
+    if spec.embedding.positions is not None:
+        found["position_embd.weight"] = (spec.embedding.positions, spec.width)
+    if spec.embedding.token_types:
+        found["token_types.weight"] = (None, spec.width)
+    if spec.embedding.norm is not None:
+        found.update(_norm("token_embd_norm", spec.embedding.norm, spec.width))
+    for layer, block in enumerate(spec.blocks):
+        found.update((f"blk.{layer}.{name}", shape) for name, shape in _block(block, spec.width))
+    if spec.output_norm is not None:
+        found.update(_norm("output_norm", spec.output_norm, spec.width))
+    if spec.head is not None and not spec.head.tied:
+        found["output.weight"] = (spec.vocab_size, spec.width)
+    return found
+
+
+def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:
+    """Refuse missing, mis-shaped and unknown tensors."""
+    expected = expected_tensors(spec)
+    for name, shape in expected.items():
+        info = weights.tensors.get(name)
+        if info is None:
+            raise FormatError(f"tensor {name} is missing; the file may be incomplete", file=weights.path)
+        if len(info.shape) != len(shape) or not all(w in (None, g) for w, g in zip(shape, info.shape, strict=True)):
+            wanted = tuple("any" if length is None else length for length in shape)
+            raise FormatError(f"tensor {name} has shape {info.shape}; expected {wanted}", file=weights.path)
+    strange = sorted(weights.tensors.keys() - expected.keys() - FOLDED)
+    if strange:
+        listed = ", ".join(strange[:4]) + (f" and {len(strange) - 4} more" if len(strange) > 4 else "")
+        raise UnsupportedModel(
+            f"{weights.path}: {spec.architecture} has no tensors {listed}; "
+            "this variant of the architecture is not supported, choose another model",
+            fields=tuple(strange),
+        )
+
+
+def _norm(name: str, norm: Norm, length: int) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (length,)
+    if norm.has_bias:
+        yield f"{name}.bias", (length,)
+
+
+def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
+    for name in BLOCK_NORMS[block.placement]:
+        yield from _norm(name, block.norm, width)
+    yield from _attention(block.attention, width)
+    if isinstance(block.feed_forward, MixtureOfExperts):
+        yield from _experts(block.feed_forward, width)
+    else:
+        yield from _feed_forward(block.feed_forward, width)
+
+
+def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
+    q, kv = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
+    for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+        yield from _matrix(name, rows, width, attention.qkv_bias)
+    yield from _matrix("attn_output", width, q, attention.output_bias)
+    if attention.qk_norm is not None:
+        yield from _norm("attn_q_norm", attention.qk_norm, attention.head_dim)
+        yield from _norm("attn_k_norm", attention.qk_norm, attention.head_dim)
+
+
+def _feed_forward(ffn: FeedForward, width: int) -> Iterator[tuple[str, Shape]]:
+    for name in ("ffn_gate", "ffn_up") if ffn.gated else ("ffn_up",):
+        yield from _matrix(name, ffn.hidden, width, ffn.bias)
+    yield from _matrix("ffn_down", width, ffn.hidden, ffn.bias)
+
+
+def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "ffn_gate_inp.weight", (moe.num_experts, width)
+    yield "ffn_gate_exps.weight", (moe.num_experts, moe.hidden, width)
+    yield "ffn_up_exps.weight", (moe.num_experts, moe.hidden, width)
+    yield "ffn_down_exps.weight", (moe.num_experts, width, moe.hidden)
+
+
+def _matrix(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (rows, columns)
+    if bias:
+        yield f"{name}.bias", (rows,)

@@ -1,0 +1,48 @@
+"""Filters over candidates: each says how many, or which, are kept.
+
+Candidates are sorted, the most probable first; weights are float64 and not normalised: exp(logit - largest logit).
+Sums run left to right (cumsum, not NumPy's pairwise sum), so that the native core adds in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.intp]
+
+
+def keep_top_k(weights: Float64, k: int) -> Indices:
+    """Keep the first k; 0 keeps all."""
+    return np.arange(min(k, len(weights)) if k > 0 else len(weights))
+
+
+def keep_typical(weights: Float64, mass: float) -> Indices:
+    """Keep those whose information is nearest to the entropy, until they hold the mass (arXiv:2202.00666)."""
+    if mass >= 1.0:
+        return np.arange(len(weights))
+    total = np.cumsum(weights)[-1]
+    with np.errstate(divide="ignore"):
+        information = np.log(total) - np.log(weights)  # -log p
+    terms = np.where(weights > 0, weights * information, 0.0)
+    entropy = np.cumsum(terms)[-1] / total
+    order = np.argsort(np.abs(information - entropy), kind="stable")
+    count = _shortest_prefix(weights[order], mass)
+    return np.sort(order[:count])
+
+
+def keep_top_p(weights: Float64, mass: float) -> Indices:
+    """Keep the shortest prefix that holds the mass (nucleus, arXiv:1904.09751); always at least one."""
+    return np.arange(len(weights) if mass >= 1.0 else _shortest_prefix(weights, mass))
+
+
+def keep_min_p(weights: Float64, share: float) -> Indices:
+    """Keep those at least a share as probable as the first (arXiv:2407.01082)."""
+    return np.flatnonzero(weights >= share * weights[0])
+
+
+def _shortest_prefix(weights: Float64, mass: float) -> int:
+    cumulative = np.cumsum(weights)
+    first = int(np.searchsorted(cumulative, mass * cumulative[-1], side="left"))
+    return min(first + 1, len(weights))

@@ -1,0 +1,100 @@
+"""The choice of one token from its logits: the definition every backend's sampler is tested against.
+
+    logits (float32)
+      + bias, repetition penalty, frequency and presence penalties     float32
+      temperature 0: the largest logit, ties to the lower id           done
+      / temperature                                                    float32
+    sort by (descending logit, ascending id)
+    weight = exp(double(logit) - double(largest logit))                float64 from here on
+      top_k, typical_p, top_p, min_p                                   each over what the one before kept
+    u = Philox(key = seed, counter = (position, choice, 0, 0))         [0, 1) with 53 bits
+    the first candidate whose cumulative weight >= u * total weight
+
+Cumulative sums are taken left to right over the sorted candidates.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.sampling.filters import keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.penalties import add_bias, penalise_counts, penalise_repetition
+from kvarn.sampling.philox import uniform
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+
+class Choice(Protocol):
+    """All that a choice depends on; kvarn.backends.batch.RowSampling is one."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def typical_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def choice(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def bias_ids(self) -> Int32: ...
+    @property
+    def bias_values(self) -> Float32: ...
+    @property
+    def seen_ids(self) -> Int32: ...
+    @property
+    def seen_counts(self) -> Int32: ...
+
+
+def choose(logits: Float32, choice: Choice) -> int:
+    """Choose a token."""
+    logits = penalised(logits, choice)
+    if choice.temperature == 0.0:
+        return int(np.argmax(logits))
+    ids, weights = candidates(logits / np.float32(choice.temperature), choice)
+    cumulative = np.cumsum(weights)
+    target = uniform(choice.seed, choice.position, choice.choice) * cumulative[-1]
+    return int(ids[int(np.searchsorted(cumulative, target, side="left"))])
+
+
+def penalised(logits: Float32, choice: Choice) -> Float32:
+    """Apply bias and penalties."""
+    logits = add_bias(logits, choice.bias_ids, choice.bias_values)
+    logits = penalise_repetition(logits, choice.seen_ids, choice.repetition_penalty)
+    return penalise_counts(
+        logits, choice.seen_ids, choice.seen_counts, choice.frequency_penalty, choice.presence_penalty
+    )
+
+
+def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+    """Sort and filter: the ids kept and their weights, the most probable first."""
+    ids = np.argsort(-logits, kind="stable")
+    exact = logits[ids].astype(np.float64)
+    weights = np.exp(exact - exact[0])
+    kept = keep_top_k(weights, choice.top_k)
+    ids, weights = ids[kept], weights[kept]
+    for keep, value in (
+        (keep_typical, choice.typical_p),
+        (keep_top_p, choice.top_p),
+        (keep_min_p, choice.min_p),
+    ):
+        kept = keep(weights, value)
+        ids, weights = ids[kept], weights[kept]
+    return ids, weights

@@ -1,0 +1,37 @@
+"""What every way of turning plain text into tokens offers, and how their failures become our errors.
+
+Plain means: no control token is ever looked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from kvarn.errors import FormatError
+
+
+class Encoder(Protocol):
+    """Plain text to ids, and a token's text to the bytes it stands for."""
+
+    def encode(self, text: str, *, is_first: bool) -> list[int]:
+        """Return the ids of a non-empty text; is_first: nothing but special tokens stands right before it."""
+
+    def piece_bytes(self, token: str) -> bytes:
+        """Return what a normal token adds to the output."""
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether decoding removes one space at the very start, because encoding put it there."""
+
+
+@contextmanager
+def vocabulary_errors() -> Iterator[None]:
+    """Turn whatever the tokenizers package raises on a bad vocabulary, panics included, into FormatError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # pyo3's PanicException derives from BaseException
+        raise FormatError(f"the vocabulary cannot be used: {str(error)[:200]}; get the model file again") from error

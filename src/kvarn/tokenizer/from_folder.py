@@ -1,0 +1,206 @@
+"""Build a Tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
+
+The model inside tokenizer.json is run by the tokenizers package; special tokens are taken out of it first,
+because looking for them is our own business (text from users must not become one).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.tokenizer.bytelevel import text_bytes
+from kvarn.tokenizer.encoder import vocabulary_errors
+from kvarn.tokenizer.sentencepiece import SPACE
+from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
+from kvarn.tokenizer.vocabulary import MAX_TOKENS, Kind, Vocabulary, end_ids
+
+MAX_FILE_BYTES = 256 << 20
+
+
+def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) -> Tokenizer:
+    """Return the tokenizer of a folder; num_rows is how many tokens the model's embedding has."""
+    path = Path(folder)
+    if not (path / "tokenizer.json").is_file():
+        raise UnsupportedModel(f"{path.name} has no tokenizer.json; convert its tokenizer to that format")
+    described = _json(path / "tokenizer.json")
+    config = _json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
+    added = [_Added.read(entry) for entry in _entries(described, "added_tokens")]
+    vocabulary = _vocabulary(described, added, config, num_rows)
+    prefix, suffix = _additions(described.get("post_processor"), vocabulary)
+    return Tokenizer(
+        TokenizerParts(
+            vocabulary=vocabulary,
+            encoder=FolderEncoder(described),
+            prefix_ids=prefix,
+            suffix_ids=suffix,
+            chat_template=_chat_template(path, config),
+            lstrip_ids=frozenset(token.id for token in added if token.lstrip),
+            rstrip_ids=frozenset(token.id for token in added if token.rstrip),
+        )
+    )
+
+
+class FolderEncoder:
+    """A tokenizers model as tokenizer.json describes it, without its special tokens."""
+
+    def __init__(self, described: Mapping[str, Any]) -> None:
+        from tokenizers import Tokenizer as Described
+
+        plain = {**described, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        with vocabulary_errors():
+            self._first = Described.from_str(json.dumps(plain))
+            later = _without_first_space(plain)
+            self._later = self._first if later is None else Described.from_str(json.dumps(later))
+        names = _component_types(described.get("decoder"))
+        self._style = "bytes" if "ByteLevel" in names else "words" if "WordPiece" in names else "pieces"
+        self.drops_first_space = self._style == "words" or "Strip" in names or "Metaspace" in names
+
+    def encode(self, text: str, *, is_first: bool) -> list[int]:
+        """Return the ids of plain text."""
+        tokenizer = self._first if is_first else self._later
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def piece_bytes(self, token: str) -> bytes:
+        """Return the bytes of a normal token."""
+        if self._style == "bytes":
+            return text_bytes(token)
+        if self._style == "words":
+            return (token[2:] if token.startswith("##") else f" {token}").encode("utf-8", "replace")
+        return token.replace(SPACE, " ").encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    id: int
+    content: str
+    special: bool
+    lstrip: bool
+    rstrip: bool
+
+    @staticmethod
+    def read(entry: Mapping[str, Any]) -> _Added:
+        token_id, content = entry.get("id"), entry.get("content")
+        if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS or not isinstance(content, str):
+            raise FormatError(f"tokenizer.json: added token {str(entry)[:80]} has no usable id and content")
+        flags = [bool(entry.get(name)) for name in ("special", "lstrip", "rstrip")]
+        return _Added(token_id, content, *flags)
+
+
+def _vocabulary(
+    described: Mapping[str, Any], added: Sequence[_Added], config: Mapping[str, Any], num_rows: int | None
+) -> Vocabulary:
+    texts = {**_model_vocabulary(described), **{token.id: token.content for token in added}}
+    size = max(texts, default=-1) + 1
+    if not texts or (num_rows is not None and size > num_rows):
+        raise FormatError(f"tokenizer.json numbers tokens up to {size - 1:,}, the model has {num_rows} rows for them")
+    kinds = bytearray([Kind.UNUSED]) * max(size, num_rows or 0)
+    for token_id, text in texts.items():
+        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+        kinds[token_id] = Kind.BYTE if is_byte else Kind.NORMAL
+    for token in added:
+        kinds[token.id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
+    tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(kinds))]
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    bos_id, eos_id = (_configured_id(config, name, ids) for name in ("bos_token", "eos_token"))
+    ends = end_ids((eos_id,), ids, bytes(kinds))
+    return Vocabulary(tokens=tokens, kinds=bytes(kinds), ids=ids, bos_id=bos_id, eos_id=eos_id, eos_ids=ends)
+
+
+def _model_vocabulary(described: Mapping[str, Any]) -> dict[int, str]:
+    model = described.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):  # unigram: [[text, score], ...]
+        pairs = [(entry[0], index) for index, entry in enumerate(vocab) if isinstance(entry, list) and entry]
+    else:
+        pairs = list(vocab.items()) if isinstance(vocab, dict) else []
+    for text, token_id in pairs:
+        if not isinstance(text, str) or not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS:
+            raise FormatError(f"tokenizer.json: vocabulary entry {text!r:.40}: {token_id!r:.20} is not a token and an id")
+    return {token_id: text for text, token_id in pairs}
+
+
+def _configured_id(config: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
+    value = config.get(name)
+    text = value.get("content") if isinstance(value, dict) else value
+    return ids.get(text) if isinstance(text, str) else None
+
+
+def _additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids a post-processor puts before and after a text."""
+    if not isinstance(processor, dict):
+        return (), ()
+    if processor.get("type") == "Sequence":
+        parts = [_additions(part, vocabulary) for part in _entries(processor, "processors")]
+        return tuple(i for part in parts for i in part[0]), tuple(i for part in reversed(parts) for i in part[1])
+    if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
+        return (_known(processor["cls"][1], vocabulary),), (_known(processor["sep"][1], vocabulary),)
+    before: list[int] = []
+    after: list[int] = []
+    found = before
+    for item in _entries(processor, "single"):
+        if "Sequence" in item:
+            found = after
+        elif "SpecialToken" in item:
+            named = processor["special_tokens"][item["SpecialToken"]["id"]]
+            found.extend(_known(token_id, vocabulary) for token_id in named["ids"])
+    return tuple(before), tuple(after)
+
+
+def _known(token_id: Any, vocabulary: Vocabulary) -> int:
+    if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
+        raise FormatError(f"tokenizer.json: the post-processor names token {token_id!r:.20}, which does not exist")
+    return token_id
+
+
+def _without_first_space(described: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the description for text that is not the first, if that makes a difference."""
+    written = json.dumps(described)
+    changed = written.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    return None if changed == written else json.loads(changed)
+
+
+def _component_types(component: Any) -> set[str]:
+    if not isinstance(component, dict):
+        return set()
+    nested = [_component_types(part) for part in component.get("decoders", ())]
+    return {str(component.get("type"))}.union(*nested)
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    separate = path / "chat_template.jinja"
+    if separate.is_file():
+        return _read(separate).decode("utf-8", "replace")
+    value = config.get("chat_template")
+    if isinstance(value, list):  # several, by name
+        value = next((entry.get("template") for entry in value if entry.get("name") == "default"), None)
+    return value if isinstance(value, str) else None
+
+
+def _entries(described: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = described.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise FormatError(f"tokenizer.json: {key} is not a list of objects")
+    return value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not valid JSON: {str(error)[:120]}", file=path.name) from error
+    if not isinstance(value, dict):
+        raise FormatError("not a JSON object", file=path.name)
+    return value
+
+
+def _read(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise FormatError(f"has {size:,} bytes; at most {MAX_FILE_BYTES:,} are read", file=path.name)
+    return path.read_bytes()

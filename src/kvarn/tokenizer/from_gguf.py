@@ -1,0 +1,98 @@
+"""Build a Tokenizer from the tokenizer keys of GGUF metadata. Knows which model type means which encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.tokenizer.bytelevel import ByteLevelEncoder
+from kvarn.tokenizer.encoder import Encoder
+from kvarn.tokenizer.pretokenize import word_rule
+from kvarn.tokenizer.sentencepiece import SentencePieceEncoder, rank_by_merges, rank_by_score
+from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_vocabulary
+from kvarn.tokenizer.wordpiece import WordPieceEncoder
+
+KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = None) -> Tokenizer:
+    """Return the tokenizer of GGUF metadata; num_rows is how many tokens the model's embedding has."""
+    model = metadata.get("tokenizer.ggml.model")
+    if model not in KNOWN_MODELS:
+        raise UnsupportedModel(
+            f"tokenizer.ggml.model is {model!r:.80}, which is not known here; known are: {', '.join(KNOWN_MODELS)}",
+            fields=("tokenizer.ggml.model",),
+        )
+    vocabulary = read_vocabulary(metadata)
+    _check_size(metadata, vocabulary, num_rows)
+    adds = _Additions(metadata, vocabulary)
+    return Tokenizer(
+        TokenizerParts(
+            vocabulary=vocabulary,
+            encoder=_encoder(model, metadata, vocabulary),
+            prefix_ids=adds.prefix,
+            suffix_ids=adds.suffix,
+            chat_template=_text(metadata, "tokenizer.chat_template"),
+            rstrip_ids=_rstrip_ids(metadata, vocabulary),
+        )
+    )
+
+
+def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Encoder:
+    merges = metadata.get("tokenizer.ggml.merges")
+    if model == "gpt2":
+        return ByteLevelEncoder(vocabulary, merges, word_rule(_text(metadata, "tokenizer.ggml.pre")))  # type: ignore[arg-type]
+    if model == "bert":
+        return WordPieceEncoder(vocabulary, metadata)
+    rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, merges)
+    space_prefix = metadata.get("tokenizer.ggml.add_space_prefix", model == "llama")
+    return SentencePieceEncoder(vocabulary, rank, space_prefix=bool(space_prefix))
+
+
+class _Additions:
+    """The ids that encoding puts before and after a text, as the metadata says or the model type implies."""
+
+    def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+        model = metadata["tokenizer.ggml.model"]
+        bos_implied = model in ("llama", "bert", "gemma4") or (
+            model == "gpt2" and word_rule(_text(metadata, "tokenizer.ggml.pre")).adds_bos
+        )
+        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bos_implied)
+        adds_eos = metadata.get("tokenizer.ggml.add_eos_token", model == "bert")
+        self.prefix = _one("bos", vocabulary.bos_id) if adds_bos else ()
+        self.suffix = _one("eos", vocabulary.eos_id) if adds_eos else ()
+
+
+def _one(name: str, token_id: int | None) -> tuple[int, ...]:
+    if token_id is None:
+        raise FormatError(f"tokenizer.ggml.add_{name}_token is set, but there is no tokenizer.ggml.{name}_token_id")
+    return (token_id,)
+
+
+def _check_size(metadata: Mapping[str, Any], vocabulary: Vocabulary, num_rows: int | None) -> None:
+    architecture = metadata.get("general.architecture")
+    declared = num_rows if num_rows is not None else metadata.get(f"{architecture}.vocab_size")
+    if declared is not None and declared != len(vocabulary.tokens):
+        raise FormatError(
+            f"tokenizer.ggml.tokens has {len(vocabulary.tokens):,} entries, the model has {declared!r} rows for them; "
+            "get the model file again or convert it anew"
+        )
+
+
+def _rstrip_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
+    """Phi-3's role tokens swallow the line break its template writes after them; GGUF has no key for that."""
+    name = str(metadata.get("general.name", "")).lower()
+    if metadata["tokenizer.ggml.model"] != "llama" or not ("phi-3" in name or "phi3" in name):
+        return frozenset()
+    keep = {"<unk>", "<s>", "<|endoftext|>"}
+    special = vocabulary.of_kind(Kind.CONTROL, Kind.USER_DEFINED)
+    return frozenset(token_id for token_id in special if vocabulary.tokens[token_id] not in keep)
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise FormatError(f"{key} is a {type(value).__name__}, not a string")
+    return value

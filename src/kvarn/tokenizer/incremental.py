@@ -1,0 +1,47 @@
+"""Turn a stream of tokens into a stream of text. Any split of the tokens gives the same text.
+
+Tokens are bytes: a character may arrive in pieces, so up to three bytes wait until it is whole. Bytes that can
+never become a character turn into U+FFFD exactly as decoding everything at once would have it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    """What the decoder needs of a tokenizer."""
+
+    @property
+    def drops_first_space(self) -> bool: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_control(self, token_id: int) -> bool: ...
+
+
+class IncrementalDecoder:
+    """Decodes one completion, token by token."""
+
+    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True, at_start: bool = True) -> None:
+        """at_start=False: the tokens continue a text, so the space before its first word stays."""
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._drop_space = at_start and tokenizer.drops_first_space
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Return the text that became certain with this token."""
+        is_control = self._tokenizer.is_control(token_id)
+        if is_control and self._skip_special:
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._drop_space and data and not is_control:
+            self._drop_space = False
+            data = data.removeprefix(b" ")
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the completion."""
+        return self._utf8.decode(b"", final=True)

@@ -1,0 +1,121 @@
+"""The helper process that renders chat templates: a script, run with `python -I -S`, never imported by Kvarn.
+
+It reads requests from stdin and answers on stdout (see template_worker.py for the frames). A hostile template can
+make it run out of fuel, time or memory; then this process fails or is killed, and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime
+from typing import Any, NoReturn
+
+MAX_OUTPUT_BYTES = 8 << 20
+MAX_INDENT = 16
+OK, FAILED = b"\0", b"\1"
+
+
+def main() -> None:
+    """Serve requests until stdin ends."""
+    packages, memory_bytes, fuel = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    sys.path.append(packages)
+    environment = make_environment(fuel)
+    environment.render_str("{{ 1 }}")  # everything lazy is loaded before memory gets tight
+    limit_memory(memory_bytes)
+    answer(OK, b"")  # ready
+    while (request := read_frame()) is not None:
+        answer(*render(environment, request))
+
+
+def render(environment: Any, request: bytes) -> tuple[bytes, bytes]:
+    """Return the status and the rendered text, or the reason why there is none."""
+    try:
+        asked = json.loads(request)
+        text = environment.render_str(asked["template"], **asked["context"]).encode("utf-8")
+    except MemoryError:
+        return FAILED, b"it needs too much memory"
+    except BaseException as error:  # a panic of the engine derives from BaseException
+        return FAILED, reason(error).encode("utf-8", "replace")
+    if len(text) > MAX_OUTPUT_BYTES:
+        return FAILED, f"it wrote {len(text):,} bytes, at most {MAX_OUTPUT_BYTES:,} are allowed".encode()
+    return OK, text
+
+
+def make_environment(fuel: int) -> Any:
+    """Return an environment that behaves like the jinja2 one templates are written for."""
+    from minijinja import Environment
+
+    return Environment(
+        fuel=fuel,
+        debug=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        pycompat=True,
+        auto_escape_callback=lambda name: False,
+        filters={"tojson": to_json},
+        globals={"raise_exception": raise_exception, "strftime_now": strftime_now},
+        finalizer=as_python_prints,
+    )
+
+
+def raise_exception(message: str) -> NoReturn:
+    """Let a template refuse a conversation."""
+    raise ValueError(f"the template refused the conversation: {message}")
+
+
+def strftime_now(pattern: str) -> str:
+    """Return the local time as the template wants it."""
+    return datetime.now().strftime(str(pattern)[:200])
+
+
+def to_json(
+    value: Any, indent: int | None = None, separators: Any = None, sort_keys: bool = False, ensure_ascii: bool = False
+) -> str:
+    """Return JSON as transformers' filter writes it: no HTML escapes, any character as itself."""
+    if indent is not None and not 0 <= indent <= MAX_INDENT:
+        raise ValueError(f"tojson: indent is {indent}, 0 to {MAX_INDENT} are allowed")
+    marks = tuple(separators) if separators is not None else None
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=marks, sort_keys=sort_keys)
+
+
+def as_python_prints(value: Any) -> Any:
+    """Write booleans and containers as Python does; minijinja would write true. (None and undefined look alike here.)"""
+    return str(value) if isinstance(value, (bool, list, dict, tuple)) else NotImplemented
+
+
+def reason(error: BaseException) -> str:
+    """Return one line about an error, without the template's text."""
+    cause = error.__cause__ if isinstance(error.__cause__, ValueError) else error
+    return str(cause).partition("\n")[0][:400]
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Bound what this process may map beyond what it has now; no core file when that aborts it."""
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open("/proc/self/statm", encoding="ascii") as file:
+            mapped = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, mapped + more_bytes))
+    except (ImportError, OSError, ValueError):
+        pass  # not Linux: the deadline alone protects, and the memory is this process's own
+
+
+def read_frame() -> bytes | None:
+    """Return the next request, or None at the end."""
+    head = sys.stdin.buffer.read(4)
+    return sys.stdin.buffer.read(int.from_bytes(head, "little")) if len(head) == 4 else None
+
+
+def answer(status: bytes, body: bytes) -> None:
+    """Write one answer."""
+    sys.stdout.buffer.write(status + len(body).to_bytes(4, "little") + body)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)

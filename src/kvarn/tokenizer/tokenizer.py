@@ -1,0 +1,177 @@
+"""Text to ids and back, for one model: what plain encoders do, plus special tokens, bos and eos, and chats.
+
+User text never becomes a control token unless the caller asks with parse_special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kvarn.errors import InvalidParameter
+from kvarn.tokenizer.encoder import Encoder
+from kvarn.tokenizer.specials import SpecialMatcher
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+
+if TYPE_CHECKING:
+    from kvarn.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """All a Tokenizer is made of."""
+
+    vocabulary: Vocabulary
+    encoder: Encoder
+    prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
+    suffix_ids: tuple[int, ...] = ()  # put after it
+    chat_template: str | None = None
+    lstrip_ids: frozenset[int] = frozenset()
+    rstrip_ids: frozenset[int] = frozenset()
+
+
+class Tokenizer:
+    """The tokenizer of one model. Safe to use from several threads."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._vocabulary = parts.vocabulary
+        self._kinds = parts.vocabulary.kinds
+        self._encoder = parts.encoder
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+        return len(self._vocabulary.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text."""
+        return self._vocabulary.bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every token that ends a text or a turn."""
+        return self._vocabulary.eos_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template."""
+        return self._parts.chat_template
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether decoding from the start of a text removes one leading space."""
+        return self._encoder.drops_first_space
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return the ids of text, with bos and eos where the model wants them.
+
+        parse_special lets control tokens written in text become control tokens; for text of our own only.
+        """
+        ids = self.encode_marked(_checked(text), parse_special=parse_special)
+        return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids] if add_special else ids
+
+    def encode_marked(self, text: str, *, parse_special: bool, plain: Sequence[int] = ()) -> list[int]:
+        """Return the ids of text, without bos and eos; no control token covers the characters at offsets plain."""
+        ids: list[int] = []
+        is_first = True
+        matcher = self.control_matcher if parse_special else self._user_matcher
+        for segment in matcher.split(text, plain):
+            if segment.token_id is not None:
+                ids.append(segment.token_id)
+                is_first = True
+            elif plain and parse_special:  # user-defined tokens are found everywhere, marked or not
+                ids.extend(self._encode_unmarked(segment.text, is_first=is_first))
+                is_first = False
+            else:
+                ids.extend(self._encoder.encode(segment.text, is_first=is_first))
+                is_first = False
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
+        """Return the text of ids; at_start=False: they continue a text, so a leading space is kept."""
+        from kvarn.tokenizer.incremental import IncrementalDecoder
+
+        decoder = IncrementalDecoder(self, skip_special=skip_special, at_start=at_start)
+        return "".join([*map(decoder.push, ids), decoder.flush()])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes one token stands for; they need not be whole characters."""
+        kind = self._kind(token_id)
+        token = self._vocabulary.tokens[token_id]
+        if kind == Kind.BYTE:
+            return bytes([int(token[3:5], 16)])
+        if kind in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN):
+            return token.encode("utf-8", "replace")
+        return self._encoder.piece_bytes(token)
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it."""
+        self._kind(token_id)
+        return self._vocabulary.tokens[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether a token steers the model and is no part of the text."""
+        return self._kind(token_id) in (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Return the ids of a conversation, written by the model's chat template."""
+        from kvarn.tokenizer.chat_template import ChatRequest, encode_chat
+
+        return encode_chat(self, ChatRequest.checked(messages, tools, add_generation_prompt, kwargs))
+
+    def close(self) -> None:
+        """Release nothing: the template worker is shared by the process and ends with it."""
+
+    @cached_property
+    def control_matcher(self) -> SpecialMatcher:
+        """Finds every special token; for text of templates."""
+        return self._matcher(Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
+
+    @cached_property
+    def forbidden_matcher(self) -> SpecialMatcher:
+        """Finds the tokens that text from users must not become."""
+        return self._matcher(Kind.CONTROL, Kind.UNKNOWN)
+
+    @cached_property
+    def _user_matcher(self) -> SpecialMatcher:
+        return self._matcher(Kind.USER_DEFINED)
+
+    def _matcher(self, *kinds: Kind) -> SpecialMatcher:
+        ids = {self._vocabulary.tokens[token_id]: token_id for token_id in self._vocabulary.of_kind(*kinds)}
+        return SpecialMatcher(ids, lstrip=self._parts.lstrip_ids, rstrip=self._parts.rstrip_ids)
+
+    def _encode_unmarked(self, text: str, *, is_first: bool) -> list[int]:
+        ids: list[int] = []
+        for segment in self._user_matcher.split(text):
+            ids += [segment.token_id] if segment.token_id is not None else self._encoder.encode(segment.text, is_first=is_first)
+            is_first = segment.token_id is not None
+        return ids
+
+    def _kind(self, token_id: int) -> int:
+        if not 0 <= token_id < len(self._kinds):
+            raise InvalidParameter(f"token id {token_id!r:.40} is not in the vocabulary of {self.vocab_size:,} tokens")
+        return self._kinds[token_id]
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidParameter(f"text is a {type(text).__name__}; give a string")
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidParameter(
+                f"text has a lone surrogate at character {error.start}; give valid Unicode"
+            ) from error
+    return text

@@ -1,0 +1,193 @@
+"""The token list of a model file, checked: texts, kinds, scores and the ids with a meaning of their own.
+
+Knows GGUF's tokenizer keys and what may be wrong with them; does not know how text becomes tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from kvarn.errors import FormatError
+
+MAX_TOKENS = 4_000_000  # the largest vocabularies in use have about 260,000
+
+# Control tokens that end a turn whatever the metadata says about eos.
+TURN_ENDS = frozenset(
+    {
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_utterance>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+
+
+class Kind(IntEnum):
+    """GGUF's token types."""
+
+    UNDEFINED = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4  # plain text, but always one token
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Token texts by id, their kinds, and the ids the model treats specially."""
+
+    tokens: Sequence[str]
+    kinds: bytes  # one Kind per token
+    ids: Mapping[str, int]
+    scores: Sequence[float] | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
+    unk_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def of_kind(self, *kinds: Kind) -> list[int]:
+        """Ids of all tokens of these kinds, ascending."""
+        wanted = re.compile(b"[" + b"".join(re.escape(bytes([kind])) for kind in kinds) + b"]")
+        return [match.start() for match in wanted.finditer(self.kinds)]
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Return the vocabulary of GGUF metadata, or raise FormatError saying what is wrong with it."""
+    tokens = _tokens(metadata)
+    ids = _ids_by_text(tokens)
+    named = {name: _named_id(metadata, name, len(tokens)) for name in _NAMED_IDS}
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):  # as sentencepiece numbers them
+            if named[name] is None and default < len(tokens):
+                named[name] = default
+    kinds = _kinds(metadata, tokens, named)
+    bos_id = named["bos"] if named["bos"] is not None else named["cls"]
+    eos_id = named["eos"] if named["eos"] is not None else named["seperator"]
+    return Vocabulary(
+        tokens=tokens,
+        kinds=kinds,
+        ids=ids,
+        scores=_scores(metadata, len(tokens)),
+        bos_id=bos_id,
+        eos_id=eos_id,
+        unk_id=named["unknown"],
+        eos_ids=end_ids((eos_id, named["eot"], named["eom"]), ids, kinds),
+    )
+
+
+def end_ids(named: Sequence[int | None], ids: Mapping[str, int], kinds: bytes) -> tuple[int, ...]:
+    """Return every id that ends a turn: those named, and control tokens known by their text."""
+    found = [token_id for token_id in named if token_id is not None]
+    for text in sorted(TURN_ENDS):
+        token_id = ids.get(text)
+        if token_id is not None and kinds[token_id] == Kind.CONTROL:
+            found.append(token_id)
+    if {"<|return|>", "<|call|>"} <= ids.keys() and "<|end|>" in ids:
+        found = [token_id for token_id in found if token_id != ids["<|end|>"]]  # harmony: ends a message, not the turn
+    return tuple(dict.fromkeys(found))
+
+
+# As the keys spell them, "seperator" included.
+_NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask")
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    value = metadata.get("tokenizer.ggml.tokens")
+    if value is None:
+        raise FormatError("the file has no tokenizer.ggml.tokens; convert the model again with its tokenizer")
+    tokens = _list("tokenizer.ggml.tokens", value)
+    if not 1 <= len(tokens) <= MAX_TOKENS:
+        raise FormatError(f"tokenizer.ggml.tokens has {len(tokens):,} entries; 1 to {MAX_TOKENS:,} are possible")
+    if set(map(type, tokens)) != {str}:
+        raise FormatError("tokenizer.ggml.tokens holds something that is not a string")
+    return tokens
+
+
+def _ids_by_text(tokens: list[str]) -> dict[str, int]:
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        first = next(i for i, token in enumerate(tokens) if ids[token] != i)
+        raise FormatError(f"token {tokens[first]!r} occurs twice, as id {first} and id {ids[tokens[first]]}")
+    return ids
+
+
+def _named_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens:
+        raise FormatError(f"{key} is {value!r}, but the vocabulary has {num_tokens:,} tokens")
+    return value
+
+
+def _kinds(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, int | None]) -> bytes:
+    value = metadata.get("tokenizer.ggml.token_type")
+    if value is None:
+        kinds = bytearray([Kind.NORMAL]) * len(tokens)
+        for token_id in named.values():
+            if token_id is not None:
+                kinds[token_id] = Kind.CONTROL
+        return bytes(kinds)
+    kinds = bytearray(_small_ints("tokenizer.ggml.token_type", value, len(tokens)))
+    for token_id in _ids_of(kinds, Kind.BYTE):
+        if _BYTE_TOKEN.fullmatch(tokens[token_id]) is None:
+            raise FormatError(f"byte token {token_id} is {tokens[token_id]!r}; it must be <0x00> to <0xFF>")
+    return bytes(kinds)
+
+
+def _ids_of(kinds: bytearray, kind: Kind) -> list[int]:
+    return [token_id for token_id, value in enumerate(kinds) if value == kind] if kind in kinds else []
+
+
+def _small_ints(key: str, value: Any, count: int) -> bytes:
+    items = _list(key, value)
+    _same_length(key, len(items), count)
+    try:
+        kinds = bytes(items)
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{key} holds a value outside 0 to {max(Kind)}") from error
+    if max(kinds) > max(Kind):
+        raise FormatError(f"{key} holds {max(kinds)}; 0 to {max(Kind)} are known")
+    return kinds
+
+
+def _scores(metadata: Mapping[str, Any], count: int) -> list[float] | None:
+    value = metadata.get("tokenizer.ggml.scores")
+    if value is None:
+        return None
+    scores = _list("tokenizer.ggml.scores", value)
+    _same_length("tokenizer.ggml.scores", len(scores), count)
+    if not set(map(type, scores)) <= {float, int}:
+        raise FormatError("tokenizer.ggml.scores holds something that is not a number")
+    if any(score != score for score in scores):
+        raise FormatError("tokenizer.ggml.scores holds NaN")
+    return scores
+
+
+def _same_length(key: str, found: int, tokens: int) -> None:
+    if found != tokens:
+        raise FormatError(f"{key} has {found:,} entries, tokenizer.ggml.tokens has {tokens:,}; they must agree")
+
+
+def _list(key: str, value: Any) -> list[Any]:
+    if hasattr(value, "tolist"):  # a NumPy array
+        value = value.tolist()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise FormatError(f"{key} is a {type(value).__name__}, not an array")
+    return list(value)

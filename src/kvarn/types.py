@@ -1,0 +1,193 @@
+"""The values a caller passes in and gets back. Frozen; validated when made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from kvarn.errors import InvalidParameter
+
+Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the OpenAI API
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 256
+MAX_LOGIT_BIAS = 300
+MAX_TOP_LOGPROBS = 20
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; every request ends in exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop.
+
+    None for temperature, top_k, top_p, min_p or repetition_penalty means: what the model's metadata
+    recommends, else temperature 0.7, top_p 0.95 and the others off. temperature=0.0 is greedy.
+    """
+
+    max_tokens: int | None = None  # None: to the end of the context
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float = 1.0
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: drawn at random and reported in Completion.seed
+    stop: tuple[str, ...] | str = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # alternatives beside each chosen token; 0: the chosen one only
+
+    def __post_init__(self) -> None:
+        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        _number("temperature", self.temperature, 0.0, 100.0, optional=True)
+        _integer("top_k", self.top_k, 0, 2**31 - 1, optional=True)
+        _number("top_p", self.top_p, 0.0, 1.0, optional=True)
+        _number("min_p", self.min_p, 0.0, 1.0, optional=True)
+        _number("typical_p", self.typical_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, optional=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
+        _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; give True or False")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """Return a copy with some fields changed, validated again."""
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How many tokens a request had; cached ones were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Wall-clock seconds, from submission."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    first_token_s: float
+
+    def tokens_per_s(self, num_tokens: int) -> float:
+        """Decode speed: tokens after the first, over the time they took."""
+        return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The chosen token's log-probability before bias, penalties and temperature, and the most probable ones."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One step of a stream. text is what became certain with this token, and may be empty."""
+
+    text: str
+    token_id: int | None  # None: text held back until now, flushed at the end
+    index: int  # of the token in the completion
+    finish_reason: FinishReason | None = None  # set on the last event only
+    logprob: TokenLogprob | None = None
+    completion: Completion | None = None  # the whole result, on the last event only
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. token_ids has every chosen token, the end or stop token included; text has no stop text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    seed: int
+    stop_match: str | int | None = None  # the stop string or token id that ended it
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+def _number(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+        raise InvalidParameter(f"{name} is {_short(value)}; give a number from {low:g} to {high:g}")
+
+
+def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise InvalidParameter(f"{name} is {_short(value)}; give a whole number from {low} to {high}")
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
+        raise InvalidParameter(f"stop is {_short(stop)}; give a string or a list of strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+    for string in strings:
+        if not 1 <= len(string.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
+            raise InvalidParameter(f"stop string {_short(string)} must have 1 to {MAX_STOP_BYTES} bytes")
+    return tuple(strings)
+
+
+def _token_ids(name: str, ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple):
+        raise InvalidParameter(f"{name} is {_short(ids)}; give a list of token ids")
+    for token_id in ids:
+        _integer(f"an entry of {name}", token_id, 0, 2**31 - 1)
+    return tuple(ids)
+
+
+def _logit_bias(bias: object) -> Mapping[int, float]:
+    if not isinstance(bias, Mapping):
+        raise InvalidParameter(f"logit_bias is {_short(bias)}; give a mapping of token id to bias")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise InvalidParameter(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    for token_id, value in bias.items():
+        _integer("a token id of logit_bias", token_id, 0, 2**31 - 1)
+        _number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
+    return dict(bias)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

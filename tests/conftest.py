@@ -1,0 +1,51 @@
+"""Options and fixtures shared by all tests.
+
+A long test has a short form from the same code: `size(short, long)` gives the small number in `make test` and the full
+one under `--long`. Tests marked `long` exist only at full size and run only with `--long`. `record(name, figures)`
+writes measured figures to `benchmarks/results/` under `--long`, else to the test's own temporary folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.results import RESULTS, write_result
+
+Size = Callable[[int, int], int]
+Record = Callable[[str, Mapping[str, Any]], Path]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run full sizes and the tests marked `long`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("long")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def is_long(request: pytest.FixtureRequest) -> bool:
+    """Whether full sizes were asked for with `--long`."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def size(is_long: bool) -> Size:
+    """Choose between a short and a full size: `size(200, 4_000)`."""
+    return lambda short, long: long if is_long else short
+
+
+@pytest.fixture
+def record(is_long: bool, tmp_path: Path) -> Record:
+    """Keep measured figures: `record("kl-divergence", {"mean_kl": ...})`."""
+    folder = RESULTS if is_long else tmp_path
+    return lambda name, figures: write_result(name, figures, folder)

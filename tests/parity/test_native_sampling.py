@@ -1,0 +1,134 @@
+"""The native choice of tokens against its definition in sampling/, on rows of logits we choose ourselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvarn.backends.batch import RowSampling, SampleRows
+from kvarn.backends.native.backend import NativeBackend
+from kvarn.backends.reference.backend import ReferenceBackend
+from kvarn.errors import BackendError
+from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.models.spec import Attention, Autoregressive, Block, Embedding, FeedForward, Head, ModelSpec, Norm
+
+VOCAB = 96
+
+
+class IdentityHead:
+    """Weights of a model whose head is the identity: its hidden states are its logits."""
+
+    path = "identity"
+    metadata: Mapping[str, Any] = {}
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.tensors = {name: TensorInfo(name, TensorType.F32, shape) for name, shape in shapes.items()}
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        shape = self.tensors[name].shape
+        return np.eye(VOCAB, dtype=np.float32) if name == "token_embd.weight" else np.zeros(shape, np.float32)
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return self.array(name).reshape(-1).view(np.uint8)
+
+    def forget(self, names: Iterable[str]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _identity() -> tuple[ModelSpec, IdentityHead]:
+    attention = Attention(num_heads=1, num_kv_heads=1, head_dim=32, scale=1.0, rope=None)
+    block = Block(attention, FeedForward(32, "silu"), Norm("rms", 1e-5))
+    spec = ModelSpec("test", "identity", VOCAB, VOCAB, 64, Embedding(), (block,), None, Head(True), Autoregressive())
+    square, narrow = (32, VOCAB), (VOCAB, 32)
+    layer = {"attn_q": square, "attn_k": square, "attn_v": square, "attn_output": narrow}
+    layer |= {"ffn_gate": square, "ffn_up": square, "ffn_down": narrow, "attn_norm": (VOCAB,), "ffn_norm": (VOCAB,)}
+    shapes = {f"blk.0.{name}.weight": shape for name, shape in layer.items()}
+    return spec, IdentityHead(shapes | {"token_embd.weight": (VOCAB, VOCAB)})
+
+
+@pytest.fixture(scope="module")
+def backends() -> tuple[NativeBackend, ReferenceBackend]:
+    native, reference = NativeBackend(2), ReferenceBackend()
+    for backend in (native, reference):
+        backend.load(*_identity())
+    return native, reference
+
+
+def _rows(rng: np.random.Generator, count: int, **fixed: Any) -> SampleRows:
+    seen = rng.choice(VOCAB, 12, replace=False).astype(np.int32)
+    params = [
+        RowSampling(
+            **{"temperature": float(rng.uniform(0.2, 2.0)), "seed": int(rng.integers(2**63)), "position": i} | fixed,
+            bias_ids=seen[:3].copy(),
+            bias_values=rng.normal(0, 2, 3).astype(np.float32),
+            seen_ids=seen,
+            seen_counts=rng.integers(0, 4, 12).astype(np.int32),
+        )
+        for i in range(count)
+    ]
+    return SampleRows(np.arange(count, dtype=np.int32), tuple(params), num_top=5, want_logprobs=True)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 1},
+        {"top_k": 7},
+        {"top_k": 500},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"typical_p": 0.7},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+        {"top_p": 0.0},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": -0.3},
+    ],
+    ids=str,
+)
+def test_native_choices_equal_the_definition(
+    backends: tuple[NativeBackend, ReferenceBackend], filters: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(7)
+    logits = rng.normal(0, 3, (200, VOCAB)).astype(np.float32)
+    rows = _rows(rng, 200, **filters)
+    ours, defined = (backend.sample(logits, rows) for backend in backends)
+    np.testing.assert_array_equal(ours.token_ids, defined.token_ids)
+    np.testing.assert_array_equal(ours.top_ids, defined.top_ids)
+    np.testing.assert_allclose(ours.logprobs, defined.logprobs, atol=2e-6)
+    np.testing.assert_allclose(ours.top_logprobs, defined.top_logprobs, atol=2e-6)
+    np.testing.assert_allclose(ours.entropy, defined.entropy, atol=2e-6)
+
+
+def test_scores_equal_the_definition(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+    rng = np.random.default_rng(8)
+    logits = rng.normal(0, 3, (100, VOCAB)).astype(np.float32)
+    targets = rng.integers(0, VOCAB, 100).astype(np.int32)
+    ours, defined = (backend.score(logits, targets, 3) for backend in backends)
+    np.testing.assert_allclose(ours.logprobs, defined.logprobs, atol=2e-6)
+    np.testing.assert_array_equal(ours.top_ids, defined.top_ids)
+
+
+def test_a_choice_does_not_depend_on_its_neighbours(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+    native, rng = backends[0], np.random.default_rng(9)
+    logits = rng.normal(0, 1, (64, VOCAB)).astype(np.float32)
+    rows = _rows(rng, 64, top_p=0.9)
+    together = native.sample(logits, rows)
+    for i in range(64):
+        alone = native.sample(logits, SampleRows(rows.rows[i : i + 1], rows.params[i : i + 1], 5, True))
+        assert alone.token_ids[0] == together.token_ids[i]
+        assert alone.logprobs[0] == together.logprobs[i]
+
+
+def test_logits_that_are_not_finite_are_a_backend_error(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+    logits = np.zeros((2, VOCAB), np.float32)
+    logits[1, 5] = np.nan
+    rows = _rows(np.random.default_rng(0), 2)
+    for backend in backends:
+        with pytest.raises(BackendError, match="row 1"):
+            backend.sample(logits, rows)

@@ -1,0 +1,63 @@
+"""Where measured figures go: one JSON file per measurement, with the commit, the machine and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def write_result(name: str, figures: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write `figures` to `<folder>/<name>.json` beside what is needed to judge and repeat them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "name": name,
+        "figures": dict(figures),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]]),
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine: processor, usable cores, memory, system, Python."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or "unknown"
+
+
+def _commit() -> str:
+    """The commit, with `-dirty` when tracked files differ from it; `unknown` outside a clone."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"

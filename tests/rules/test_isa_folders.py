@@ -1,0 +1,95 @@
+"""Kernels of one instruction set stay to themselves.
+
+An inline function compiled once with AVX2 and once without is one weak symbol to the linker, which may keep the AVX2
+copy for everybody: a crash on older machines. So ISA folders include next to nothing and emit no weak symbol.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.rules.tree import CSRC, shown
+
+KERNELS = CSRC / "kernels"
+SHARED = {"table.h", "packed.h"}  # the contract and plain data: no function bodies
+DECLARATIONS = {"../scalar/functions.h"}  # a table starts from its parent's entries
+STANDARD = {"cstdint", "cstddef"}
+INTRINSICS = {"immintrin.h", "arm_neon.h"}
+# Flags beside -std=c++20, as in CMakeLists.txt; a new ISA folder needs an entry here.
+X86 = {"avx2": ["-mavx2", "-mfma", "-mf16c"]}
+FLAGS: dict[str, list[str]] = {"scalar": []} | (X86 if platform.machine() in {"x86_64", "AMD64"} else {})
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+
+def _folders() -> list[str]:
+    return sorted(path.name for path in KERNELS.iterdir() if path.is_dir())
+
+
+def _sources(isa: str, *patterns: str) -> list[Path]:
+    return sorted(path for pattern in patterns for path in (KERNELS / isa).glob(pattern))
+
+
+def test_scalar_and_avx2_kernels_exist() -> None:
+    assert {"scalar", "avx2"} <= set(_folders())
+
+
+@pytest.mark.parametrize("isa", _folders())
+def test_an_isa_folder_includes_only_intrinsics_and_the_table(isa: str) -> None:
+    allowed = STANDARD | INTRINSICS | DECLARATIONS
+    allowed |= {f"../{name}" for name in SHARED} | {path.name for path in _sources(isa, "*.h")}
+    sources = _sources(isa, "*.cpp", "*.h")
+    assert sources
+    strays = [
+        f"{shown(path)}: {name}"
+        for path in sources
+        for name in INCLUDE.findall(path.read_text(encoding="utf-8"))
+        if name not in allowed
+    ]
+    assert not strays
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_a_header_shared_by_isa_folders_includes_no_code(name: str) -> None:
+    assert set(INCLUDE.findall((KERNELS / name).read_text(encoding="utf-8"))) <= STANDARD | SHARED
+
+
+@pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
+@pytest.mark.parametrize("isa", [isa for isa in _folders() if isa in FLAGS])
+def test_an_isa_folder_defines_no_weak_symbol_and_nothing_outside_its_namespace(isa: str, tmp_path: Path) -> None:
+    strays = []
+    for source in _sources(isa, "*.cpp"):
+        for kind, name in _symbols(_compiled(source, FLAGS[isa], tmp_path)):
+            if kind in "WVwvu" or (kind in "TDRBC" and not name.startswith(f"kvarn::{isa}::")):
+                strays.append(f"{shown(source)}: {kind} {name}")
+    assert not strays
+
+
+@pytest.mark.skipif(COMPILER is None or shutil.which("nm") is None, reason="needs a C++ compiler and nm")
+def test_an_inline_function_is_found_as_a_weak_symbol(tmp_path: Path) -> None:
+    source = tmp_path / "inline.cpp"
+    source.write_text("inline int twice(int x) { return 2 * x; }\nint (*use)(int) = twice;\n", encoding="utf-8")
+    assert "W" in {kind for kind, name in _symbols(_compiled(source, [], tmp_path)) if "twice" in name}
+
+
+def _compiled(source: Path, flags: list[str], folder: Path) -> Path:
+    """Compile without optimisation, so that no inlining hides a symbol that another compiler might emit."""
+    target = folder / f"{source.stem}.o"
+    command = [str(COMPILER), "-std=c++20", "-O0", "-fno-exceptions", "-c", *flags, str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return target
+
+
+def _symbols(target: Path) -> list[tuple[str, str]]:
+    listing = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, timeout=60, check=True).stdout
+    # "0000 T kvarn::scalar::table", "     U memcpy"
+    lines = [re.sub(r"^[0-9a-fA-F]*\s+", "", line) for line in listing.splitlines()]
+    return [(line[0], line[2:]) for line in lines if line and line[0] != "U"]

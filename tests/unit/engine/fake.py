@@ -1,0 +1,95 @@
+"""A small real engine over FakeBackend: byte tokens, id 0 ends an answer."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+
+from kvarn.backends.batch import KVLayout
+from kvarn.backends.fake import FakeBackend, Fault, Rule
+from kvarn.config import EngineConfig
+from kvarn.decoding.autoregressive import AutoregressiveDecoder
+from kvarn.decoding.choice import SamplingDefaults
+from kvarn.engine.admission import Admission
+from kvarn.engine.engine import Engine
+from kvarn.engine.stream import Stream
+from kvarn.kv.cache import KVCache
+from kvarn.request import Request
+from kvarn.types import Completion, SamplingParams, TokenEvent
+
+EOS = 0
+VOCAB = 256
+LAYOUT = KVLayout(4, ((1, 8),))
+
+
+class ByteText:
+    """Token i is the byte i; a character comes out when it is whole."""
+
+    def __init__(self, _starts_text: bool) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(bytes([token_id]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def make_engine(
+    rule: Rule | None = None,
+    *,
+    num_blocks: int = 64,
+    context: int = 200,
+    max_batch_tokens: int = 16,
+    faults: Mapping[int, Fault] | None = None,
+    defaults: SamplingDefaults | None = None,
+) -> Engine:
+    config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens)
+    backend = FakeBackend(VOCAB, rule, faults)
+    kv = KVCache(backend.reserve_kv(LAYOUT, num_blocks * LAYOUT.block_bytes), LAYOUT.block_size)
+    decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults())
+    admission = Admission(VOCAB, min(context, kv.max_tokens))
+    return Engine(backend, decoder, kv, stream=Stream(ByteText, (EOS,)), admission=admission, config=config)
+
+
+def saying(answer: str | bytes, prompt: str | bytes) -> Rule:
+    """A model that answers one prompt with given bytes, then ends."""
+    data, start = _bytes(answer), len(_bytes(prompt))
+    return lambda tokens: data[len(tokens) - start] if len(tokens) - start < len(data) else EOS
+
+
+def tokens_of(text: str | bytes) -> list[int]:
+    return list(_bytes(text))
+
+
+def run_to_end(engine: Engine, max_steps: int = 10_000) -> list[TokenEvent]:
+    """Step until nothing is left, checking the cache after each step."""
+    events: list[TokenEvent] = []
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+        engine.kv.check()
+    raise AssertionError("the engine does not come to an end")
+
+
+def complete(engine: Engine, prompt: str | bytes | Sequence[int], params: SamplingParams | None = None) -> Completion:
+    """The completion of one prompt, alone; greedy unless params say otherwise."""
+    ids = tokens_of(prompt) if isinstance(prompt, str | bytes) else prompt
+    request = engine.submit(ids, params or SamplingParams(temperature=0.0, max_tokens=20))
+    return completion_of(run_to_end(engine), request)
+
+
+def completion_of(events: Sequence[TokenEvent], request: Request) -> Completion:
+    """The completion in a request's last event, after checking that the events tell the same story."""
+    mine = [event for event in events if event.request_id == request.id]
+    assert [event.finish_reason is not None for event in mine] == [False] * (len(mine) - 1) + [True]
+    completion = mine[-1].completion
+    assert completion is not None
+    assert "".join(event.text for event in mine) == completion.text
+    assert tuple(event.token_id for event in mine if event.token_id is not None) == completion.token_ids
+    return completion
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

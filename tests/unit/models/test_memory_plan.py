@@ -1,0 +1,122 @@
+"""The memory plan: sizes, automatic context, and refusals with numbers and remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kvarn.backends.fake import fake_spec
+from kvarn.errors import ConfigError, DoesNotFit
+from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.machine import MemoryAvailable
+from kvarn.models.memory import kv_token_bytes, plan_memory, show_bytes
+from kvarn.models.spec import Attention
+
+MIB = 1 << 20
+ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=64, scale=1.0, rope=None)
+SPEC = replace(
+    fake_spec(vocab_size=1000, context_length=8192),
+    blocks=(replace(fake_spec().blocks[0], attention=ATTENTION),) * 8,
+)
+TOKEN_BYTES = 8 * 2 * 4 * 64 * 2
+
+
+@dataclass(frozen=True)
+class NamedTensors:
+    """Tensors without data: a plan reads sizes only."""
+
+    tensors: Mapping[str, TensorInfo]
+    path: str = "nowhere"
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        raise NotImplementedError
+
+    def forget(self, names: Iterable[str]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def weights(num_bytes: int) -> NamedTensors:
+    rows = num_bytes // 4 // 1024
+    return NamedTensors({"a": TensorInfo("a", TensorType.F32, (rows, 1024))})
+
+
+def memory(num_bytes: int) -> MemoryAvailable:
+    return MemoryAvailable(num_bytes, "free memory of the system")
+
+
+def test_the_cache_holds_one_full_context_by_default() -> None:
+    plan = plan_memory(SPEC, weights(100 * MIB), None, None, memory(4096 * MIB))
+    assert kv_token_bytes(SPEC) == TOKEN_BYTES
+    assert (plan.context, plan.kv_bytes, plan.note) == (8192, 8192 * TOKEN_BYTES, None)
+    assert plan.weights_bytes == 100 * MIB
+
+
+def test_a_given_context_sizes_the_cache() -> None:
+    plan = plan_memory(SPEC, weights(MIB), 1000, None, memory(4096 * MIB))
+    assert (plan.context, plan.kv_bytes) == (1000, 1000 * TOKEN_BYTES)
+
+
+def test_given_kv_bytes_bound_the_context() -> None:
+    plan = plan_memory(SPEC, weights(MIB), None, 100 * TOKEN_BYTES, memory(4096 * MIB))
+    assert (plan.context, plan.kv_bytes) == (100, 100 * TOKEN_BYTES)
+    assert plan.note is not None
+
+
+def test_little_memory_reduces_the_context_and_says_so() -> None:
+    plan = plan_memory(SPEC, weights(10 * MIB), None, None, memory(140 * MIB))
+    assert 256 <= plan.context < 8192
+    assert plan.needed_bytes <= 140 * MIB
+    assert plan.note is not None
+    assert "8,192" in plan.note
+
+
+def test_a_context_that_does_not_fit_is_refused_with_the_numbers_and_a_smaller_one_that_does() -> None:
+    with pytest.raises(DoesNotFit, match="set context=") as caught:
+        plan_memory(SPEC, weights(10 * MIB), 8192, None, memory(140 * MIB))
+    error = caught.value
+    assert error.available_bytes == 140 * MIB
+    assert error.needed_bytes > 140 * MIB
+    for number in ("weights 10.0 MiB", "KV cache 64.0 MiB for 8,192 tokens", "140.0 MiB is available"):
+        assert number in str(error)
+    suggested = int(str(error).split("context=")[1].split()[0])
+    assert plan_memory(SPEC, weights(10 * MIB), suggested, None, memory(140 * MIB)).context == suggested
+
+
+def test_weights_that_do_not_fit_are_refused_with_a_smaller_quantisation() -> None:
+    with pytest.raises(DoesNotFit, match="smaller quantisation") as caught:
+        plan_memory(SPEC, weights(500 * MIB), None, None, memory(300 * MIB))
+    assert "context=" not in str(caught.value)
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match="8,192"):
+        plan_memory(SPEC, weights(MIB), 8193, None, memory(4096 * MIB))
+
+
+def test_kv_bytes_too_small_for_a_given_context_name_what_would_do() -> None:
+    with pytest.raises(ConfigError, match=f"kv_bytes={100 * TOKEN_BYTES:,}"):
+        plan_memory(SPEC, weights(MIB), 100, 99 * TOKEN_BYTES, memory(4096 * MIB))
+
+
+def test_an_encoder_needs_room_for_its_batches_only() -> None:
+    encoder = fake_spec(is_encoder=True)
+    plan = plan_memory(encoder, weights(MIB), None, None, memory(4096 * MIB))
+    assert plan.kv_bytes == 2 * 512 * kv_token_bytes(encoder)
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(5, "5 B"), (2048, "2 KiB"), (3 * MIB // 2, "1.5 MiB")])
+def test_sizes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
+    assert show_bytes(num_bytes) == text
