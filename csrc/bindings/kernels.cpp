@@ -52,8 +52,8 @@ const KernelTable& table_named(const std::string& name) { return select_table(na
 size_t file_bytes(Type type, int rows, int columns) {
     const BlockShape shape = block_shape(type);
     require(rows > 0 && columns > 0 && columns % shape.values == 0,
-            "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) + " has no whole number of blocks of " +
-                std::to_string(shape.values));
+            "a matrix of " + std::to_string(rows) + " x " + std::to_string(columns) +
+                " has no whole number of blocks of " + std::to_string(shape.values));
     return static_cast<size_t>(rows) * static_cast<size_t>(columns / shape.values) * static_cast<size_t>(shape.bytes);
 }
 
@@ -76,7 +76,8 @@ Array<float> unpack(int type_id, In1<uint8_t> packed, int rows, int columns) {
     check_packed(type, packed, rows, columns);
     NewArray<float> out({static_cast<size_t>(rows), static_cast<size_t>(columns)});
     for (int row = 0; row < rows; ++row)
-        unpack_row(type, packed.data(), columns, row, out.data + static_cast<size_t>(row) * static_cast<size_t>(columns));
+        unpack_row(type, packed.data(), columns, row,
+                   out.data + static_cast<size_t>(row) * static_cast<size_t>(columns));
     return out.array;
 }
 
@@ -86,9 +87,11 @@ struct QuantizedTile {
     std::vector<float> scale, sum;
 
     QuantizedTile(const KernelTable& table, const float* x, int n, int k)
-        : q(static_cast<size_t>(n) * static_cast<size_t>(k)), scale(q.size() / kQuantBlock), sum(q.size() / kQuantBlock) {
+        : q(static_cast<size_t>(n) * static_cast<size_t>(k)), scale(q.size() / kQuantBlock),
+          sum(q.size() / kQuantBlock) {
         for (int t = 0; t < n; ++t)
-            table.quantize_row(x + static_cast<size_t>(t) * static_cast<size_t>(k), k, t, n, q.data(), scale.data(), sum.data());
+            table.quantize_row(x + static_cast<size_t>(t) * static_cast<size_t>(k), k, t, n, q.data(), scale.data(),
+                               sum.data());
     }
 };
 
@@ -113,8 +116,8 @@ Array<float> matmul(const std::string& table_name, int type_id, In1<uint8_t> pac
             tile = {quantized->q.data(), quantized->scale.data(), quantized->sum.data(), nullptr, tokens, k};
         }
         for (int group = 0; group < num_groups(rows); group += groups_per_call)
-            table.matmul[type_id](packed.data(), tile, out.data + static_cast<size_t>(first) * stride, stride, rows, group,
-                                  std::min(group + groups_per_call, num_groups(rows)));
+            table.matmul[type_id](packed.data(), tile, out.data + static_cast<size_t>(first) * stride, stride, rows,
+                                  group, std::min(group + groups_per_call, num_groups(rows)));
     }
     return out.array;
 }
@@ -206,8 +209,8 @@ struct Mask {
 };
 
 template <class Element>
-nb::tuple attend_with(const KernelTable& table, In2<float> q, In2<float> keys, In2<float> values, Mask mask, float scale,
-                      float softcap) {
+nb::tuple attend_with(const KernelTable& table, In2<float> q, In2<float> keys, In2<float> values, Mask mask,
+                      float scale, float softcap) {
     const size_t heads = q.shape(0), head_dim = q.shape(1);
     const int num_keys = static_cast<int>(keys.shape(0));
     const Cache<Element> cache(table, keys, values);
@@ -235,7 +238,8 @@ nb::tuple attend(const std::string& table_name, In2<float> q, In2<float> keys, I
     return run(table_named(table_name), q, keys, values, {first, last}, scale, softcap);
 }
 
-// K and V blocks of f16 bit patterns after storing one token per row: (blocks, head_dim, 16) and (blocks, 16, head_dim).
+// K and V blocks of f16 bit patterns after storing one token per row: (blocks, head_dim, 16) and (blocks, 16,
+// head_dim).
 nb::tuple store_kv_f16(const std::string& table_name, In2<float> keys, In2<float> values) {
     require(keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1), "keys and values differ in shape");
     const Cache<uint16_t> cache(table_named(table_name), keys, values);

@@ -68,12 +68,18 @@ std::vector<std::string> cpu_features() {
     const struct {
         bool present;
         const char* name;
-    } all[] = {{f.sse42, "sse4.2"},         {f.avx, "avx"},
-               {f.f16c, "f16c"},            {f.fma, "fma"},
-               {f.avx2, "avx2"},            {f.avx_vnni, "avx_vnni"},
-               {f.avx512f, "avx512f"},      {f.avx512bw, "avx512bw"},
-               {f.avx512vl, "avx512vl"},    {f.avx512_vnni, "avx512_vnni"},
-               {f.avx512_bf16, "avx512_bf16"}, {f.amx_int8, "amx_int8"},
+    } all[] = {{f.sse42, "sse4.2"},
+               {f.avx, "avx"},
+               {f.f16c, "f16c"},
+               {f.fma, "fma"},
+               {f.avx2, "avx2"},
+               {f.avx_vnni, "avx_vnni"},
+               {f.avx512f, "avx512f"},
+               {f.avx512bw, "avx512bw"},
+               {f.avx512vl, "avx512vl"},
+               {f.avx512_vnni, "avx512_vnni"},
+               {f.avx512_bf16, "avx512_bf16"},
+               {f.amx_int8, "amx_int8"},
                {f.amx_bf16, "amx_bf16"}};
     std::vector<std::string> names;
     for (const auto& feature : all)

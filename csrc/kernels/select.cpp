@@ -47,8 +47,8 @@ const KernelTable& select_table(const char* name) {
     const std::string wanted = name;
     for (const Candidate& candidate : kCandidates)
         if ((wanted.empty() || wanted == candidate.name) && is_usable(candidate)) return *candidate.table;
-    throw std::invalid_argument("kernel table '" + wanted + "' is not one this CPU can run; choose from: " +
-                                usable_names());
+    throw std::invalid_argument("kernel table '" + wanted +
+                                "' is not one this CPU can run; choose from: " + usable_names());
 }
 
 }  // namespace kvarn

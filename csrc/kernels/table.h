@@ -65,8 +65,10 @@ struct KernelTable {
 
     MatmulFn matmul[kNumTypes];  // by Type; null where a type has none
 
-    // Quantise one row of k floats (k % 32 == 0) into row t of a tile of n rows. scale = absmax / 127,
-    // q = x / scale rounded to nearest even; a block of zeros gets scale 0. tolerance: exact
+    // Quantise one row of k floats (k % 32 == 0) into row t of a tile of n rows. With s = level / absmax, q = x * s
+    // rounded to nearest even and scale = absmax / level, for the level of 127, 126, 125, 124 that leaves the least
+    // scale^2 * sum((x * s - q)^2), the first of equals; the sum runs over i mod 8, then by halves. A block whose absmax
+    // is below 1e-36 counts as zeros and gets scale 0; one with NaN or infinity gets q = 0 and scale NaN. tolerance: exact
     void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
 
     // y = x / sqrt(mean(x^2) + eps) * w. tolerance: f32. y may be x.

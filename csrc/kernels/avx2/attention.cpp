@@ -37,10 +37,14 @@ inline void dot_keys(const float* q, int head_dim, const KVTile& tile, int block
                 sum[h][b][1] = _mm256_fmadd_ps(query, high, sum[h][b][1]);
             }
         }
-    for (int h = 0; h < kHeads; ++h)
-        for (int b = 0; b < kBlocks; ++b)
-            for (int i = 0; i < 2; ++i)
-                _mm256_storeu_ps(scores + h * kKeyTile + (block + b) * kKVBlock + 8 * i, sum[h][b][i]);
+    // Unrolled: an index left over would keep the sums in memory throughout the loop above.
+#pragma GCC unroll 8
+    for (int i = 0; i < kHeads * kBlocks; ++i) {
+        const int h = i / kBlocks, b = i % kBlocks;
+        float* to = scores + h * kKeyTile + (block + b) * kKVBlock;
+        _mm256_storeu_ps(to, sum[h][b][0]);
+        _mm256_storeu_ps(to + 8, sum[h][b][1]);
+    }
 }
 
 template <class Value, int kHeads, int kBlocks>
@@ -60,19 +64,20 @@ inline void sum_values(const float* weights, const KVTile& tile, Span span, int 
         for (int i = 0; i < kVectors; ++i) sum[h][i] = set(0);
     for (int key = span.first; key < span.last; ++key) {
         const Value* row = static_cast<const Value*>(tile.v[key / kKVBlock]) + key % kKVBlock * head_dim + d;
-        __m256 value[kVectors];
-        for (int i = 0; i < kVectors; ++i) value[i] = load8(row + 8 * i);
-        for (int h = 0; h < kHeads; ++h) {
-            const __m256 weight = _mm256_broadcast_ss(weights + h * kKeyTile + key);
-            for (int i = 0; i < kVectors; ++i) sum[h][i] = _mm256_fmadd_ps(weight, value[i], sum[h][i]);
+        __m256 weight[kHeads];
+        for (int h = 0; h < kHeads; ++h) weight[h] = _mm256_broadcast_ss(weights + h * kKeyTile + key);
+        for (int i = 0; i < kVectors; ++i) {
+            const __m256 value = load8(row + 8 * i);
+            for (int h = 0; h < kHeads; ++h) sum[h][i] = _mm256_fmadd_ps(weight[h], value, sum[h][i]);
         }
     }
-    for (int h = 0; h < kHeads; ++h)
-        for (int i = 0; i < kVectors; ++i) {
-            float* to = acc + h * head_dim + d + 8 * i;
-            const __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(to), set(keep[h]));
-            _mm256_storeu_ps(to, _mm256_fmadd_ps(sum[h][i], set(take[h]), kept));
-        }
+#pragma GCC unroll 8
+    for (int i = 0; i < kHeads * kVectors; ++i) {
+        const int h = i / kVectors, vector = i % kVectors;
+        float* to = acc + h * head_dim + d + 8 * vector;
+        const __m256 kept = _mm256_mul_ps(_mm256_loadu_ps(to), set(keep[h]));
+        _mm256_storeu_ps(to, _mm256_fmadd_ps(sum[h][vector], set(take[h]), kept));
+    }
 }
 
 // The last head_dim % 8 columns of one head.
@@ -137,8 +142,7 @@ void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, f
     int d = 0;
     for (; d + 8 * kVectors <= head_dim; d += 8 * kVectors)
         sum_values<Value, kHeads, kVectors>(scratch, tile, span, head_dim, d, keep, take, acc);
-    for (; d + 8 <= head_dim; d += 8)
-        sum_values<Value, kHeads, 1>(scratch, tile, span, head_dim, d, keep, take, acc);
+    for (; d + 8 <= head_dim; d += 8) sum_values<Value, kHeads, 1>(scratch, tile, span, head_dim, d, keep, take, acc);
     for (int h = 0; h < kHeads && d < head_dim; ++h)
         sum_values_tail<Value>(scratch + h * kKeyTile, tile, span, head_dim, d, keep[h], take[h], acc + h * head_dim);
 }
@@ -151,7 +155,9 @@ void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int
         const float* query = q + static_cast<size_t>(head) * head_dim;
         float* sums = acc + static_cast<size_t>(head) * head_dim;
         float* scores = scratch + head * kKeyTile;
-        const auto run = [&](auto kernel) { kernel(query, head_dim, tile, span, scale, softcap, m + head, l + head, sums, scores); };
+        const auto run = [&](auto kernel) {
+            kernel(query, head_dim, tile, span, scale, softcap, m + head, l + head, sums, scores);
+        };
         const int left = num_heads - head;
         if (left >= 4) run(attend_heads<Value, 4, 1, 2>);
         else if (left == 3) run(attend_heads<Value, 3, 1, 2>);

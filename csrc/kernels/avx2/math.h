@@ -1,6 +1,6 @@
-// exp, tanh and erfc of eight floats, horizontal sums, and masks for the end of a row.
-// Polynomials are minimax fits; errors were measured against double over the whole range: exp 1 ulp, tanh 2 ulp,
-// erfc 3e-7 relative to max(erfc, 1e-7).
+// exp, tanh and 1 + erf of eight floats, horizontal sums, and masks for the end of a row.
+// Polynomials are minimax fits. Worst errors found against double on 23 million values from -1e4 to 1e4:
+// exp 1.01 units in the last place, tanh 1.27, 1 + erf 1.7e-7 absolute (its far tail has few right digits).
 #pragma once
 #include <immintrin.h>
 

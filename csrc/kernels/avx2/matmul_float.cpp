@@ -36,11 +36,9 @@ struct FloatMatmul {
     size_t out_stride;
     int rows;
 
-    void write(__m256 sums, int group, int t) const {
-        alignas(32) float lanes[kLanes];
-        _mm256_store_ps(lanes, sums);
+    void write(const float* sums, int group, int t) const {
         const int left = rows - group * kLanes, num_rows = left < kLanes ? left : kLanes;
-        for (int lane = 0; lane < num_rows; ++lane) out[t * out_stride + group * kLanes + lane] = lanes[lane];
+        for (int lane = 0; lane < num_rows; ++lane) out[t * out_stride + group * kLanes + lane] = sums[lane];
     }
 
     template <int kGroups, int kTokens>
@@ -53,7 +51,8 @@ struct FloatMatmul {
             columns[g] = weights + static_cast<size_t>(tile.k) * kLanes * (group + g);
             for (int i = 0; i < kTokens; ++i) sums[g][i] = _mm256_setzero_ps();
         }
-        for (int column = 0; column < tile.k; ++column) {
+        const int num_columns = tile.k;
+        for (int column = 0; column < num_columns; ++column) {
             __m256 w[kGroups];
             for (int g = 0; g < kGroups; ++g) w[g] = Format::load(columns[g] + static_cast<size_t>(column) * kLanes);
             for (int i = 0; i < kTokens; ++i) {
@@ -61,8 +60,13 @@ struct FloatMatmul {
                 for (int g = 0; g < kGroups; ++g) sums[g][i] = _mm256_fmadd_ps(w[g], value, sums[g][i]);
             }
         }
+        // Stored by constant indices first: anything else would keep the sums in memory throughout the loop above.
+        alignas(32) float results[kGroups][kTokens][kLanes];
+#pragma GCC unroll 8
+        for (int i = 0; i < kGroups * kTokens; ++i)
+            _mm256_store_ps(results[i / kTokens][i % kTokens], sums[i / kTokens][i % kTokens]);
         for (int g = 0; g < kGroups; ++g)
-            for (int i = 0; i < kTokens; ++i) write(sums[g][i], group + g, t + i);
+            for (int i = 0; i < kTokens; ++i) write(results[g][i], group + g, t + i);
     }
 
     template <int kGroups>

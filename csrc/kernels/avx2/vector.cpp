@@ -5,6 +5,9 @@
 namespace kvarn::avx2 {
 namespace {
 
+constexpr float kLowestLevel = 124;
+constexpr float kSmallestAbsmax = 1e-36f;  // 127 / absmax stays finite
+
 // Call body(i, mask) for each eight elements; the mask is all ones but for the last.
 template <class Body>
 inline void for_eights(int n, Body body) {
@@ -28,9 +31,7 @@ inline float sum_of(const float* x, int n, Term term) {
     return sum_lanes(_mm256_add_ps(_mm256_add_ps(sum[0], sum[1]), _mm256_add_ps(sum[2], sum[3])));
 }
 
-inline float inverse_root(float x) {
-    return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
-}
+inline float inverse_root(float x) { return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
 
 template <class Activation>
 inline void activate(const float* x, const float* up, int n, float* y, Activation activation) {
@@ -52,9 +53,34 @@ inline int largest_magnitude_bits(const __m256 x[4]) {
     return _mm_cvtsi128_si32(_mm_max_epi32(max, _mm_shuffle_epi32(max, 0xb1)));
 }
 
-inline __m256i round_to_int8(const __m256 x[4], __m256 d) {
+// Squared distance of x * s from whole numbers.
+inline float rounding_error(const __m256 x[4], __m256 s) {
+    __m256 sum = set(0);
+    for (int j = 0; j < 4; ++j) {
+        const __m256 scaled = _mm256_mul_ps(x[j], s);
+        const __m256 rest =
+            _mm256_sub_ps(scaled, _mm256_round_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        sum = _mm256_add_ps(sum, _mm256_mul_ps(rest, rest));
+    }
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
+// The level between kLowestLevel and 127 whose grid fits the block best.
+inline float best_level(const __m256 x[4], float absmax) {
+    float best = 127, least = 0;
+    for (float level = 127; level >= kLowestLevel; --level) {
+        const float d = absmax / level;
+        const float error = rounding_error(x, set(level / absmax)) * (d * d);
+        if (level == 127 || error < least) least = error, best = level;
+    }
+    return best;
+}
+
+inline __m256i round_to_int8(const __m256 x[4], __m256 s) {
     __m256i q[4];
-    for (int j = 0; j < 4; ++j) q[j] = _mm256_cvtps_epi32(_mm256_div_ps(x[j], d));
+    for (int j = 0; j < 4; ++j) q[j] = _mm256_cvtps_epi32(_mm256_mul_ps(x[j], s));
     const __m256i mixed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     return _mm256_max_epi8(_mm256_permutevar8x32_epi32(mixed, order), _mm256_set1_epi8(-127));
@@ -74,8 +100,11 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         __m256 values[4];
         for (int j = 0; j < 4; ++j) values[j] = _mm256_loadu_ps(x + kQuantBlock * b + 8 * j);
         const int bits = largest_magnitude_bits(values);
-        const float d = bits < 0x7f800000 ? __builtin_bit_cast(float, bits) / 127.0f : __builtin_nanf("");
-        const __m256i quants = d > 0 ? round_to_int8(values, set(d)) : _mm256_setzero_si256();
+        const float absmax = bits < 0x7f800000 ? __builtin_bit_cast(float, bits) : __builtin_nanf("");
+        const bool has_values = absmax >= kSmallestAbsmax;
+        const float level = has_values ? best_level(values, absmax) : 127;
+        const float d = has_values || bits >= 0x7f800000 ? absmax / level : 0;
+        const __m256i quants = has_values ? round_to_int8(values, set(level / absmax)) : _mm256_setzero_si256();
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + at * kQuantBlock), quants);
         scale[at] = d;
         sum[at] = d * static_cast<float>(sum_int8(quants));

@@ -68,8 +68,7 @@ void unpack(const packed::Q4_1& in, int, Block& out) {
 
 void unpack(const packed::Q5_0& in, int, Block& out) {
     set_scales(out, in.d);
-    set_weights(out,
-                [&](int row, int i) { return (nibble(in.nibbles, row, i) | one_bit(in.high, row, i) << 4) - 16; });
+    set_weights(out, [&](int row, int i) { return (nibble(in.nibbles, row, i) | one_bit(in.high, row, i) << 4) - 16; });
 }
 
 void unpack(const packed::Q5_1& in, int, Block& out) {
@@ -106,9 +105,8 @@ void unpack(const packed::Q6_K& in, int s, Block& out) {
     set_scales(out, in.d);
     for (int half = 0; half < 2; ++half)
         for (int row = 0; row < kLanes; ++row) out.scale[half][row] = in.scale[2 * s + half][row];
-    set_weights(out, [&](int row, int i) {
-        return (nibble(in.nibbles[s], row, i) | two_bits(in.high[s], row, i) << 4) - 32;
-    });
+    set_weights(
+        out, [&](int row, int i) { return (nibble(in.nibbles[s], row, i) | two_bits(in.high[s], row, i) << 4) - 32; });
 }
 
 void unpack(const packed::Q3_K& in, int s, Block& out) {
@@ -145,8 +143,8 @@ int sum16(const int8_t* q) {
 void add_block(const Block& block, const int8_t* q, float xd, float acc[kLanes]) {
     const int sum0 = sum16(q), sum1 = sum16(q + 16);
     for (int row = 0; row < kLanes; ++row) {
-        const int dot = block.scale[0][row] * dot16(block.w[row], q) +
-                        block.scale[1][row] * dot16(block.w[row] + 16, q + 16);
+        const int dot =
+            block.scale[0][row] * dot16(block.w[row], q) + block.scale[1][row] * dot16(block.w[row] + 16, q + 16);
         const int min = block.min[0][row] * sum0 + block.min[1][row] * sum1;
         acc[row] += static_cast<float>(dot) * (block.d[row] * xd);
         acc[row] += static_cast<float>(min) * (block.dmin[row] * xd);
@@ -181,15 +179,16 @@ void matmul_quantized(const uint8_t* packed, const ActTile& tile, float* out, si
 }
 
 template <class Value, class ToFloat>
-void matmul_floats(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
-                   int group_begin, int group_end, ToFloat to_float) {
+void matmul_floats(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+                   int group_end, ToFloat to_float) {
     const Value* weights = reinterpret_cast<const Value*>(packed);
     for (int group = group_begin; group < group_end; ++group) {
         const Value* columns = weights + static_cast<size_t>(tile.k) * kLanes * group;
         float acc[kTileTokens][kLanes] = {};
         for (int i = 0; i < tile.k; ++i) {
             float w[kLanes];
-            for (int lane = 0; lane < kLanes; ++lane) w[lane] = to_float(columns[static_cast<size_t>(i) * kLanes + lane]);
+            for (int lane = 0; lane < kLanes; ++lane)
+                w[lane] = to_float(columns[static_cast<size_t>(i) * kLanes + lane]);
             for (int t = 0; t < tile.n; ++t)
                 for (int lane = 0; lane < kLanes; ++lane)
                     acc[t][lane] += w[lane] * tile.f[static_cast<size_t>(t) * tile.k + i];

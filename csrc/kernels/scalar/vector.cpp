@@ -5,10 +5,37 @@
 namespace kvarn::scalar {
 namespace {
 
+constexpr float kLowestLevel = 124;
+constexpr float kSmallestAbsmax = 1e-36f;  // 127 / absmax stays finite
+
 // |quotient| <= 2^23 is assumed of finite input; adding 1.5 * 2^23 makes the float unit round to nearest even.
 int8_t round_to_int8(float quotient) {
     const float limited = quotient > 127.0f ? 127.0f : quotient < -127.0f ? -127.0f : quotient;
     return static_cast<int8_t>((limited + 12582912.0f) - 12582912.0f);
+}
+
+// Squared distance of x * s from whole numbers, added in the order a vector of eight adds.
+float rounding_error(const float* x, float s) {
+    float lanes[8] = {};
+    for (int i = 0; i < kQuantBlock; ++i) {
+        const float scaled = x[i] * s;
+        const float rest = scaled - static_cast<float>(round_to_int8(scaled));
+        lanes[i % 8] += rest * rest;
+    }
+    for (int half = 4; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+// The level between kLowestLevel and 127 whose grid fits the block best.
+float best_level(const float* x, float absmax) {
+    float best = 127, least = 0;
+    for (float level = 127; level >= kLowestLevel; --level) {
+        const float d = absmax / level;
+        const float error = rounding_error(x, level / absmax) * (d * d);
+        if (level == 127 || error < least) least = error, best = level;
+    }
+    return best;
 }
 
 float largest_magnitude(const float* x) {
@@ -28,11 +55,13 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
     for (int b = 0; b < k / kQuantBlock; ++b) {
         const float* block = x + kQuantBlock * b;
         const size_t at = static_cast<size_t>(b) * n + t;
-        const float d = largest_magnitude(block) / 127.0f;
-        const bool has_values = d > 0;
+        const float absmax = largest_magnitude(block);
+        const bool has_values = absmax >= kSmallestAbsmax;
+        const float level = has_values ? best_level(block, absmax) : 127;
+        const float d = has_values || !is_finite(absmax) ? absmax / level : 0;
         int total = 0;
         for (int i = 0; i < kQuantBlock; ++i) {
-            const int8_t value = has_values ? round_to_int8(block[i] / d) : int8_t{0};
+            const int8_t value = has_values ? round_to_int8(block[i] * (level / absmax)) : int8_t{0};
             q[at * kQuantBlock + i] = value;
             total += value;
         }

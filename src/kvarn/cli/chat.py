@@ -73,20 +73,23 @@ class Conversation:
         self._params = params
         self._system = system
         self._messages: list[dict[str, str]] = []
+        self._interrupt = Interrupt()
         self.reset()
 
     def run(self) -> None:
         """Read, answer, repeat, until the input ends."""
-        while True:
-            try:
-                text = read_message()
-            except EOFError:
-                _say("")
-                return
-            except KeyboardInterrupt:
-                _say("\nCtrl-D ends the chat.")
-                continue
-            self._take(text)
+        with self._interrupt.handled():
+            while True:
+                try:
+                    with self._interrupt.raised():
+                        text = read_message()
+                except EOFError:
+                    _say("")
+                    return
+                except KeyboardInterrupt:
+                    _say("\nCtrl-D ends the chat.")
+                    continue
+                self._take(text)
 
     def reset(self) -> None:
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -105,7 +108,8 @@ class Conversation:
     def _answer(self, text: str) -> None:
         question = {"role": "user", "content": text}
         writer = Writer()
-        with self._llm.stream([*self._messages, question], self._params) as events, interrupting(events):
+        with self._llm.stream([*self._messages, question], self._params) as events:
+            self._interrupt.cancels(events)
             for event in events:
                 writer.write(event.text)
         writer.end_line()
@@ -138,6 +142,46 @@ class Conversation:
         _say(f"Saved {len(self._messages)} messages to {path}.")
 
 
+class Interrupt:
+    """What Ctrl-C does: at the prompt it raises, otherwise it ends the answer within one step."""
+
+    def __init__(self) -> None:
+        self._is_reading = False
+        self._is_pressed = False
+        self._events: EventStream | None = None
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Own the signal for a whole session, so that no moment of it is left to a traceback."""
+        before = signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt reading; what was pressed before is forgotten."""
+        self._is_reading, self._is_pressed, self._events = True, False, None
+        try:
+            yield
+        finally:
+            self._is_reading = False
+
+    def cancels(self, events: EventStream) -> None:
+        """Name the answer to end; at once when the key was pressed while it was prepared."""
+        self._events = events
+        if self._is_pressed:
+            events.cancel()
+
+    def _on_signal(self, *_: object) -> None:
+        if self._is_reading:
+            raise KeyboardInterrupt
+        self._is_pressed = True
+        if self._events is not None:
+            self._events.cancel()
+
+
 def read_message() -> str:
     """One message: a line, lines joined by a backslash at their end, or a block between triple quotes."""
     line = _line(PROMPT)
@@ -164,16 +208,6 @@ def _line(prompt: str) -> str:
             return input(prompt if sys.stdin.isatty() else "")
         except UnicodeDecodeError:
             _say("That line is not valid UTF-8; try again.")
-
-
-@contextmanager
-def interrupting(events: EventStream) -> Iterator[None]:
-    """Let Ctrl-C end the answer within one step instead of the session."""
-    before = signal.signal(signal.SIGINT, lambda *_: events.cancel())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _say(text: str) -> None:

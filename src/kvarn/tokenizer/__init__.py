@@ -19,5 +19,8 @@ def load_tokenizer(source: WeightSource) -> Tokenizer:
     embedding = source.tensors.get("token_embd.weight")
     num_rows = embedding.shape[0] if embedding is not None and embedding.shape else None
     if "hf" in source.metadata or "hf_folder" in source.metadata:
-        return tokenizer_from_folder(source.metadata.get("hf_folder", source.path), num_rows=num_rows)
-    return tokenizer_from_gguf(source.metadata, num_rows=num_rows)
+        tokenizer = tokenizer_from_folder(source.metadata.get("hf_folder", source.path), num_rows=num_rows)
+    else:
+        tokenizer = tokenizer_from_gguf(source.metadata, num_rows=num_rows)
+    tokenizer.prepare_chat()
+    return tokenizer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 from kvarn.errors import FormatError
 from kvarn.tokenizer.encoder import vocabulary_errors
 from kvarn.tokenizer.pretokenize import WordRule, pre_tokenizer
-from kvarn.tokenizer.vocabulary import Vocabulary
+from kvarn.tokenizer.vocabulary import Vocabulary, token_as_bytes
 
 
 def byte_of_character() -> dict[str, int]:
@@ -28,7 +28,7 @@ def text_bytes(token: str) -> bytes:
     try:
         return bytes([_BYTES[character] for character in token])
     except KeyError:
-        return token.encode("utf-8", "replace")
+        return token_as_bytes(token)
 
 
 class ByteLevelEncoder:
@@ -42,10 +42,10 @@ class ByteLevelEncoder:
         with vocabulary_errors():
             model = models.BPE(vocabulary.ids, merge_pairs(merges), ignore_merges=rule.ignore_merges)  # type: ignore[arg-type]
             self._tokenizer = Tokenizer(model)
-            self._tokenizer.pre_tokenizer = pre_tokenizer(rule)  # type: ignore[assignment]
+            self._tokenizer.pre_tokenizer = pre_tokenizer(rule)
         self._nfc = rule.nfc
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
+    def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
         composed = unicodedata.normalize("NFC", text) if self._nfc else text
         ids: list[int] = self._tokenizer.encode(composed, add_special_tokens=False).ids
@@ -56,13 +56,10 @@ class ByteLevelEncoder:
         return text_bytes(token)
 
 
-def merge_pairs(merges: Any) -> list[tuple[str, str]]:
+def merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     """Return "left right" lines as pairs."""
-    if not isinstance(merges, Sequence) or isinstance(merges, str):
-        raise FormatError("the file has no list tokenizer.ggml.merges; convert the model again")
-    try:
-        pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
-    except (ValueError, AttributeError) as error:
-        bad = next(merge for merge in merges if not isinstance(merge, str) or merge.count(" ") != 1)
-        raise FormatError(f"merge {bad!r:.80} is not two tokens with one space between them") from error
-    return pairs
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if not set(map(len, pairs)) <= {2}:
+        bad = next(merge for merge in merges if merge.count(" ") != 1)
+        raise FormatError(f"merge {bad[:80]!r} is not two tokens with one space between them")
+    return cast("list[tuple[str, str]]", pairs)

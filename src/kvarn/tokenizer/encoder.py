@@ -15,8 +15,8 @@ from kvarn.errors import FormatError
 class Encoder(Protocol):
     """Plain text to ids, and a token's text to the bytes it stands for."""
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
-        """Return the ids of a non-empty text; is_first: nothing but special tokens stands right before it."""
+    def encode(self, text: str, *, at_start: bool) -> list[int]:
+        """Return the ids of a non-empty text; at_start: nothing at all stands before it."""
 
     def piece_bytes(self, token: str) -> bytes:
         """Return what a normal token adds to the output."""

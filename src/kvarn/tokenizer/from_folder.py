@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from kvarn.tokenizer.bytelevel import text_bytes
 from kvarn.tokenizer.encoder import vocabulary_errors
 from kvarn.tokenizer.sentencepiece import SPACE
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
-from kvarn.tokenizer.vocabulary import MAX_TOKENS, Kind, Vocabulary, end_ids
+from kvarn.tokenizer.vocabulary import BYTE_TOKEN, MAX_TOKENS, Kind, Vocabulary, end_ids, token_as_bytes
 
 MAX_FILE_BYTES = 256 << 20
+_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")  # the last two may be missing
 
 
 def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) -> Tokenizer:
@@ -27,11 +28,11 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     path = Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise UnsupportedModel(f"{path.name} has no tokenizer.json; convert its tokenizer to that format")
-    described = _json(path / "tokenizer.json")
-    config = _json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").is_file() else {}
+    described, config, generation = (_json(path / name) for name in _FILES)
     added = [_Added.read(entry) for entry in _entries(described, "added_tokens")]
-    vocabulary = _vocabulary(described, added, config, num_rows)
-    prefix, suffix = _additions(described.get("post_processor"), vocabulary)
+    texts = {**_model_vocabulary(described), **{token.id: token.content for token in added}}
+    vocabulary = _with_ends(_vocabulary(texts, added, num_rows), config, generation)
+    prefix, suffix = _checked_additions(described.get("post_processor"), vocabulary)
     return Tokenizer(
         TokenizerParts(
             vocabulary=vocabulary,
@@ -60,9 +61,9 @@ class FolderEncoder:
         self._style = "bytes" if "ByteLevel" in names else "words" if "WordPiece" in names else "pieces"
         self.drops_first_space = self._style == "words" or "Strip" in names or "Metaspace" in names
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
+    def encode(self, text: str, *, at_start: bool) -> list[int]:
         """Return the ids of plain text."""
-        tokenizer = self._first if is_first else self._later
+        tokenizer = self._first if at_start else self._later
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -71,8 +72,8 @@ class FolderEncoder:
         if self._style == "bytes":
             return text_bytes(token)
         if self._style == "words":
-            return (token[2:] if token.startswith("##") else f" {token}").encode("utf-8", "replace")
-        return token.replace(SPACE, " ").encode("utf-8", "replace")
+            return token_as_bytes(token[2:] if token.startswith("##") else f" {token}")
+        return token_as_bytes(token.replace(SPACE, " "))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +93,30 @@ class _Added:
         return _Added(token_id, content, *flags)
 
 
-def _vocabulary(
-    described: Mapping[str, Any], added: Sequence[_Added], config: Mapping[str, Any], num_rows: int | None
-) -> Vocabulary:
-    texts = {**_model_vocabulary(described), **{token.id: token.content for token in added}}
+def _vocabulary(texts: Mapping[int, str], added: Sequence[_Added], num_rows: int | None) -> Vocabulary:
     size = max(texts, default=-1) + 1
-    if not texts or (num_rows is not None and size > num_rows):
+    rows = num_rows if num_rows is not None else 2 * len(texts) + 65536  # gaps are allowed, but not without end
+    if not 1 <= size <= rows:
         raise FormatError(f"tokenizer.json numbers tokens up to {size - 1:,}, the model has {num_rows} rows for them")
     kinds = bytearray([Kind.UNUSED]) * max(size, num_rows or 0)
     for token_id, text in texts.items():
-        is_byte = len(text) == 6 and text.startswith("<0x") and text.endswith(">")
-        kinds[token_id] = Kind.BYTE if is_byte else Kind.NORMAL
+        kinds[token_id] = Kind.BYTE if BYTE_TOKEN.fullmatch(text) else Kind.NORMAL
     for token in added:
         kinds[token.id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
     tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(kinds))]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    bos_id, eos_id = (_configured_id(config, name, ids) for name in ("bos_token", "eos_token"))
-    ends = end_ids((eos_id,), ids, bytes(kinds))
-    return Vocabulary(tokens=tokens, kinds=bytes(kinds), ids=ids, bos_id=bos_id, eos_id=eos_id, eos_ids=ends)
+    return Vocabulary(tokens=tokens, kinds=bytes(kinds), ids=ids)
+
+
+def _with_ends(vocabulary: Vocabulary, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Vocabulary:
+    """Add the ids that begin and end a text."""
+    bos_id, eos_id = (_configured_id(config, name, vocabulary.ids) for name in ("bos_token", "eos_token"))
+    more = generation.get("eos_token_id", [])
+    for token_id in more if isinstance(more, list) else [more]:
+        if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
+            raise FormatError(f"eos_token_id is {token_id!r:.20}, which is no token", file="generation_config.json")
+    named = (eos_id, *(more if isinstance(more, list) else [more]))
+    return replace(vocabulary, bos_id=bos_id, eos_id=eos_id, eos_ids=end_ids(named, vocabulary.ids, vocabulary.kinds))
 
 
 def _model_vocabulary(described: Mapping[str, Any]) -> dict[int, str]:
@@ -121,7 +128,9 @@ def _model_vocabulary(described: Mapping[str, Any]) -> dict[int, str]:
         pairs = list(vocab.items()) if isinstance(vocab, dict) else []
     for text, token_id in pairs:
         if not isinstance(text, str) or not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS:
-            raise FormatError(f"tokenizer.json: vocabulary entry {text!r:.40}: {token_id!r:.20} is not a token and an id")
+            raise FormatError(
+                f"tokenizer.json: vocabulary entry {text!r:.40}: {token_id!r:.20} is not a token and an id"
+            )
     return {token_id: text for text, token_id in pairs}
 
 
@@ -129,6 +138,13 @@ def _configured_id(config: Mapping[str, Any], name: str, ids: Mapping[str, int])
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
     return ids.get(text) if isinstance(text, str) else None
+
+
+def _checked_additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    try:
+        return _additions(processor, vocabulary)
+    except (KeyError, IndexError, TypeError) as error:
+        raise FormatError(f"the post-processor is incomplete: {error!r:.60}", file="tokenizer.json") from error
 
 
 def _additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -190,6 +206,8 @@ def _entries(described: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if path.name != _FILES[0] and not path.is_file():
+        return {}
     try:
         value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:

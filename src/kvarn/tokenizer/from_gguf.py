@@ -11,7 +11,7 @@ from kvarn.tokenizer.encoder import Encoder
 from kvarn.tokenizer.pretokenize import word_rule
 from kvarn.tokenizer.sentencepiece import SentencePieceEncoder, rank_by_merges, rank_by_score
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_vocabulary
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_merges, read_vocabulary
 from kvarn.tokenizer.wordpiece import WordPieceEncoder
 
 KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
@@ -41,12 +41,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
 
 
 def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Encoder:
-    merges = metadata.get("tokenizer.ggml.merges")
     if model == "gpt2":
-        return ByteLevelEncoder(vocabulary, merges, word_rule(_text(metadata, "tokenizer.ggml.pre")))  # type: ignore[arg-type]
+        rule = word_rule(_text(metadata, "tokenizer.ggml.pre"))
+        return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)
-    rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, merges)
+    rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, read_merges(metadata))
     space_prefix = metadata.get("tokenizer.ggml.add_space_prefix", model == "llama")
     return SentencePieceEncoder(vocabulary, rank, space_prefix=bool(space_prefix))
 

@@ -75,7 +75,8 @@ _CJK_KOREAN = r"[一-龥ࠀ-一가-퟿]+"
 _CJK_KANA = r"[一-龥぀-ゟ゠-ヿ]+"
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 _DEEPSEEK_V3 = (
-    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
 # Letters with case, as the deepseek-llm file lists them.
 _CASED = (
@@ -96,9 +97,7 @@ _qwen2_plain = WordRule((_QWEN2,))
 _gpt4o = WordRule((_GPT4O,))
 _deepseek_v3 = WordRule((r"\p{N}{1,3}", _CJK_KANA, _DEEPSEEK_V3))
 _bailing = WordRule(
-    (
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    )
+    (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
 
 RULES: dict[str, WordRule] = {

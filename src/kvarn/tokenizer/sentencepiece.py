@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import compress
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
 
 SPACE = "\u2581"
 MAX_REMEMBERED_WORDS = 1 << 16
@@ -39,10 +40,10 @@ class SentencePieceEncoder:
         """Whether encoding put a space before the text."""
         return self._space_prefix
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
-        """Return the ids of plain text."""
+    def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
+        """Return the ids of plain text; a space goes before it at the start and after every special token."""
         spaced = text.replace(" ", SPACE)
-        if self._space_prefix and is_first:
+        if self._space_prefix:
             spaced = SPACE + spaced
         ids: list[int] = []
         for word in self._words.findall(spaced):
@@ -51,7 +52,7 @@ class SentencePieceEncoder:
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a normal or byte token."""
-        return token.replace(SPACE, " ").encode("utf-8", "replace")
+        return token_as_bytes(token.replace(SPACE, " "))
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
         ids: list[int] = []
@@ -93,12 +94,10 @@ def rank_by_score(vocabulary: Vocabulary) -> Rank:
     return rank
 
 
-def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str] | None) -> Rank:
+def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> Rank:
     """Rank a pair by its place in the list of merges."""
-    if not isinstance(merges, Sequence) or isinstance(merges, str):
-        raise FormatError("the file has no list tokenizer.ggml.merges; convert the model again")
-    places: Mapping[str, int] = {merge: place for place, merge in reversed(list(enumerate(merges)))}
     _check_merges(vocabulary, merges)
+    places = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # of equal ones the first counts
 
     def rank(left: str, right: str) -> float | None:
         return places.get(f"{left} {right}")
@@ -140,11 +139,15 @@ def join_pieces(word: str, rank: Rank) -> list[str]:
 
 
 def _word_pattern(vocabulary: Vocabulary) -> re.Pattern[str]:
-    """Return a pattern whose matches are the words of a text: no token reaches from one into the next."""
-    normal = "\0".join(token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == 1)
-    if re.search(f"[^{SPACE}\\0]{SPACE}", normal) is not None:
-        return re.compile(r"(?s).+")
-    return re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
+    """Return a pattern whose matches are the words of a text: no token reaches from one into the next.
+
+    A word ends before a space, unless the character there stands before a space inside some token.
+    """
+    is_joinable = vocabulary.kinds.translate(bytes(kind in JOINABLE for kind in range(256)))
+    joined = "\0".join(compress(vocabulary.tokens, is_joinable))
+    glue = "".join(map(re.escape, sorted(set(re.findall(f"([^{SPACE}\\0]){SPACE}", joined)))))
+    onward = f"(?:(?<=[{glue}]){SPACE}+[^{SPACE}]*)*" if glue else ""
+    return re.compile(f"{SPACE}*[^{SPACE}]+{onward}|{SPACE}+")
 
 
 def _check_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> None:

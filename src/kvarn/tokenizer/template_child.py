@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from datetime import datetime
 from typing import Any, NoReturn
@@ -33,7 +34,8 @@ def render(environment: Any, request: bytes) -> tuple[bytes, bytes]:
     """Return the status and the rendered text, or the reason why there is none."""
     try:
         asked = json.loads(request)
-        text = environment.render_str(asked["template"], **asked["context"]).encode("utf-8")
+        template = without_generation_tags(asked["template"])
+        text = environment.render_str(template, **asked["context"]).encode("utf-8")
     except MemoryError:
         return FAILED, b"it needs too much memory"
     except BaseException as error:  # a panic of the engine derives from BaseException
@@ -53,11 +55,24 @@ def make_environment(fuel: int) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         pycompat=True,
-        auto_escape_callback=lambda name: False,
-        filters={"tojson": to_json},
+        auto_escape_callback=lambda _name: False,
+        filters={"tojson": to_json, "length": length, "count": length},
         globals={"raise_exception": raise_exception, "strftime_now": strftime_now},
         finalizer=as_python_prints,
     )
+
+
+def without_generation_tags(template: str) -> str:
+    """Replace {% generation %}, which only marks what to train on, by a block that does nothing."""
+    if "generation" not in template:
+        return template
+    template = re.sub(r"\{%([-+]?)\s*generation\s*([-+]?)%\}", r"{%\1 with \2%}", template)
+    return re.sub(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}", r"{%\1 endwith \2%}", template)
+
+
+def length(value: Any) -> int:
+    """Return the number of items; of something undefined 0, as in jinja2."""
+    return 0 if value is None else len(value)
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -81,7 +96,7 @@ def to_json(
 
 
 def as_python_prints(value: Any) -> Any:
-    """Write booleans and containers as Python does; minijinja would write true. (None and undefined look alike here.)"""
+    """Write booleans and containers as Python does; minijinja would write true."""
     return str(value) if isinstance(value, (bool, list, dict, tuple)) else NotImplemented
 
 

@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +48,8 @@ class TemplateWorker:
         self._lock = threading.Lock()
         self._process: Popen[bytes] | None = None
         self._is_ready = False
-        os.register_at_fork(after_in_child=self._forget)
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     def start(self) -> None:
         """Start the process if there is none; return at once, while it gets ready."""
@@ -60,9 +62,9 @@ class TemplateWorker:
         with self._lock:
             try:
                 return self._ask(request)
-            except OSError as error:
+            except BrokenPipeError:  # it died while idle and has not seen the request: ask a new one
                 self._kill()
-                raise TemplateError("the chat template's helper process ended unexpectedly; try again") from error
+                return self._ask(request)
 
     def close(self) -> None:
         """End the process."""
@@ -112,7 +114,7 @@ class TemplateWorker:
                 self._give_up(lateness)
             chunk = os.read(source, min(count - len(received), 1 << 20))
             if not chunk:
-                self._give_up("needed more memory than allowed")
+                self._give_up("broke its helper process, most likely by using too much memory,")
             received += chunk
         return bytes(received)
 
@@ -120,7 +122,9 @@ class TemplateWorker:
         self._kill()
         self._process = _spawn(self._limits)  # so that the next caller need not wait
         self._is_ready = False
-        raise TemplateError(f"the model's chat template {what} and was stopped; use generate, or --raw, to do without it")
+        raise TemplateError(
+            f"the model's chat template {what} and was stopped; use generate, or --raw, to do without it"
+        )
 
     def _kill(self) -> None:
         process, self._process = self._process, None

@@ -6,6 +6,7 @@ User text never becomes a control token unless the caller asks with parse_specia
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.errors import InvalidParameter
 from kvarn.tokenizer.encoder import Encoder
 from kvarn.tokenizer.specials import SpecialMatcher
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
 
 if TYPE_CHECKING:
     from kvarn.types import Message
@@ -57,6 +58,21 @@ class Tokenizer:
         return self._vocabulary.eos_ids
 
     @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What encode puts before a text, such as bos."""
+        return self._parts.prefix_ids
+
+    @property
+    def bos_text(self) -> str:
+        """The bos token as text, for templates; empty if there is none."""
+        return "" if self._vocabulary.bos_id is None else self._vocabulary.tokens[self._vocabulary.bos_id]
+
+    @property
+    def eos_text(self) -> str:
+        """The eos token as text."""
+        return "" if self._vocabulary.eos_id is None else self._vocabulary.tokens[self._vocabulary.eos_id]
+
+    @property
     def chat_template(self) -> str | None:
         """The model's own chat template."""
         return self._parts.chat_template
@@ -77,18 +93,14 @@ class Tokenizer:
     def encode_marked(self, text: str, *, parse_special: bool, plain: Sequence[int] = ()) -> list[int]:
         """Return the ids of text, without bos and eos; no control token covers the characters at offsets plain."""
         ids: list[int] = []
-        is_first = True
         matcher = self.control_matcher if parse_special else self._user_matcher
         for segment in matcher.split(text, plain):
             if segment.token_id is not None:
                 ids.append(segment.token_id)
-                is_first = True
-            elif plain and parse_special:  # user-defined tokens are found everywhere, marked or not
-                ids.extend(self._encode_unmarked(segment.text, is_first=is_first))
-                is_first = False
+            elif plain:  # user-defined tokens are found everywhere, marked or not
+                ids += self._encode_unmarked(segment.text, at_start=not ids)
             else:
-                ids.extend(self._encoder.encode(segment.text, is_first=is_first))
-                is_first = False
+                ids += self._encoder.encode(segment.text, at_start=not ids)
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str:
@@ -105,7 +117,7 @@ class Tokenizer:
         if kind == Kind.BYTE:
             return bytes([int(token[3:5], 16)])
         if kind in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN):
-            return token.encode("utf-8", "replace")
+            return token_as_bytes(token)
         return self._encoder.piece_bytes(token)
 
     def token_text(self, token_id: int) -> str:
@@ -126,9 +138,18 @@ class Tokenizer:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation, written by the model's chat template."""
-        from kvarn.tokenizer.chat_template import ChatRequest, encode_chat
+        from kvarn.tokenizer.chat_messages import ChatRequest
+        from kvarn.tokenizer.chat_template import encode_chat
 
         return encode_chat(self, ChatRequest.checked(messages, tools, add_generation_prompt, kwargs))
+
+    def prepare_chat(self) -> None:
+        """Start the process that renders templates, if there is a template; do not wait for it."""
+        if self.chat_template is not None:
+            from kvarn.tokenizer.template_worker import shared_worker
+
+            with suppress(OSError):  # then encode_chat will say so
+                shared_worker().start()
 
     def close(self) -> None:
         """Release nothing: the template worker is shared by the process and ends with it."""
@@ -151,11 +172,13 @@ class Tokenizer:
         ids = {self._vocabulary.tokens[token_id]: token_id for token_id in self._vocabulary.of_kind(*kinds)}
         return SpecialMatcher(ids, lstrip=self._parts.lstrip_ids, rstrip=self._parts.rstrip_ids)
 
-    def _encode_unmarked(self, text: str, *, is_first: bool) -> list[int]:
+    def _encode_unmarked(self, text: str, *, at_start: bool) -> list[int]:
         ids: list[int] = []
         for segment in self._user_matcher.split(text):
-            ids += [segment.token_id] if segment.token_id is not None else self._encoder.encode(segment.text, is_first=is_first)
-            is_first = segment.token_id is not None
+            if segment.token_id is not None:
+                ids.append(segment.token_id)
+            else:
+                ids += self._encoder.encode(segment.text, at_start=at_start and not ids)
         return ids
 
     def _kind(self, token_id: int) -> int:

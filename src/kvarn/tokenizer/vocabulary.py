@@ -5,6 +5,7 @@ Knows GGUF's tokenizer keys and what may be wrong with them; does not know how t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any
 from kvarn.errors import FormatError
 
 MAX_TOKENS = 4_000_000  # the largest vocabularies in use have about 260,000
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 # Control tokens that end a turn whatever the metadata says about eos.
 TURN_ENDS = frozenset(
@@ -65,6 +68,24 @@ class Vocabulary:
         return [match.start() for match in wanted.finditer(self.kinds)]
 
 
+def token_as_bytes(token: str) -> bytes:
+    """Return a token's text in UTF-8; bytes the file has that are not UTF-8 come out as they were."""
+    try:
+        return token.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return token.encode("utf-8", "replace")
+
+
+def read_merges(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the merges of GGUF metadata, each "left right"."""
+    if "tokenizer.ggml.merges" not in metadata:
+        raise FormatError("the file has no tokenizer.ggml.merges; convert the model again")
+    merges = _list("tokenizer.ggml.merges", metadata["tokenizer.ggml.merges"])
+    if not set(map(type, merges)) <= {str}:
+        raise FormatError("tokenizer.ggml.merges holds something that is not a string")
+    return merges
+
+
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """Return the vocabulary of GGUF metadata, or raise FormatError saying what is wrong with it."""
     tokens = _tokens(metadata)
@@ -103,7 +124,6 @@ def end_ids(named: Sequence[int | None], ids: Mapping[str, int], kinds: bytes) -
 
 # As the keys spell them, "seperator" included.
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask")
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
@@ -145,14 +165,11 @@ def _kinds(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, i
                 kinds[token_id] = Kind.CONTROL
         return bytes(kinds)
     kinds = bytearray(_small_ints("tokenizer.ggml.token_type", value, len(tokens)))
-    for token_id in _ids_of(kinds, Kind.BYTE):
-        if _BYTE_TOKEN.fullmatch(tokens[token_id]) is None:
+    for match in re.finditer(re.escape(bytes([Kind.BYTE])), kinds):
+        token_id = match.start()
+        if BYTE_TOKEN.fullmatch(tokens[token_id]) is None:
             raise FormatError(f"byte token {token_id} is {tokens[token_id]!r}; it must be <0x00> to <0xFF>")
     return bytes(kinds)
-
-
-def _ids_of(kinds: bytearray, kind: Kind) -> list[int]:
-    return [token_id for token_id, value in enumerate(kinds) if value == kind] if kind in kinds else []
 
 
 def _small_ints(key: str, value: Any, count: int) -> bytes:
@@ -175,8 +192,8 @@ def _scores(metadata: Mapping[str, Any], count: int) -> list[float] | None:
     _same_length("tokenizer.ggml.scores", len(scores), count)
     if not set(map(type, scores)) <= {float, int}:
         raise FormatError("tokenizer.ggml.scores holds something that is not a number")
-    if any(score != score for score in scores):
-        raise FormatError("tokenizer.ggml.scores holds NaN")
+    if not math.isfinite(sum(scores)):
+        raise FormatError("tokenizer.ggml.scores holds NaN or an infinity")
     return scores
 
 
@@ -188,6 +205,6 @@ def _same_length(key: str, found: int, tokens: int) -> None:
 def _list(key: str, value: Any) -> list[Any]:
     if hasattr(value, "tolist"):  # a NumPy array
         value = value.tolist()
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise FormatError(f"{key} is a {type(value).__name__}, not an array")
     return list(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.errors import FormatError
 from kvarn.tokenizer.encoder import vocabulary_errors
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
 
 WORD_START = "\u2581"
 
@@ -31,17 +31,17 @@ class WordPieceEncoder:
             unk = vocabulary.tokens[vocabulary.unk_id]
             model = models.WordPiece(_bert_vocabulary(vocabulary), unk_token=unk, max_input_chars_per_word=100)
             self._tokenizer = Tokenizer(model)
-            self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)  # type: ignore[assignment]
-            self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+            self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+            self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
-    def encode(self, text: str, *, is_first: bool) -> list[int]:
+    def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a token, a space before it if it begins a word."""
-        return token.replace(WORD_START, " ", 1).encode("utf-8", "replace")
+        return token_as_bytes(token.replace(WORD_START, " ", 1))
 
 
 def _bert_vocabulary(vocabulary: Vocabulary) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_the_stop_string_that_ends_first_wins() -> None:
 )
 def test_how_the_text_is_cut_changes_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(bounds)]
     emitted, found = feed(tuple(stops), pieces)
     assert (emitted, found) == feed(tuple(stops), list(text))
     assert not any(stop in emitted for stop in stops)

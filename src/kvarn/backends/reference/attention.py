@@ -122,11 +122,10 @@ def _heads(x: Float32, weights: Weights, name: str, attention: Attention, num_he
 
 def _attend_one(q: Float32, k: Float32, v: Float32, positions: Int32, attention: Attention) -> Float32:
     """Attend within one sequence, one query head after the other; q is (queries, heads, head_dim)."""
-    seen = visible(positions, len(k), attention)
+    mask = np.where(visible(positions, len(k), attention), np.float32(0), np.float32(-np.inf))
     group = attention.num_heads // attention.num_kv_heads
     out = np.empty_like(q)
     for head in range(attention.num_heads):
         scores = (q[:, head] @ k[:, head // group].T) * np.float32(attention.scale)
-        scores = np.where(seen, softcap(scores, attention.softcap), -np.inf).astype(np.float32)
-        out[:, head] = softmax(scores) @ v[:, head // group]
+        out[:, head] = softmax(softcap(scores, attention.softcap) + mask) @ v[:, head // group]
     return out

@@ -165,9 +165,10 @@ class _Scores:
         self.top_logprobs = np.zeros((num_rows, num_top), np.float32)
 
     def put(self, row: int, logprobs: npt.NDArray[np.float64], token: int) -> None:
-        best = np.argsort(-logprobs, kind="stable")[: self.top_ids.shape[1]]
         self.logprobs[row] = logprobs[token]
-        self.top_ids[row], self.top_logprobs[row] = best, logprobs[best]
+        if num_top := self.top_ids.shape[1]:
+            best = np.argsort(-logprobs, kind="stable")[:num_top]
+            self.top_ids[row], self.top_logprobs[row] = best, logprobs[best]
 
 
 class _LazyWeights(Mapping[str, Float32]):

@@ -1,0 +1,88 @@
+"""A tiny random model that can be talked to: a GGUF file with a byte tokeniser and a chat template.
+
+Its answers are noise, but everything around them is real: file, tokeniser, template, cache, kernels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.formats.gguf.writer import Stored, write_gguf
+from kvarn.formats.weights import TensorType
+
+WIDTH, HIDDEN, HEADS, LAYERS, CONTEXT = 64, 128, 2, 2, 2048
+CONTROLS = ["<|fin|>", "<|user|>", "<|assistant|>", "<|system|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|fin|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_chat_model(path: Path, **changes: Any) -> Path:
+    """Write the model; changes replace metadata, None removes an entry."""
+    metadata = _metadata() | changes
+    write_gguf(path, {key: value for key, value in metadata.items() if value is not None}, _tensors())
+    return path
+
+
+def _metadata() -> dict[str, Any]:
+    tokens = [*_byte_letters(), *CONTROLS]
+    return {
+        "general.architecture": "llama",
+        "general.name": "tiny chat",
+        "llama.embedding_length": WIDTH,
+        "llama.block_count": LAYERS,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.context_length": CONTEXT,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": WIDTH // HEADS,
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * len(CONTROLS),
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.eos_token_id": 256,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letters for the 256 bytes: printable ones stand for themselves, the others move up to 256 and on."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = [byte for byte in range(256) if byte not in kept]
+    return [chr(byte) if byte in kept else chr(256 + moved.index(byte)) for byte in range(256)]
+
+
+def _tensors() -> dict[str, Any]:
+    rng = np.random.default_rng(7)
+    vocab = 256 + len(CONTROLS)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, WIDTH), "output_norm.weight": (WIDTH,)}
+    for layer in range(LAYERS):
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in {
+                "attn_norm": (WIDTH,),
+                "attn_q": (WIDTH, WIDTH),
+                "attn_k": (WIDTH, WIDTH),
+                "attn_v": (WIDTH, WIDTH),
+                "attn_output": (WIDTH, WIDTH),
+                "ffn_norm": (WIDTH,),
+                "ffn_gate": (HIDDEN, WIDTH),
+                "ffn_up": (HIDDEN, WIDTH),
+                "ffn_down": (WIDTH, HIDDEN),
+            }.items()
+        }
+    return {name: _tensor(rng, shape) for name, shape in shapes.items()}
+
+
+def _tensor(rng: np.random.Generator, shape: tuple[int, ...]) -> Stored:
+    if len(shape) == 1:
+        return Stored.quantized(np.ones(shape, np.float32), TensorType.F32)
+    return Stored.quantized(rng.normal(0, shape[-1] ** -0.5, shape).astype(np.float32), TensorType.Q8_0)

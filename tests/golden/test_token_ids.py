@@ -1,0 +1,61 @@
+"""Token ids of texts chosen to be difficult, as the models' own tokenizers gave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvarn.errors import UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.tokenizer import load_tokenizer
+from kvarn.tokenizer.incremental import IncrementalDecoder
+from tests.assets import llama_cpp_models
+
+pytestmark = pytest.mark.model
+
+VOCABULARIES = [
+    *("qwen2", "llama-bpe", "llama-spm", "gpt-2", "bert-bge", "phi-3", "falcon", "deepseek-llm", "starcoder"),
+    *("command-r", "deepseek-coder", "mpt", "refact", "qwen35", "gemma-4"),
+]
+SEPARATOR = "\n__ggml_vocab_test__\n"
+
+
+def vocabulary(name: str) -> Path:
+    return llama_cpp_models() / f"ggml-vocab-{name}.gguf"
+
+
+def cases(name: str) -> list[tuple[str, list[int]]]:
+    path = vocabulary(name)
+    texts = path.with_name(path.name + ".inp").read_bytes().decode("utf-8").removesuffix(SEPARATOR).split(SEPARATOR)
+    lines = path.with_name(path.name + ".out").read_text(encoding="ascii").splitlines()
+    return [(text, [int(number) for number in line.split()]) for text, line in zip(texts, lines, strict=True)]
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_every_golden_text_has_its_golden_ids(name: str) -> None:
+    tokenizer = load_tokenizer(open_weights(vocabulary(name)))
+    golden = cases(name)
+    assert len(golden) >= 46
+    wrong = {text: ids for text, ids in golden if tokenizer.encode(text, add_special=False) != ids}
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", [name for name in VOCABULARIES if name != "bert-bge"])
+def test_golden_ids_give_back_their_text_at_once_and_token_by_token(name: str) -> None:
+    tokenizer = load_tokenizer(open_weights(vocabulary(name)))
+    for text, ids in cases(name):
+        decoder = IncrementalDecoder(tokenizer)
+        assert "".join([*map(decoder.push, ids), decoder.flush()]) == text
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", ["gpt-neox", "aquila"])
+def test_a_file_that_does_not_say_how_to_cut_words_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is missing"):
+        load_tokenizer(open_weights(vocabulary(name)))
+
+
+def test_a_unigram_vocabulary_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModel, match="'t5'"):
+        load_tokenizer(open_weights(vocabulary("nomic-bert-moe")))

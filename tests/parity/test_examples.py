@@ -1,0 +1,26 @@
+"""Every example runs as it is, in a process of its own, on real models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.assets import minilm, smollm2
+
+pytestmark = pytest.mark.model
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path) -> None:
+    code = path.read_text(encoding="utf-8")
+    for alias, model in (("smollm2", smollm2), ("minilm", minilm)):
+        if f'LLM("{alias}")' in code:
+            code = code.replace(f'LLM("{alias}")', f"LLM({str(model())!r})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

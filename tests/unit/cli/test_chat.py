@@ -1,0 +1,172 @@
+"""`kvarn chat` under a real terminal: history, several lines, commands, Ctrl-C and Ctrl-D."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import COMMAND
+
+ANSWERED = r"\[[^\]]*first token after [^\]]*\]"
+
+
+class Terminal:
+    """A process on the other side of a pseudo-terminal."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        # The child makes the pseudo-terminal its controlling one, so that Ctrl-C becomes a signal.
+        own = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", own, *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def expect(self, pattern: str, timeout_s: float = 30.0) -> str:
+        """Wait for pattern and return everything up to it."""
+        end = time.monotonic() + timeout_s
+        while (match := re.search(pattern, self._seen)) is None:
+            self._read(end, pattern)
+        before, self._seen = self._seen[: match.end()], self._seen[match.end() :]
+        return before
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(timeout=30)
+        os.close(self._master)
+
+    def _read(self, end: float, pattern: str) -> None:
+        ready, _, _ = select.select([self._master], [], [], max(0.0, end - time.monotonic()))
+        assert ready, f"{pattern!r} did not come; there was {self._seen!r}"
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # the other side is closed
+            data = b""
+        assert data, f"the chat ended before {pattern!r}; there was {self._seen!r}"
+        self._seen += data.decode(errors="replace")
+
+
+@pytest.fixture
+def terminal(model: str, environment: dict[str, str]) -> Iterator[Terminal]:
+    options = ["-m", model, "-t", "0", "-n", "6", "--system", "be brief"]
+    terminal = Terminal([*COMMAND, "chat", *options], environment | {"TERM": "dumb"})
+    terminal.expect("> ")
+    yield terminal
+    terminal.close()
+
+
+def saved(terminal: Terminal, path: Path) -> list[dict[str, str]]:
+    terminal.type(f"/save {path}\n")
+    terminal.expect("Saved")
+    messages: list[dict[str, str]] = json.loads(path.read_text())
+    return messages
+
+
+def ask(terminal: Terminal, text: str) -> None:
+    terminal.type(text)
+    terminal.expect(ANSWERED)
+    terminal.expect("> ")
+
+
+def test_a_conversation_is_kept_and_can_be_saved(terminal: Terminal, tmp_path: Path) -> None:
+    ask(terminal, "hello\n")
+    ask(terminal, "more\n")
+    messages = saved(terminal, tmp_path / "chat.json")
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert [message["content"] for message in messages[1::2]] == ["hello", "more"]
+
+
+def test_lines_can_be_joined(terminal: Terminal, tmp_path: Path) -> None:
+    ask(terminal, "one\\\ntwo\n")
+    ask(terminal, '"""three\n\nfour"""\n')
+    contents = [message["content"] for message in saved(terminal, tmp_path / "chat.json")]
+    assert contents[1] == "one\ntwo"
+    assert contents[3] == "three\n\nfour"
+
+
+def test_reset_forgets_and_system_replaces(terminal: Terminal, tmp_path: Path) -> None:
+    ask(terminal, "hello\n")
+    terminal.type("/reset\n")
+    terminal.expect("forgotten")
+    assert saved(terminal, tmp_path / "a.json") == [{"role": "system", "content": "be brief"}]
+    terminal.type("/system speak Swedish\n")
+    terminal.expect("anew")
+    assert saved(terminal, tmp_path / "b.json") == [{"role": "system", "content": "speak Swedish"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("/help", "/reset"),
+        ("/nonsense", "there is no command /nonsense"),
+        ("/save", "needs the name"),
+        ("/", "no command"),
+    ],
+)
+def test_commands_answer(terminal: Terminal, line: str, answer: str) -> None:
+    terminal.type(f"{line}\n")
+    terminal.expect(re.escape(answer))
+    terminal.expect("> ")
+
+
+def test_a_failure_keeps_the_session(terminal: Terminal) -> None:
+    terminal.type("/save /no/such/folder/x\n")
+    terminal.expect("No such file")
+    terminal.expect("> ")
+    ask(terminal, "hello\n")
+
+
+def test_control_d_ends_the_chat(terminal: Terminal) -> None:
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=30) == 0
+
+
+def test_control_c_at_the_prompt_keeps_the_session(terminal: Terminal) -> None:
+    terminal.type("half a tho")
+    time.sleep(0.1)
+    terminal.type("\x03")
+    terminal.expect("Ctrl-D ends")
+    terminal.expect("> ")
+    ask(terminal, "hello\n")
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.1])
+def test_control_c_stops_the_answer_and_keeps_the_session(
+    endless: str, environment: dict[str, str], pause_s: float
+) -> None:
+    terminal = Terminal([*COMMAND, "chat", "-m", endless, "-t", "1.5"], environment | {"TERM": "dumb"})
+    try:
+        terminal.expect("> ")
+        for _ in range(2):
+            terminal.type("hello\n")
+            terminal.expect("hello\r?\n")
+            time.sleep(pause_s)
+            terminal.type("\x03")
+            assert "[stopped, " in terminal.expect(ANSWERED)
+            terminal.expect("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(timeout=30) == 0
+    finally:
+        terminal.close()

@@ -1,0 +1,176 @@
+"""`kvarn run` as a process: output, exit codes, and one sentence for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import COMMAND, Kvarn
+
+FIXED = ("--temperature", "0", "--max-tokens", "8")
+
+
+def assert_one_sentence(done: subprocess.CompletedProcess[bytes], *parts: str, code: int = 1) -> None:
+    error = done.stderr.decode()
+    assert done.returncode == code, error
+    assert "Traceback" not in error
+    assert done.stdout == b""
+    assert error.startswith("kvarn: ")
+    assert error.count("\n") == 1
+    for part in parts:
+        assert part in error
+
+
+def test_an_answer_goes_to_stdout_and_its_speed_to_stderr(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("run", "-m", model, *FIXED, "hello")
+    assert done.returncode == 0
+    assert done.stdout.endswith(b"\n")
+    assert b"first token after" in done.stderr
+
+
+def test_json_is_one_object_with_everything(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("run", "-m", model, *FIXED, "--json", "hello")
+    answer = json.loads(done.stdout)
+    assert done.stdout.count(b"\n") == 1
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) <= 8
+    assert answer["finish_reason"] in ("stop", "length")
+    assert {"text", "seed", "timings", "model"} <= answer.keys()
+
+
+def test_stdin_is_the_prompt_for_a_dash(kvarn: Kvarn, model: str) -> None:
+    answers = [
+        json.loads(kvarn("run", "-m", model, *FIXED, "--json", *how, stdin=stdin).stdout)
+        for how, stdin in ((("häuser",), b""), (("-",), "häuser".encode()))
+    ]
+    assert answers[0]["text"] == answers[1]["text"]
+    assert answers[0]["usage"] == answers[1]["usage"]
+
+
+def test_raw_leaves_out_the_template(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("run", "-m", model, *FIXED, "--json", "--raw", "hello")
+    assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 5
+    done = kvarn("run", "-m", model, *FIXED, "--json", "hello")
+    assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 8
+
+
+def test_a_seed_repeats_an_answer(kvarn: Kvarn, model: str) -> None:
+    texts = [
+        json.loads(kvarn("run", "-m", model, "-n", "20", "-t", "1.5", "--seed", seed, "--json", "hi").stdout)["text"]
+        for seed in ("1", "1", "2")
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("name", ["no-such-alias", "./no/such/file.gguf", "a" * 5000, "../../etc/passwd", ""])
+def test_a_model_that_does_not_exist_is_one_sentence(kvarn: Kvarn, name: str) -> None:
+    assert_one_sentence(kvarn("run", "-m", name, "hello"))
+
+
+def test_an_empty_folder_is_no_model(kvarn: Kvarn, tmp_path: Path) -> None:
+    assert_one_sentence(kvarn("run", "-m", str(tmp_path), "hello"))
+
+
+def test_a_fifo_is_no_model_and_does_not_hang(kvarn: Kvarn, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert_one_sentence(kvarn("run", "-m", str(tmp_path / "pipe.gguf"), "hello"))
+
+
+@pytest.mark.parametrize("data", [b"", b"GGUF", b"\0" * 1000, b"GGUF\x03\0\0\0" + b"\xff" * 64], ids=repr)
+def test_a_file_that_is_no_model_is_one_sentence(kvarn: Kvarn, tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(data)
+    assert_one_sentence(kvarn("run", "-m", str(path), "hello"), "bad.gguf")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+def test_a_truncated_model_is_one_sentence(kvarn: Kvarn, model: str, tmp_path: Path, share: float) -> None:
+    data = Path(model).read_bytes()
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(data[: int(len(data) * share)])
+    assert_one_sentence(kvarn("run", "-m", str(path), "hello"), "cut.gguf")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--temperature", "nan"),
+        ("--temperature", "inf"),
+        ("--temperature", "-1"),
+        ("--top-p", "1.5"),
+        ("--top-p", "nan"),
+        ("--max-tokens", "0"),
+        ("--max-tokens", "99999999999"),
+        ("--seed", "99999999999999999999999"),
+        ("--threads", "0"),
+        ("--context", "-1"),
+        ("--context", "99999999999"),
+    ],
+)
+def test_values_out_of_range_are_named(kvarn: Kvarn, model: str, option: str, value: str) -> None:
+    assert_one_sentence(kvarn("run", "-m", model, f"{option}={value}", "hello"), option.strip("-").replace("-", "_"))
+
+
+def test_invalid_utf8_on_stdin_is_one_sentence_with_the_byte(kvarn: Kvarn, model: str) -> None:
+    assert_one_sentence(kvarn("run", "-m", model, "-", stdin=b"ok \xff\xfe"), "not valid UTF-8", "0xff at offset 3")
+
+
+def test_an_invalid_utf8_argument_is_one_sentence(kvarn: Kvarn, model: str) -> None:
+    assert_one_sentence(kvarn("run", "-m", model, b"caf\xe9"), "not valid UTF-8")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("run", "-m", model, "--context", "32", "--raw", "x" * 100)
+    assert_one_sentence(done, "prompt has 100 tokens", "31")
+
+
+def test_a_context_beyond_the_models_is_refused(kvarn: Kvarn, model: str) -> None:
+    assert_one_sentence(kvarn("run", "-m", model, "--context", "100000", "hello"), "100,000", "2,048")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("run",), ("run", "--no-such-option", "x"), ("no-such-command",), ("run", "--max-tokens", "x", "y")]
+)
+def test_wrong_usage_is_exit_code_2(kvarn: Kvarn, arguments: tuple[str, ...]) -> None:
+    done = kvarn(*arguments)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+def test_system_with_raw_is_wrong_usage(kvarn: Kvarn, model: str) -> None:
+    assert kvarn("run", "-m", model, "--raw", "--system", "x", "y").returncode == 2
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "show", "pull", "ls", "rm", "doctor"])
+def test_every_command_explains_itself(kvarn: Kvarn, command: str) -> None:
+    done = kvarn(command, "--help")
+    assert done.returncode == 0
+    assert b"Usage:" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_traceback(endless: str, environment: dict[str, str]) -> None:
+    command = [*COMMAND, "run", "-m", endless, "-t", "1", "hello"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    error = process.stderr.read()
+    process.wait(timeout=60)
+    assert b"Traceback" not in error
+    assert b"Exception ignored" not in error
+
+
+def test_an_interrupt_ends_with_130_and_no_traceback(endless: str, environment: dict[str, str]) -> None:
+    command = [*COMMAND, "run", "-m", endless, "-t", "1", "hello"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in error

@@ -1,0 +1,16 @@
+"""Nothing a model says may drive the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvarn.cli.text import printable
+
+
+@pytest.mark.parametrize("code", [0, 7, 8, 13, 27, 127, 0x9B])
+def test_control_characters_are_replaced(code: int) -> None:
+    assert printable(f"a{chr(code)}b") == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_text_tabs_and_newlines_pass() -> None:
+    assert printable("größe\t一\n🙂") == "größe\t一\n🙂"

@@ -1,0 +1,173 @@
+"""kvarn.LLM on a tiny model with the reference backend: prompts of every kind, refusals, closing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvarn
+from kvarn import LLM, FinishReason, SamplingParams
+from tests.chat_model import write_chat_model
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(str(path), backend="reference", context=200) as llm:
+        yield llm
+
+
+def test_a_text_and_its_tokens_give_the_same_completion(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    assert llm.generate("hello", GREEDY).token_ids == llm.generate(ids, GREEDY).token_ids
+    assert llm.generate(np.array(ids), GREEDY).token_ids == llm.generate(ids, GREEDY).token_ids
+
+
+def test_a_list_gives_a_list_in_order(llm: LLM) -> None:
+    alone = [llm.generate(text, GREEDY).token_ids for text in ("one", "two", "three")]
+    assert [c.token_ids for c in llm.generate(["one", "two", "three"], GREEDY)] == alone
+    ids = [llm.tokenizer.encode(text) for text in ("one", "two", "three")]
+    assert [c.token_ids for c in llm.generate(ids, GREEDY)] == alone
+
+
+def test_a_stream_tells_the_same_as_generate(llm: LLM) -> None:
+    events = list(llm.stream("hello", GREEDY))
+    assert events[-1].completion is not None
+    assert events[-1].completion.token_ids == llm.generate("hello", GREEDY).token_ids
+    assert [event.finish_reason for event in events] == [None] * 7 + [FinishReason.LENGTH]
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    ids = llm.tokenizer.encode("<|user|>hi<|fin|><|assistant|>", parse_special=True)
+    assert llm.chat(messages, GREEDY).token_ids == llm.generate(ids, GREEDY).token_ids
+    assert [event.token_id for event in llm.stream(messages, GREEDY)] == list(llm.chat(messages, GREEDY).token_ids)
+
+
+def test_score_is_teacher_forced(llm: LLM) -> None:
+    completion = llm.generate("hello", GREEDY.replace(logprobs=0))
+    ids = [*llm.tokenizer.encode("hello"), *completion.token_ids]
+    assert completion.logprobs is not None
+    expected = [entry.logprob for entry in completion.logprobs]
+    assert llm.score(ids)[-8:] == pytest.approx(expected, abs=1e-4)
+    assert llm.score(ids).shape == (len(ids) - 1,)
+
+
+def test_threads_may_share_an_llm(llm: LLM) -> None:
+    expected = {text: llm.generate(text, GREEDY).token_ids for text in "abcd"}
+    found = {}
+
+    def ask(text: str) -> None:
+        found[text] = llm.generate(text, GREEDY).token_ids
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [[]], [""], None, 5, 1.5, b"bytes", [1.5], [True], ["a", 5], [-1], [10**9], [[1], "a", None], "\ud800"],
+    ids=repr,
+)
+def test_prompts_that_are_none_are_refused_and_nothing_is_left_behind(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(kvarn.InvalidParameter):
+        llm.generate(prompt, GREEDY)
+    engine = llm._model.engine
+    assert not engine.has_work
+    assert engine.kv.num_free == engine.kv.num_blocks
+
+
+def test_a_prompt_longer_than_the_context_is_refused_not_cut(llm: LLM) -> None:
+    with pytest.raises(kvarn.PromptTooLong, match="200 tokens, the context allows 199"):
+        llm.generate([5] * 200, GREEDY)
+
+
+def test_one_bad_prompt_among_several_starts_none_of_them(llm: LLM) -> None:
+    with pytest.raises(kvarn.PromptTooLong):
+        llm.generate([[5], [5] * 300], GREEDY)
+    assert not llm._model.engine.has_work
+
+
+def test_wrong_params_are_refused(llm: LLM) -> None:
+    with pytest.raises(kvarn.InvalidParameter, match="SamplingParams"):
+        llm.generate("a", {"max_tokens": 5})  # type: ignore[arg-type]
+
+
+def test_messages_may_not_be_empty(llm: LLM) -> None:
+    with pytest.raises(kvarn.RequestError):
+        llm.chat([])
+
+
+def test_a_model_without_a_template_refuses_to_chat(tmp_path: Path) -> None:
+    path = write_chat_model(tmp_path / "plain.gguf", **{"tokenizer.chat_template": None})
+    with LLM(str(path), backend="reference") as llm, pytest.raises(kvarn.TemplateError):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_generator_refuses_to_embed(llm: LLM) -> None:
+    with pytest.raises(kvarn.UnsupportedModel, match="encoder"):
+        llm.embed("text")
+
+
+def test_a_closed_llm_raises(path: Path) -> None:
+    llm = LLM(str(path), backend="reference")
+    llm.close()
+    llm.close()
+    with pytest.raises(kvarn.RequestError, match="closed"):
+        llm.generate("a", GREEDY)
+    with pytest.raises(kvarn.RequestError, match="closed"):
+        llm.score([1, 2])
+
+
+def test_the_models_recommended_sampling_is_used(tmp_path: Path) -> None:
+    path = write_chat_model(tmp_path / "greedy.gguf", **{"general.sampling.temp": 0.0})
+    with LLM(str(path), backend="reference") as llm:
+        open_temperature = GREEDY.replace(temperature=None)
+        assert llm.generate("hello", open_temperature).token_ids == llm.generate("hello", GREEDY).token_ids
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"context": -5}, {"backend": "gpu"}, {"kv_bytes": 0}], ids=str)
+def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
+    with pytest.raises(kvarn.ConfigError):
+        LLM("no such model", **options)
+
+
+def test_options_and_config_together_are_refused() -> None:
+    with pytest.raises(kvarn.ConfigError, match="threads"):
+        LLM("no such model", threads=1, config=kvarn.EngineConfig())
+
+
+def test_a_context_beyond_the_models_is_refused(path: Path) -> None:
+    with pytest.raises(kvarn.ConfigError, match="2,048"):
+        LLM(str(path), backend="reference", context=4096)
+
+
+def test_small_kv_bytes_bound_the_context(path: Path) -> None:
+    with LLM(str(path), backend="reference", kv_bytes=16 * 1024 * 4) as llm:
+        assert llm.context < 2048
+        completion = llm.generate("hello", GREEDY.replace(max_tokens=None))
+        assert completion.usage.total_tokens == llm.context
+        assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_progress_is_told(path: Path) -> None:
+    told: list[tuple[int, int | None, str]] = []
+    LLM(str(path), backend="reference", progress=lambda *args: told.append(args)).close()
+    done, total, label = told[-1]
+    assert done == total
+    assert label == "loading"

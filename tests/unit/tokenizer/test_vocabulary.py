@@ -1,0 +1,163 @@
+"""Bad vocabularies are refused with a sentence; good ones give their special ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvarn.errors import FormatError, ModelError, UnsupportedModel
+from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
+from tests.unit.tokenizer.vocabularies import byte_level, sentence_piece, word_piece
+
+Make = Callable[..., dict[str, Any]]
+MAKERS: list[Make] = [byte_level, sentence_piece, word_piece]
+
+
+def refusal(metadata: dict[str, Any]) -> str:
+    with pytest.raises(FormatError) as caught:
+        tokenizer_from_gguf(metadata)
+    return str(caught.value)
+
+
+def changed(make: Make, key: str, value: Any) -> dict[str, Any]:
+    return make(**{f"tokenizer.ggml.{key}": value})
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("declared", [0, 1, 10**6])
+def test_a_token_count_other_than_the_declared_vocabulary_is_refused(make: Make, declared: int) -> None:
+    metadata = make()
+    metadata[f"{metadata['general.architecture']}.vocab_size"] = declared
+    assert f"{len(metadata['tokenizer.ggml.tokens'])}" in refusal(metadata)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_token_count_other_than_the_rows_of_the_embedding_is_refused(make: Make) -> None:
+    metadata = make()
+    rows = len(metadata["tokenizer.ggml.tokens"])
+    assert tokenizer_from_gguf(metadata, num_rows=rows).vocab_size == rows
+    with pytest.raises(FormatError, match="rows"):
+        tokenizer_from_gguf(metadata, num_rows=rows + 1)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("key", ["token_type", "scores"])
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_types_and_scores_of_another_length_are_refused(make: Make, key: str, difference: int) -> None:
+    count = len(make()["tokenizer.ggml.tokens"]) + difference
+    message = refusal(changed(make, key, [1] * count))
+    assert f"{count}" in message
+    assert "must agree" in message
+
+
+@pytest.mark.parametrize("bad", ["<0x-1>", "<0xZZ>", "<0x100>", "<0x1>", "0x41", ""])
+def test_a_byte_token_that_names_no_byte_is_refused(bad: str) -> None:
+    metadata = sentence_piece()
+    metadata["tokenizer.ggml.tokens"][3] = bad
+    assert "<0x00> to <0xFF>" in refusal(metadata)
+
+
+@pytest.mark.parametrize("bad", ["h zzz", "zzz h", "a b", "hello", "h  e", "a b c", "", " "])
+def test_a_merge_of_missing_tokens_or_with_another_shape_is_refused(bad: str) -> None:
+    assert refusal(changed(byte_level, "merges", ["h e", bad]))
+
+
+@pytest.mark.parametrize("merges", [None, 5, "h e", [1, 2], [["h", "e"]]])
+def test_merges_that_are_no_list_of_strings_are_refused(merges: Any) -> None:
+    assert "tokenizer.ggml.merges" in refusal(changed(byte_level, "merges", merges))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom", "padding", "unknown", "seperator", "cls", "mask"])
+@pytest.mark.parametrize("bad", [-1, 10**6, 2**32, 1.5, "1", True])
+def test_a_special_id_outside_the_vocabulary_is_refused(make: Make, name: str, bad: Any) -> None:
+    assert f"tokenizer.ggml.{name}_token_id" in refusal(changed(make, f"{name}_token_id", bad))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_token_that_occurs_twice_is_refused(make: Make) -> None:
+    metadata = make()
+    metadata["tokenizer.ggml.tokens"][-1] = metadata["tokenizer.ggml.tokens"][0]
+    assert "twice" in refusal(metadata)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("tokens", [None, [], "abc", 7, [1, 2], [b"a"], [None]])
+def test_a_token_list_that_is_none_is_refused(make: Make, tokens: Any) -> None:
+    assert "tokenizer.ggml.tokens" in refusal(changed(make, "tokens", tokens))
+
+
+@pytest.mark.parametrize("bad", [7, 255, 256, -1, 2**40, 1.5, "1", None])
+def test_an_unknown_token_type_is_refused(bad: Any) -> None:
+    metadata = byte_level()
+    metadata["tokenizer.ggml.token_type"][5] = bad
+    assert "tokenizer.ggml.token_type" in refusal(metadata)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "1", None])
+def test_a_score_that_is_no_number_is_refused(bad: Any) -> None:
+    metadata = sentence_piece()
+    metadata["tokenizer.ggml.scores"][5] = bad
+    assert "tokenizer.ggml.scores" in refusal(metadata)
+
+
+def test_tokens_that_are_not_unicode_are_refused_or_used_without_a_crash() -> None:
+    byte_metadata = byte_level()
+    byte_metadata["tokenizer.ggml.tokens"][-1] = "\udc80"
+    with pytest.raises(ModelError):
+        tokenizer_from_gguf(byte_metadata)
+    metadata = sentence_piece()
+    metadata["tokenizer.ggml.tokens"][-1] = "\udcff"
+    tokenizer = tokenizer_from_gguf(metadata)
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b"\xff"
+
+
+def test_a_wordpiece_vocabulary_without_an_unknown_token_is_refused() -> None:
+    metadata = word_piece()
+    del metadata["tokenizer.ggml.unknown_token_id"]
+    assert "unknown_token_id" in refusal(metadata)
+
+
+def test_a_sentencepiece_vocabulary_without_scores_is_refused() -> None:
+    metadata = sentence_piece()
+    del metadata["tokenizer.ggml.scores"]
+    assert "scores" in refusal(metadata)
+
+
+@pytest.mark.parametrize("model", ["t5", "rwkv", "", None, 5])
+def test_an_unknown_model_type_is_named_with_the_known_ones(model: Any) -> None:
+    with pytest.raises(UnsupportedModel, match="known are: gpt2, llama, gemma4, bert"):
+        tokenizer_from_gguf(changed(byte_level, "model", model))
+
+
+def test_arrays_of_numpy_are_as_good_as_lists() -> None:
+    metadata = sentence_piece()
+    for key, kind in (("token_type", np.int32), ("scores", np.float32)):
+        metadata[f"tokenizer.ggml.{key}"] = np.array(metadata[f"tokenizer.ggml.{key}"], dtype=kind)
+    assert tokenizer_from_gguf(metadata).encode("ab") == tokenizer_from_gguf(sentence_piece()).encode("ab")
+
+
+def test_turns_end_at_eos_and_at_control_tokens_known_to_end_them() -> None:
+    metadata = byte_level()
+    ids = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
+    assert tokenizer_from_gguf(metadata).eos_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])
+    metadata["tokenizer.ggml.eot_token_id"] = ids["<tool>"]
+    assert ids["<tool>"] in tokenizer_from_gguf(metadata).eos_ids
+
+
+def test_a_plain_token_that_only_looks_like_an_end_ends_nothing() -> None:
+    metadata = byte_level()
+    index = metadata["tokenizer.ggml.tokens"].index("<|endoftext|>")
+    metadata["tokenizer.ggml.token_type"][index] = 1
+    assert index not in tokenizer_from_gguf(metadata).eos_ids
+
+
+def test_without_token_types_the_named_ids_are_control_tokens() -> None:
+    metadata = byte_level()
+    del metadata["tokenizer.ggml.token_type"]
+    tokenizer = tokenizer_from_gguf(metadata)
+    assert tokenizer.is_control(metadata["tokenizer.ggml.bos_token_id"])
+    assert not tokenizer.is_control(0)
