@@ -18,8 +18,20 @@ namespace kvarn {
 
 // Same numbers as ggml's type ids, so that a file's id needs no translation.
 enum class Type : int32_t {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8,
-    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, BF16 = 30,
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    BF16 = 30,
 };
 constexpr int kNumTypes = 31;
 
@@ -49,7 +61,7 @@ struct ActTile {
 struct KVTile {
     const void* k[kKeyTile / kKVBlock];
     const void* v[kKeyTile / kKVBlock];
-    int num_keys;     // valid keys in the tile, 1 .. kKeyTile
+    int num_keys;  // valid keys in the tile, 1 .. kKeyTile
 };
 
 // matmul: for the row groups [group_begin, group_end) of a packed matrix (8 output rows each, `k` columns)
@@ -67,8 +79,9 @@ struct KernelTable {
 
     // Quantise one row of k floats (k % 32 == 0) into row t of a tile of n rows. With s = level / absmax, q = x * s
     // rounded to nearest even and scale = absmax / level, for the level of 127, 126, 125, 124 that leaves the least
-    // scale^2 * sum((x * s - q)^2), the first of equals; the sum runs over i mod 8, then by halves. A block whose absmax
-    // is below 1e-36 counts as zeros and gets scale 0; one with NaN or infinity gets q = 0 and scale NaN. tolerance: exact
+    // scale^2 * sum((x * s - q)^2), the first of equals; the sum runs over i mod 8, then by halves. A block whose
+    // absmax is below 1e-36 counts as zeros and gets scale 0; one with NaN or infinity gets q = 0 and scale NaN.
+    // tolerance: exact
     void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
 
     // y = x / sqrt(mean(x^2) + eps) * w. tolerance: f32. y may be x.

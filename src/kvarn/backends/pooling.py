@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +14,7 @@ def pool_rows(
     hidden: npt.NDArray[np.float32], row_starts: npt.NDArray[np.int32], pooling: Pooling
 ) -> npt.NDArray[np.float32]:
     """Pool the rows of each sequence: their mean, the first (cls) or the last."""
-    ranges = list(zip(row_starts[:-1], row_starts[1:], strict=True))
+    ranges = list(pairwise(row_starts))
     if pooling == "mean":
         vectors = [hidden[begin:end].mean(axis=0, dtype=np.float64) for begin, end in ranges]
     elif pooling == "cls":

@@ -23,9 +23,7 @@ class Backend(Protocol):
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec this backend cannot run; empty means it can."""
 
-    def load(
-        self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Take the weights; progress(done_bytes, total_bytes). The source may be closed afterwards."""
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:

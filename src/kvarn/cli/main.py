@@ -56,7 +56,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:  # the reader has gone, as with `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
-        except (KvarnError, OSError, MemoryError) as error:
+        except (typer.Exit, typer.Abort, typer.BadParameter):  # typer's own words
+            raise
+        except Exception as error:
             if is_debug():
                 raise
             print(f"kvarn: {_sentence(error)}", file=sys.stderr)
@@ -70,7 +72,10 @@ def _sentence(error: BaseException) -> str:
 
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory; set a smaller context= or use a smaller model"
-    return printable(" ".join(str(error).split()))
+    text = printable(" ".join(str(error).split()))
+    if isinstance(error, KvarnError | OSError | MemoryError):
+        return text
+    return f"internal error, {type(error).__name__}: {text}; KVARN_DEBUG=1 shows where"
 
 
 def _version(is_wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -49,7 +50,8 @@ def opened(model: str, threads: int | None, context: int | None) -> Iterator[LLM
     with download_bar() as draw:
 
         def on_progress(done: int, total: int | None, label: str) -> None:
-            if label != "loading" or time.perf_counter() - started > QUIET_LOAD_S:
+            is_slow = time.perf_counter() - started > QUIET_LOAD_S
+            if label != "loading" or (is_slow and sys.stderr.isatty()):
                 draw(done, total, label)
 
         llm = LLM(model, config=config, progress=on_progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,7 +105,7 @@ def _value(value: Any) -> str:
         parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         inner = ", ".join(f"{name}={_value(part)}" for name, part in parts)
         return f"{type(value).__name__}({inner})"
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, Sequence):
         head = ", ".join(_value(item) for item in value[:MAX_SEQUENCE_ITEMS])
         more = f", ... {len(value):,} in all" if len(value) > MAX_SEQUENCE_ITEMS else ""
         return f"[{head}{more}]"

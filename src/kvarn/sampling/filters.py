@@ -13,20 +13,22 @@ Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
 
 
-def keep_top_k(weights: Float64, k: int) -> Indices:
+def keep_top_k(sorted_ids: Indices, k: int) -> Indices:
     """Keep the first k; 0 keeps all."""
-    return np.arange(min(k, len(weights)) if k > 0 else len(weights))
+    return np.arange(min(k, len(sorted_ids)) if k > 0 else len(sorted_ids))
 
 
-def keep_typical(weights: Float64, mass: float) -> Indices:
-    """Keep those whose information is nearest to the entropy, until they hold the mass (arXiv:2202.00666)."""
+def keep_typical(weights: Float64, logs: Float64, mass: float) -> Indices:
+    """Keep those whose information is nearest to the entropy, until they hold the mass (arXiv:2202.00666).
+
+    logs are the logarithms of the weights: logit - largest logit.
+    """
     if mass >= 1.0:
         return np.arange(len(weights))
     total = np.cumsum(weights)[-1]
-    with np.errstate(divide="ignore"):
-        information = np.log(total) - np.log(weights)  # -log p
-    terms = np.where(weights > 0, weights * information, 0.0)
-    entropy = np.cumsum(terms)[-1] / total
+    information = np.log(total) - logs  # -log p
+    finite = np.where(weights > 0, logs, 0.0)  # a weight of 0 adds nothing, even where its logarithm is -inf
+    entropy = np.log(total) - np.cumsum(weights * finite)[-1] / total
     order = np.argsort(np.abs(information - entropy), kind="stable")
     count = _shortest_prefix(weights[order], mass)
     return np.sort(order[:count])

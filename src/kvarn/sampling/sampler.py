@@ -2,7 +2,7 @@
 
     logits (float32)
       + bias, repetition penalty, frequency and presence penalties     float32
-      temperature 0: the largest logit, ties to the lower id           done
+      temperature 0: the largest logit, ties to the lower id           done, also where / temperature overflows
       / temperature                                                    float32
     sort by (descending logit, ascending id)
     weight = exp(double(logit) - double(largest logit))                float64 from here on
@@ -10,7 +10,7 @@
     u = Philox(key = seed, counter = (position, choice, 0, 0))         [0, 1) with 53 bits
     the first candidate whose cumulative weight >= u * total weight
 
-Cumulative sums are taken left to right over the sorted candidates.
+Cumulative sums are taken left to right over the sorted candidates. Every parameter is rounded to float32 first.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ class Choice(Protocol):
 def choose(logits: Float32, choice: Choice) -> int:
     """Choose a token."""
     logits = penalised(logits, choice)
-    if choice.temperature == 0.0:
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scaled = logits / np.float32(choice.temperature)
+    if choice.temperature == 0.0 or not np.isfinite(scaled.max()):
         return int(np.argmax(logits))
-    ids, weights = candidates(logits / np.float32(choice.temperature), choice)
+    ids, weights = candidates(scaled, choice)
     cumulative = np.cumsum(weights)
     target = uniform(choice.seed, choice.position, choice.choice) * cumulative[-1]
     return int(ids[int(np.searchsorted(cumulative, target, side="left"))])
@@ -85,16 +87,15 @@ def penalised(logits: Float32, choice: Choice) -> Float32:
 
 def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
     """Sort and filter: the ids kept and their weights, the most probable first."""
+    top_p, min_p, typical_p = (float(np.float32(p)) for p in (choice.top_p, choice.min_p, choice.typical_p))
     ids = np.argsort(-logits, kind="stable")
-    exact = logits[ids].astype(np.float64)
-    weights = np.exp(exact - exact[0])
-    kept = keep_top_k(weights, choice.top_k)
+    ids = ids[keep_top_k(ids, choice.top_k)]
+    logs = logits[ids].astype(np.float64)
+    logs -= logs[0]
+    weights = np.exp(logs)
+    kept = keep_typical(weights, logs, typical_p)
     ids, weights = ids[kept], weights[kept]
-    for keep, value in (
-        (keep_typical, choice.typical_p),
-        (keep_top_p, choice.top_p),
-        (keep_min_p, choice.min_p),
-    ):
+    for keep, value in ((keep_top_p, top_p), (keep_min_p, min_p)):
         kept = keep(weights, value)
         ids, weights = ids[kept], weights[kept]
     return ids, weights

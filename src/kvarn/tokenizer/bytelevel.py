@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from typing import cast
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from kvarn.errors import FormatError
 from kvarn.tokenizer.encoder import vocabulary_errors
+from kvarn.tokenizer.joining import JOINABLE, RememberedWords, join_pieces, rank_by_merges
 from kvarn.tokenizer.pretokenize import WordRule, pre_tokenizer
-from kvarn.tokenizer.vocabulary import Vocabulary, token_as_bytes
+from kvarn.tokenizer.vocabulary import Vocabulary, merge_pairs, token_as_bytes
+
+if TYPE_CHECKING:
+    from tokenizers.models import BPE
+
+MAX_JOINED_HERE = 1024  # longer words are nobody's prose; they go to the tokenizers package, which frees the GIL
 
 
 def byte_of_character() -> dict[str, int]:
@@ -32,34 +38,50 @@ def text_bytes(token: str) -> bytes:
 
 
 class ByteLevelEncoder:
-    """A tokenizers BPE model behind a pre-tokeniser."""
+    """Cuts text into words with the tokenizers package and joins their bytes to tokens."""
 
     drops_first_space = False
 
     def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], rule: WordRule) -> None:
-        from tokenizers import Tokenizer, models
-
+        self._ids = vocabulary.ids
+        self._kinds = vocabulary.kinds
+        self._merges = merges
+        self._rule = rule
+        self._rank = rank_by_merges(vocabulary, merges)
+        self._words = RememberedWords(self._encode_word)
         with vocabulary_errors():
-            model = models.BPE(vocabulary.ids, merge_pairs(merges), ignore_merges=rule.ignore_merges)  # type: ignore[arg-type]
-            self._tokenizer = Tokenizer(model)
-            self._tokenizer.pre_tokenizer = pre_tokenizer(rule)
-        self._nfc = rule.nfc
+            self._splitter = pre_tokenizer(rule)
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
-        composed = unicodedata.normalize("NFC", text) if self._nfc else text
-        ids: list[int] = self._tokenizer.encode(composed, add_special_tokens=False).ids
-        return ids
+        composed = unicodedata.normalize("NFC", text) if self._rule.nfc else text
+        return self._words.encode(word for word, _ in self._splitter.pre_tokenize_str(composed))
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a normal token."""
         return text_bytes(token)
 
+    def _encode_word(self, word: str) -> list[int]:
+        if self._rule.ignore_merges and self._is_token(word):
+            return [self._ids[word]]
+        ids: list[int] = []
+        for piece in self._pieces(word):
+            parts = [piece] if self._is_token(piece) else piece
+            ids += [self._ids[part] for part in parts if self._is_token(part)]
+        return ids
 
-def merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Return "left right" lines as pairs."""
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if not set(map(len, pairs)) <= {2}:
-        bad = next(merge for merge in merges if merge.count(" ") != 1)
-        raise FormatError(f"merge {bad[:80]!r} is not two tokens with one space between them")
-    return cast("list[tuple[str, str]]", pairs)
+    def _pieces(self, word: str) -> list[str]:
+        if len(word) <= MAX_JOINED_HERE:
+            return join_pieces(word, self._rank)
+        return [token.value for token in self._model.tokenize(word)]
+
+    def _is_token(self, text: str) -> bool:
+        token_id = self._ids.get(text)
+        return token_id is not None and self._kinds[token_id] in JOINABLE
+
+    @cached_property
+    def _model(self) -> BPE:
+        from tokenizers.models import BPE
+
+        with vocabulary_errors():
+            return BPE(dict(self._ids), merge_pairs(self._merges))

@@ -8,8 +8,9 @@ from typing import Any
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.tokenizer.bytelevel import ByteLevelEncoder
 from kvarn.tokenizer.encoder import Encoder
+from kvarn.tokenizer.joining import rank_by_merges
 from kvarn.tokenizer.pretokenize import word_rule
-from kvarn.tokenizer.sentencepiece import SentencePieceEncoder, rank_by_merges, rank_by_score
+from kvarn.tokenizer.sentencepiece import SentencePieceEncoder, rank_by_score
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_merges, read_vocabulary
 from kvarn.tokenizer.wordpiece import WordPieceEncoder

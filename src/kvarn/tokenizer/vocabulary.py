@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 from kvarn.errors import FormatError
 
@@ -84,6 +84,15 @@ def read_merges(metadata: Mapping[str, Any]) -> list[str]:
     if not set(map(type, merges)) <= {str}:
         raise FormatError("tokenizer.ggml.merges holds something that is not a string")
     return merges
+
+
+def merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Return "left right" lines as pairs."""
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    if not set(map(len, pairs)) <= {2}:
+        bad = next(merge for merge in merges if merge.count(" ") != 1)
+        raise FormatError(f"merge {bad[:80]!r} is not two tokens with one space between them")
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:

@@ -45,7 +45,7 @@ def test_any_tokens_give_the_text_of_all_their_bytes(kind: str, data: st.DataObj
     assert "".join(pieces) == tokenizer.decode(ids, skip_special=skip_special)
 
 
-@given(st.text(st.characters(min_codepoint=0x80), min_size=1, max_size=10))
+@given(st.text(st.characters(min_codepoint=0x80, exclude_categories=("Cs",)), min_size=1, max_size=10))
 def test_valid_text_never_shows_a_replacement_character_on_the_way(text: str) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     decoder = IncrementalDecoder(tokenizer)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvarn.errors import FormatError
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
-from kvarn.tokenizer.sentencepiece import join_pieces
+from kvarn.tokenizer.joining import join_pieces
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import sentence_piece
 
@@ -84,15 +86,23 @@ def test_text_never_becomes_a_control_or_byte_token() -> None:
 
 
 def test_many_different_words_do_not_grow_the_memory_of_words_without_end(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvarn.tokenizer.sentencepiece.MAX_REMEMBERED_WORDS", 8)
+    monkeypatch.setattr("kvarn.tokenizer.joining.MAX_REMEMBERED_WORDS", 8)
     tokenizer = make()
     for number in range(100):
         word = "a" * (number % 50 + 1)
         assert tokenizer.decode(tokenizer.encode(word)) == word
-    assert len(tokenizer._encoder._remembered) <= 8  # type: ignore[attr-defined]
+    assert len(tokenizer._encoder._words) <= 8  # type: ignore[attr-defined]
 
 
 def test_merges_in_a_list_decide_for_gemma_4() -> None:
     metadata = sentence_piece(**{"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.bos_token_id": 1})
     metadata["tokenizer.ggml.merges"] = ["b c", "a b", "a bc"]
     assert texts(tokenizer_from_gguf(metadata), "abc ab") == ["abc", "▁", "ab"]
+
+
+def test_a_merge_of_missing_tokens_is_refused_for_gemma_4() -> None:
+    metadata = sentence_piece(**{"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.bos_token_id": 1})
+    for bad in ("b z", "z b", "c b", "bc"):
+        metadata["tokenizer.ggml.merges"] = ["b c", bad]
+        with pytest.raises(FormatError, match="merge"):
+            tokenizer_from_gguf(metadata)

@@ -135,3 +135,19 @@ def test_phi_3_role_tokens_swallow_the_line_break_after_them() -> None:
     metadata["tokenizer.ggml.scores"] += [0.0]
     tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.encode("<|user|>\na", parse_special=True) == tokenizer.encode("<|user|>a", parse_special=True)
+
+
+def test_very_long_words_have_the_tokens_of_short_ones() -> None:
+    word = "hello" * 1000
+    assert BYTE_LEVEL.encode(word) == BYTE_LEVEL.encode("hello") * 1000
+    assert BYTE_LEVEL.decode(BYTE_LEVEL.encode("hé" * 5000)) == "hé" * 5000
+
+
+def test_a_merge_cannot_make_a_control_token_of_text() -> None:
+    metadata = byte_level()
+    metadata["tokenizer.ggml.token_type"][metadata["tokenizer.ggml.tokens"].index("hello")] = 3
+    tokenizer = tokenizer_from_gguf(metadata)
+    for text in ("hello", "hello" * 1000):
+        ids = tokenizer.encode(text)
+        assert not any(map(tokenizer.is_control, ids))
+        assert tokenizer.decode(ids) == text

@@ -47,12 +47,11 @@ class NativeBackend:
                 found.append(f"blocks[{index}].feed_forward.activation={ffn.activation!r} without a gate")
         return found
 
-    def load(
-        self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
         model = _native.Model(spec, self._pool, self._isa)
-        matrices = [weights.tensors[name] for name in matrix_names(spec)]
+        # Largest first: while a matrix is packed its file pages are resident beside everything packed before it.
+        matrices = sorted((weights.tensors[name] for name in matrix_names(spec)), key=lambda m: -m.num_bytes)
         model.reserve_weights(sum(_native.packed_bytes(m.type.id, *_stack_shape(m)) for m in matrices))
         total, done = sum(m.num_bytes for m in matrices), 0
         for matrix in matrices:
