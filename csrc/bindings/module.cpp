@@ -186,9 +186,9 @@ private:
             choice.bias_ids.size() == choice.bias_values.size() && choice.seen_ids.size() == choice.seen_counts.size(),
             "ids and values of a choice differ in length");
     }
-    static void check_top(const In2<float>& hidden, const Out2<int32_t>& ids, const Out2<float>& logprobs) {
+    void check_top(const In2<float>& hidden, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
         require(ids.shape(0) == hidden.shape(0) && logprobs.shape(0) == hidden.shape(0) &&
-                    ids.shape(1) == logprobs.shape(1),
+                    ids.shape(1) == logprobs.shape(1) && ids.shape(1) <= static_cast<size_t>(head_.vocab_size()),
                 "the arrays for the most probable tokens have the wrong shape");
     }
     static Top top_of(const Out2<int32_t>& ids, const Out2<float>& logprobs, size_t row) {

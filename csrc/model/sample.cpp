@@ -69,6 +69,7 @@ constexpr auto kMoreProbable = [](const auto& a, const auto& b) {
 void Sampler::collect_top(const float* logits, int k, std::vector<Candidate>& out) const {
     out.clear();
     size_t keep = static_cast<size_t>(std::min(k, vocab_size_));
+    if (keep == 0) return;
     // A bounded heap whose front is the least probable of the best so far.
     for (int i = 0; i < vocab_size_; ++i) {
         Candidate candidate{logits[i], i};
@@ -205,7 +206,7 @@ double Sampler::entropy(const float* logits, double log_total) const {
 void Sampler::most_probable(const float* logits, double log_total, const Top& top, int worker) {
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
     collect_top(logits, top.count, candidates);
-    for (size_t i = 0; i < static_cast<size_t>(top.count); ++i) {
+    for (size_t i = 0; i < candidates.size(); ++i) {
         top.ids[i] = candidates[i].id;
         top.logprobs[i] = static_cast<float>(static_cast<double>(candidates[i].logit) - log_total);
     }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.model
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREETING = [{"role": "user", "content": "Hello!"}]
 SAGA = "The mill stood by the river, and every morning the miller opened the gate and listened to the water. " * 5
 # (threads, tokens per chunk): the first three have every value once.
 WAYS = [(1, 512), (2, 16), (1, 100), (2, 512), (1, 16), (2, 100)]
@@ -47,10 +47,17 @@ def test_greedy_text_is_the_same_with_any_threads_and_chunks(isa: str, size: Siz
 
 
 def test_it_knows_the_capital_of_france(llm: LLM) -> None:
-    completion = llm.chat(QUESTION, GREEDY)
-    assert "Paris" in completion.text
-    assert completion.finish_reason is FinishReason.STOP
+    completion = llm.generate("The capital of France is", GREEDY)
+    assert completion.text.startswith(" Paris")
     assert completion.timings.first_token_s > 0
+
+
+def test_a_chat_ends_at_the_end_of_the_turn(llm: LLM) -> None:
+    completion = llm.chat(GREETING, GREEDY.replace(max_tokens=200))
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.stop_match in llm.tokenizer.eos_ids
+    assert "<|im_end|>" not in completion.text
+    assert completion.text
 
 
 def test_requests_in_one_batch_get_what_they_get_alone(llm: LLM) -> None:

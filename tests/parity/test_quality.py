@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
 from benchmarks.quality import measure
+
 from tests.assets import gemma3, qwen_coder, smollm2
 
 if TYPE_CHECKING:

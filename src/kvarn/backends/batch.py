@@ -10,6 +10,8 @@ import numpy.typing as npt
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
+NO_TOKEN = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -73,7 +75,7 @@ class SampleRows:
 class Sampled:
     """Log-probabilities are of the plain softmax of the logits, before bias, penalties and temperature."""
 
-    token_ids: Int32  # (rows)
+    token_ids: Int32  # (rows); NO_TOKEN where the logits were not finite
     logprobs: Float32  # (rows)
     entropy: Float32  # (rows) nats
     top_ids: Int32  # (rows, num_top), most probable first, ties to the lower id

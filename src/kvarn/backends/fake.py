@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.pooling import pool_rows
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import (
@@ -118,7 +118,9 @@ class FakeBackend:
     def sample(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Sampled:
         logits = hidden[rows.rows]
         pairs = zip(logits, rows.params, strict=True)
-        token_ids = np.array([0 if np.isnan(row).any() else choose(row, params) for row, params in pairs], np.int32)
+        token_ids = np.array(
+            [NO_TOKEN if np.isnan(row).any() else choose(row, params) for row, params in pairs], np.int32
+        )
         scored = self.score(logits, token_ids, rows.num_top)
         logprobs = _log_softmax(logits)
         entropy = -(np.exp(logprobs) * logprobs).sum(axis=1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvarn.backends.batch import Sampled, SampleRows
+from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.choice import Choice, SamplingDefaults
 from kvarn.decoding.decoder import Commit, CommittedToken, Span
@@ -60,8 +60,7 @@ class AutoregressiveDecoder:
         if row is None:
             return Commit(span.request, len(span.token_ids))
         token_id = int(sampled.token_ids[row])
-        # A backend marks a row whose logits are not numbers by a token outside the vocabulary or a NaN logprob.
-        if np.isnan(sampled.logprobs[row]) or not 0 <= token_id < self._vocab_size:
+        if token_id == NO_TOKEN:
             return Commit(span.request, 0, error=_broken_logits(span))
         return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, _logprob(span, sampled, row)),))
 

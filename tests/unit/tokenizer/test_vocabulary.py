@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvarn.errors import FormatError, ModelError, UnsupportedModel
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
@@ -104,15 +106,34 @@ def test_a_score_that_is_no_number_is_refused(bad: Any) -> None:
     assert "tokenizer.ggml.scores" in refusal(metadata)
 
 
-def test_tokens_that_are_not_unicode_are_refused_or_used_without_a_crash() -> None:
-    byte_metadata = byte_level()
-    byte_metadata["tokenizer.ggml.tokens"][-1] = "\udc80"
-    with pytest.raises(ModelError):
-        tokenizer_from_gguf(byte_metadata)
-    metadata = sentence_piece()
+@pytest.mark.parametrize("make", [byte_level, sentence_piece])
+def test_tokens_that_are_not_unicode_keep_their_bytes(make: Make) -> None:
+    metadata = make()
     metadata["tokenizer.ggml.tokens"][-1] = "\udcff"
     tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.token_bytes(tokenizer.vocab_size - 1) == b"\xff"
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=8)
+
+
+@given(data=st.data())
+def test_no_metadata_crashes_the_tokenizer(data: st.DataObject) -> None:
+    metadata = data.draw(st.sampled_from(MAKERS))()
+    keys = sorted(key for key in metadata if key.startswith("tokenizer."))
+    for key in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=3, unique=True)):
+        value = metadata[key]
+        if isinstance(value, list) and data.draw(st.booleans()):
+            place = data.draw(st.integers(0, len(value) - 1))
+            metadata[key] = [*value[:place], data.draw(scalars), *value[place + 1 :]]
+        else:
+            metadata[key] = data.draw(scalars | st.lists(scalars, max_size=4))
+    try:
+        tokenizer = tokenizer_from_gguf(metadata)
+    except ModelError:
+        return
+    tokenizer.decode([*tokenizer.encode("hello é </s>"), *range(tokenizer.vocab_size)])
 
 
 def test_a_wordpiece_vocabulary_without_an_unknown_token_is_refused() -> None:

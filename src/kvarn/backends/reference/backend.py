@@ -7,12 +7,12 @@ slower by far but a quarter of the memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
 from kvarn.backends.reference.layers import (
     Float32,
@@ -91,7 +91,8 @@ class ReferenceBackend:
         for i, (row, params) in enumerate(zip(rows.rows, rows.params, strict=True)):
             logits = self.logits(hidden[row : row + 1])[0]
             if not np.all(np.isfinite(logits)):
-                raise BackendError(f"row {i} has logits that are not finite; the weights may be damaged")
+                chosen[i] = NO_TOKEN
+                continue
             logprobs = log_softmax(logits)
             chosen[i] = choose(logits, params)
             entropy[i] = -np.sum(np.exp(logprobs) * logprobs)
@@ -106,13 +107,7 @@ class ReferenceBackend:
         return Scored(scored.logprobs, scored.top_ids, scored.top_logprobs)
 
     def pool(self, hidden: Float32, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
-        texts = [hidden[a:b] for a, b in pairwise(row_starts)]
-        take: dict[Pooling, Callable[[Float32], Float32]] = {
-            "mean": lambda states: states.mean(axis=0),
-            "cls": lambda states: states[0],
-            "last": lambda states: states[-1],
-        }
-        return np.stack([take[pooling](states) for states in texts])
+        return pool_rows(hidden, row_starts, pooling)
 
     def logits(self, hidden: Float32) -> Float32:
         head = self._loaded().head
