@@ -20,7 +20,7 @@ int main() {
         std::fill(runs.begin(), runs.end(), 0);
         pool.run(count, [&](int i, int) { ++runs[i]; });
         for (int i = 0; i < 64; ++i) if (runs[i] != (i < count)) return 1;
-        if (round % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // let the workers fall asleep
+        if (round % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // workers fall asleep
     }
 }
 """
@@ -32,5 +32,5 @@ def test_every_task_runs_exactly_once_without_a_race(tmp_path: Path) -> None:
     source.write_text(STRESS)
     flags = ["-std=c++20", "-O1", "-fsanitize=thread", f"-I{POOL}", "-o", str(binary), "-lpthread"]
     subprocess.run(["g++", str(source), str(POOL / "thread_pool.cpp"), *flags], check=True)
-    done = subprocess.run([str(binary)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(binary)], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
