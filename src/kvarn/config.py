@@ -18,7 +18,8 @@ from kvarn.errors import ConfigError
 
 BackendName = Literal["auto", "native", "reference"]
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
-KV_DTYPES: tuple[str, ...] = ("f16", "f32")
+KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
+POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
 MAX_THREADS = 1024
 MAX_CONTEXT = 2**24
@@ -77,7 +78,19 @@ class EngineConfig:
     block_size: int = 16  # tokens per KV block
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
     max_running: int = 64  # requests in one step
-    kv_dtype: str = "f16"
+    kv_dtype: str = "f16"  # f16 | f32 | q8_0
+    policy: str = "fcfs"  # who starts first: fcfs | priority | shortest_remaining | slo
+    max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
+    prefill_ms: float = 150.0  # ... and never longer than this while others decode
+    background_share: float = 0.15  # of step time for lower priorities while higher ones run
+    max_wait_ms: float = 0.0  # wait this long for company before the first step of an idle engine
+    ageing_s: float = 10.0  # a waiting request gains one level of priority each time this passes
+    queue_limit: int = 4096  # waiting requests; more are refused with retry_after_s
+    requests_per_s: float | None = None  # admission over a moving window; None: no limit
+    tokens_per_s: float | None = None
+    window_s: float = 10.0  # of that moving window
+    prefix_cache: bool = True
+    step_timeout_s: float = 120.0  # the watchdog calls a step stuck after this long
 
     def __post_init__(self) -> None:
         _whole("threads", self.threads, 1, MAX_THREADS, optional=True)
@@ -88,6 +101,17 @@ class EngineConfig:
         _whole("max_running", self.max_running, 1, 2**16)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("policy", self.policy, POLICIES)
+        _real("max_stretch", self.max_stretch, 1.0, 1000.0)
+        _real("prefill_ms", self.prefill_ms, 1.0, 1e6)
+        _real("background_share", self.background_share, 0.0, 1.0)
+        _real("max_wait_ms", self.max_wait_ms, 0.0, 10_000.0)
+        _real("ageing_s", self.ageing_s, 0.001, 1e6)
+        _whole("queue_limit", self.queue_limit, 1, 2**24)
+        _real("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
+        _real("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
+        _real("window_s", self.window_s, 0.1, 3600.0)
+        _real("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
 
@@ -101,6 +125,13 @@ def _whole(name: str, value: object, low: int, high: int, *, optional: bool = Fa
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigError(f"{name} is {value!r:.60}; give a whole number from {low:,} to {high:,}")
+
+
+def _real(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
 
 
 def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:

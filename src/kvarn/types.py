@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_LOGIT_BIAS = 300
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+MAX_PRIORITY = 100
 
 
 class FinishReason(StrEnum):
@@ -51,7 +53,23 @@ class SamplingParams:
     stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1  # independent answers to one prompt, which is computed once
     logprobs: int | None = None  # alternatives beside each chosen token; 0: the chosen one only
+    prompt_logprobs: int | None = None  # the same for the prompt; computed anew, without cached blocks
+    penalty_window: int | None = None  # penalties look at this many last tokens; None: all of prompt and answer
+    dry_multiplier: float = 0.0  # 0: off; penalises tokens that would continue a repeated run
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    xtc_probability: float = 0.0  # 0: off; now and then drops the most probable tokens but the last above the threshold
+    xtc_threshold: float = 0.1
+    priority: int = 0  # higher runs first
+    deadline_s: float | None = None  # ended with FinishReason.DEADLINE this long after submission
+    slo_ms: float | None = None  # wished time to the first token, for policy="slo"
+    reuse_cache: bool = True  # start from cached blocks of an equal prefix
+    free_cache_on_finish: bool = False  # leave nothing findable behind
+    prefill_only: bool = False  # compute and publish the prompt, choose no token
+    truncate: str | None = None  # "left": drop the oldest prompt tokens that do not fit, instead of refusing
 
     def __post_init__(self) -> None:
         _integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
@@ -66,6 +84,23 @@ class SamplingParams:
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
         _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _integer("penalty_window", self.penalty_window, 1, 2**31 - 1, optional=True)
+        _number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _number("dry_base", self.dry_base, 1.0, 100.0)
+        _integer("dry_allowed_length", self.dry_allowed_length, 1, 1000)
+        _number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        _integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        _number("deadline_s", self.deadline_s, 0.0, 1e7, optional=True)
+        _number("slo_ms", self.slo_ms, 0.0, 1e9, optional=True)
+        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} is {_short(getattr(self, name))}; give True or False")
+        if self.truncate not in (None, "left"):
+            raise InvalidParameter(f"truncate is {_short(self.truncate)}; give None or 'left'")
+        object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; give True or False")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -167,6 +202,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
         if not 1 <= len(string.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
             raise InvalidParameter(f"stop string {_short(string)} must have 1 to {MAX_STOP_BYTES} bytes")
     return tuple(strings)
+
+
+def _breakers(breakers: object) -> tuple[str, ...]:
+    if not isinstance(breakers, list | tuple) or not all(isinstance(b, str) and 0 < len(b) <= 40 for b in breakers):
+        raise InvalidParameter(f"dry_sequence_breakers is {_short(breakers)}; give a list of short strings")
+    if len(breakers) > MAX_STOP_STRINGS:
+        raise InvalidParameter(f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}")
+    return tuple(breakers)
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:
