@@ -9,4 +9,11 @@ inline void require(bool condition, const std::string& message) {
     if (!condition) throw std::invalid_argument(message);
 }
 
+// For checks of every token of a step: the message is made only when it is needed.
+template <class Message>
+    requires requires(Message message) { std::string(message()); }
+void require(bool condition, Message message) {
+    if (!condition) throw std::invalid_argument(message());
+}
+
 }  // namespace kvarn

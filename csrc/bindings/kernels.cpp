@@ -14,6 +14,7 @@
 #include "../base/check.h"
 #include "../kernels/cpu.h"
 #include "../kernels/table.h"
+#include "../model/kv.h"
 #include "../quant/pack.h"
 
 namespace nb = nanobind;
@@ -173,22 +174,26 @@ double sum_exp(const std::string& table_name, In1<float> x, float max) {
     return table_named(table_name).sum_exp(x.data(), static_cast<int>(x.size()), max);
 }
 
-// A cache of one head in blocks of 16 tokens, filled by the table's own store kernel. Element: uint16_t or float.
-template <class Element>
+// A cache of one head in blocks of 16 tokens, filled by the table's own store kernel.
 struct Cache {
-    std::vector<Element> k, v;
-    size_t block;
+    std::vector<uint8_t> k, v;
+    size_t block;  // bytes of K, and of V
+    AttendFn attend;
 
-    Cache(const KernelTable& table, In2<float> keys, In2<float> values) {
+    Cache(const KernelTable& table, const std::string& dtype, In2<float> keys, In2<float> values) {
+        require(keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1),
+                "keys and values differ in shape");
         const int num_keys = static_cast<int>(keys.shape(0)), head_dim = static_cast<int>(keys.shape(1));
-        block = static_cast<size_t>(head_dim) * kKVBlock;
+        const KVType type = kv_type_named(dtype);
+        block = kv_token_bytes(type, head_dim) * kKVBlock;
+        attend = attend_kernel(table, type);
         k.resize(block * static_cast<size_t>((num_keys + kKVBlock - 1) / kKVBlock));
         v.resize(k.size());
-        const auto store = sizeof(Element) == 2 ? table.store_kv_f16 : table.store_kv_f32;
         for (int key = 0; key < num_keys; ++key) {
             const size_t from = static_cast<size_t>(key) * static_cast<size_t>(head_dim);
             const size_t at = block * static_cast<size_t>(key / kKVBlock);
-            store(keys.data() + from, values.data() + from, head_dim, key % kKVBlock, k.data() + at, v.data() + at);
+            store_kernel(table, type)(keys.data() + from, values.data() + from, head_dim, key % kKVBlock, k.data() + at,
+                                      v.data() + at);
         }
     }
 
@@ -204,47 +209,32 @@ struct Cache {
     }
 };
 
-struct Mask {
-    int first, last;
-};
-
-template <class Element>
-nb::tuple attend_with(const KernelTable& table, In2<float> q, In2<float> keys, In2<float> values, Mask mask,
-                      float scale, float softcap) {
+// Attention of `heads` query heads over the visible keys [first, last) of one KV head: (m, l, acc).
+nb::tuple attend(const std::string& table_name, In2<float> q, In2<float> keys, In2<float> values, int first, int last,
+                 float scale, float softcap, const std::string& dtype) {
     const size_t heads = q.shape(0), head_dim = q.shape(1);
     const int num_keys = static_cast<int>(keys.shape(0));
-    const Cache<Element> cache(table, keys, values);
+    require(keys.shape(1) == head_dim, "q, keys and values differ in shape");
+    require(0 <= first && first < last && last <= num_keys, "no visible key");
+    const Cache cache(table_named(table_name), dtype, keys, values);
     NewArray<float> m({heads}), l({heads}), acc({heads, head_dim});
     std::fill_n(m.data, heads, -std::numeric_limits<float>::infinity());
     std::vector<float> scratch(heads * kKeyTile);
-    const auto attend = sizeof(Element) == 2 ? table.attend_f16 : table.attend_f32;
-    for (int start = 0; start < mask.last; start += kKeyTile) {
+    for (int start = 0; start < last; start += kKeyTile) {
         const KVTile tile = cache.tile(start, std::min(kKeyTile, num_keys - start));
-        const int first = std::max(mask.first - start, 0), last = std::min(mask.last - start, tile.num_keys);
-        if (first >= last) continue;
-        attend(q.data(), static_cast<int>(heads), static_cast<int>(head_dim), tile, first, last, scale, softcap, m.data,
-               l.data, acc.data, scratch.data());
+        const int begin = std::max(first - start, 0), end = std::min(last - start, tile.num_keys);
+        if (begin >= end) continue;
+        cache.attend(q.data(), static_cast<int>(heads), static_cast<int>(head_dim), tile, begin, end, scale, softcap,
+                     m.data, l.data, acc.data, scratch.data());
     }
     return nb::make_tuple(m.array, l.array, acc.array);
 }
 
-// Attention of `heads` query heads over the visible keys [first, last) of one KV head: (m, l, acc).
-nb::tuple attend(const std::string& table_name, In2<float> q, In2<float> keys, In2<float> values, int first, int last,
-                 float scale, float softcap, bool is_f16) {
-    require(keys.shape(1) == q.shape(1) && values.shape(0) == keys.shape(0) && values.shape(1) == q.shape(1),
-            "q, keys and values differ in shape");
-    require(0 <= first && first < last && last <= static_cast<int>(keys.shape(0)), "no visible key");
-    const auto run = is_f16 ? attend_with<uint16_t> : attend_with<float>;
-    return run(table_named(table_name), q, keys, values, {first, last}, scale, softcap);
-}
-
-// K and V blocks of f16 bit patterns after storing one token per row: (blocks, head_dim, 16) and (blocks, 16,
-// head_dim).
-nb::tuple store_kv_f16(const std::string& table_name, In2<float> keys, In2<float> values) {
-    require(keys.shape(0) == values.shape(0) && keys.shape(1) == values.shape(1), "keys and values differ in shape");
-    const Cache<uint16_t> cache(table_named(table_name), keys, values);
-    const size_t blocks = cache.k.size() / cache.block, head_dim = keys.shape(1);
-    NewArray<uint16_t> k({blocks, head_dim, kKVBlock}), v({blocks, kKVBlock, head_dim});
+// K and V blocks as bytes after storing one token per row, (blocks, bytes) each; table.h says how they lie.
+nb::tuple store_kv(const std::string& table_name, In2<float> keys, In2<float> values, const std::string& dtype) {
+    const Cache cache(table_named(table_name), dtype, keys, values);
+    const size_t blocks = cache.k.size() / cache.block;
+    NewArray<uint8_t> k({blocks, cache.block}), v({blocks, cache.block});
     std::copy(cache.k.begin(), cache.k.end(), k.data);
     std::copy(cache.v.begin(), cache.v.end(), v.data);
     return nb::make_tuple(k.array, v.array);
@@ -265,8 +255,8 @@ void bind_kernels(nb::module_& m) {
     m.def("argmax", argmax, "table"_a, "x"_a);
     m.def("sum_exp", sum_exp, "table"_a, "x"_a, "max"_a);
     m.def("attend", attend, "table"_a, "q"_a, "keys"_a, "values"_a, "first"_a, "last"_a, "scale"_a, "softcap"_a,
-          "is_f16"_a);
-    m.def("store_kv_f16", store_kv_f16, "table"_a, "keys"_a, "values"_a);
+          "dtype"_a);
+    m.def("store_kv", store_kv, "table"_a, "keys"_a, "values"_a, "dtype"_a);
 }
 
 }  // namespace kvarn

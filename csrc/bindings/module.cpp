@@ -1,15 +1,15 @@
 // The Python face of the core: one class, a few functions. The only folder that includes nanobind.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "../base/check.h"
 #include "../kernels/cpu.h"
-#include "../model/sample.h"
+#include "choices.h"
 #include "spec.h"
 
 namespace nb = nanobind;
@@ -22,18 +22,9 @@ void bind_kernels(nb::module_& m);  // kernels.cpp
 namespace {
 
 template <class T>
-using In1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-template <class T>
 using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-template <class Array>
-auto view(const Array& array) {
-    return std::span(array.data(), array.size());
-}
 
 // A loaded model with its cache, head and sampler. Arrays for results are made by Python.
 class NativeModel {
@@ -64,14 +55,15 @@ public:
 
     void finish_loading() { model_.finish_loading(); }
 
-    void reserve_kv(const std::vector<std::pair<int, int>>& layers, bool is_f32, int num_blocks, size_t block_bytes) {
+    void reserve_kv(const std::vector<std::pair<int, int>>& layers, const std::string& dtype, int num_blocks,
+                    size_t block_bytes) {
         require(layers.size() == model_.spec().blocks.size(), "the KV layout must name every layer");
         for (size_t i = 0; i < layers.size(); ++i) {
             const AttentionSpec& a = model_.spec().blocks[i].attention;
             require(layers[i] == std::pair(a.num_kv_heads, a.head_dim), "the KV layout does not match the model");
         }
         require(num_blocks > 0, "the cache needs at least one block");
-        model_.cache().reserve(layers, is_f32, num_blocks, block_bytes);
+        model_.cache().reserve(layers, kv_type_named(dtype), num_blocks, block_bytes);
     }
 
     void copy_block(int source, int target) {
@@ -116,10 +108,13 @@ public:
     }
 
     // choices: one per row. entropy and logprobs are filled only when want_logprobs.
-    void sample(In2<float> hidden, const std::vector<Choice>& choices, bool want_logprobs, Out1<int32_t> ids,
+    void sample(In2<float> hidden, const ChoiceArrays& arrays, bool want_logprobs, Out1<int32_t> ids,
                 Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids, Out2<float> top_logprobs) {
         check_hidden(hidden);
+        const std::vector<Choice> choices = read_choices(arrays);
         require(choices.size() == hidden.shape(0), "one choice is needed for each row");
+        require(ids.size() == choices.size() && logprobs.size() == choices.size() && entropy.size() == choices.size(),
+                "the arrays for the results have the wrong length");
         for (const Choice& choice : choices) check_choice(choice);
         check_top(hidden, top_ids, top_logprobs);
         nb::gil_scoped_release release;
@@ -173,7 +168,8 @@ private:
                 "block id " + std::to_string(block) + " is outside the cache");
     }
     void check_token(int32_t id) const {
-        require(id >= 0 && id < head_.vocab_size(), "token id " + std::to_string(id) + " is outside the vocabulary");
+        require(id >= 0 && id < head_.vocab_size(),
+                [&] { return "token id " + std::to_string(id) + " is outside the vocabulary"; });
     }
     void check_hidden(const In2<float>& hidden) const {
         require(model_.plan().head != nullptr, "this model has no language-model head");
@@ -182,9 +178,6 @@ private:
     void check_choice(const Choice& choice) const {
         for (int32_t id : choice.bias_ids) check_token(id);
         for (int32_t id : choice.seen_ids) check_token(id);
-        require(
-            choice.bias_ids.size() == choice.bias_values.size() && choice.seen_ids.size() == choice.seen_counts.size(),
-            "ids and values of a choice differ in length");
     }
     void check_top(const In2<float>& hidden, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
         require(ids.shape(0) == hidden.shape(0) && logprobs.shape(0) == hidden.shape(0) &&
@@ -203,28 +196,6 @@ private:
     std::shared_ptr<ThreadPool> pool_;
     std::vector<std::vector<float>> plain_ = std::vector<std::vector<float>>(static_cast<size_t>(pool_->num_threads()));
 };
-
-Choice make_choice(float temperature, int top_k, float top_p, float min_p, float typical_p, float repetition,
-                   float presence, float frequency, uint64_t seed, uint32_t index, uint32_t position,
-                   In1<int32_t> bias_ids, In1<float> bias_values, In1<int32_t> seen_ids, In1<int32_t> seen_counts) {
-    Choice c;
-    c.temperature = temperature;
-    c.top_k = top_k;
-    c.top_p = top_p;
-    c.min_p = min_p;
-    c.typical_p = typical_p;
-    c.repetition_penalty = repetition;
-    c.presence_penalty = presence;
-    c.frequency_penalty = frequency;
-    c.seed = seed;
-    c.index = index;
-    c.position = position;
-    c.bias_ids = view(bias_ids);
-    c.bias_values = view(bias_values);
-    c.seen_ids = view(seen_ids);
-    c.seen_counts = view(seen_counts);
-    return c;
-}
 
 // Which table each kernel of a table really comes from: entries it does not override are its parent's.
 std::map<std::string, std::string> kernel_isas(const std::string& isa) {
@@ -246,6 +217,7 @@ std::map<std::string, std::string> kernel_isas(const std::string& isa) {
     note("silu_mul", table.silu_mul != parent.silu_mul || &table == &parent);
     note("gelu_tanh_mul", table.gelu_tanh_mul != parent.gelu_tanh_mul || &table == &parent);
     note("attend_f16", table.attend_f16 != parent.attend_f16 || &table == &parent);
+    note("attend_q8_0", table.attend_q8_0 != parent.attend_q8_0 || &table == &parent);
     note("argmax", table.argmax != parent.argmax || &table == &parent);
     return found;
 }
@@ -257,10 +229,6 @@ NB_MODULE(_native, m) {
     nb::class_<ThreadPool>(m, "ThreadPool")
         .def(nb::init<int>(), "num_threads"_a)
         .def_prop_ro("num_threads", &ThreadPool::num_threads);
-    nb::class_<Choice>(m, "Choice");
-    // A Choice keeps views of the four arrays: nb::keep_alive ties their lifetime to it.
-    m.def("make_choice", &make_choice, nb::keep_alive<0, 12>(), nb::keep_alive<0, 13>(), nb::keep_alive<0, 14>(),
-          nb::keep_alive<0, 15>());
     nb::class_<NativeModel>(m, "Model")
         .def(nb::init<nb::handle, std::shared_ptr<ThreadPool>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)

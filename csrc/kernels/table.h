@@ -58,6 +58,8 @@ struct ActTile {
 
 // One KV tile of one layer and one KV head: up to kKeyTile / kKVBlock block pointers.
 //   K of a block: [head_dim][16] (a column per token);  V of a block: [16][head_dim]
+// q8_0: the same as int8, behind it f16 scales, one for each token and 32 dimensions (the last group may be shorter):
+//   K: [head_dim][16] int8, [groups][16] f16;  V: [16][head_dim] int8, [16][groups] f16;  groups = ceil(head_dim / 32)
 struct KVTile {
     const void* k[kKeyTile / kKVBlock];
     const void* v[kKeyTile / kKVBlock];
@@ -71,6 +73,21 @@ struct KVTile {
 // tolerance: f32
 using MatmulFn = void (*)(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
                           int group_begin, int group_end) noexcept;
+
+// Attention of one query row's `num_heads` heads of one KV head over one tile of keys.
+//   q     [num_heads][head_dim] float, not yet scaled
+//   keys [first, last) of the tile are visible, 0 <= first < last <= num_keys
+//   m, l  [num_heads]            running maximum of the scores and sum of exp(score - m); start -inf, 0
+//   acc   [num_heads][head_dim]  running sum of exp(score - m) * V; start 0
+// scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0. The tile is reduced on its
+// own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
+// as long as they come left to right. tolerance: exp. scratch: num_heads * kKeyTile floats.
+using AttendFn = void (*)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
+                          float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+
+// Store K and V of one token (one head) at slot 0..15 of a block; no other slot is touched. tolerance: exact
+using StoreKVFn = void (*)(const float* k, const float* v, int head_dim, int slot, void* k_block,
+                           void* v_block) noexcept;
 
 struct KernelTable {
     const char* name;
@@ -100,23 +117,16 @@ struct KernelTable {
     // y[i] = exact (erf) gelu(x[i]); tolerance: exp. y may be x.
     void (*gelu)(const float* x, int n, float* y) noexcept;
 
-    // Attention of one query row's `num_heads` heads of one KV head over one tile of keys.
-    //   q     [num_heads][head_dim] float, not yet scaled
-    //   keys [first, last) of the tile are visible, 0 <= first < last <= num_keys
-    //   m, l  [num_heads]            running maximum of the scores and sum of exp(score - m); start -inf, 0
-    //   acc   [num_heads][head_dim]  running sum of exp(score - m) * V; start 0
-    // scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0. The tile is reduced on its
-    // own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
-    // as long as they come left to right. f16 cache. tolerance: exp. scratch: num_heads * kKeyTile floats.
-    void (*attend_f16)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
-                       float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
-    // The same for a cache of floats.
-    void (*attend_f32)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
-                       float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+    // By type of the cache. q8_0 has the bits of attend_f32 over its dequantised values, which are exact floats.
+    AttendFn attend_f16;
+    AttendFn attend_f32;
+    AttendFn attend_q8_0;
 
-    // Store K and V of one token (one head) at slot 0..15 of a block. f16: round to nearest even. tolerance: exact
-    void (*store_kv_f16)(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
-    void (*store_kv_f32)(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+    // f16: round to nearest even. q8_0, for each group of 32: scale = f16(absmax / 127), q = x * (1 / scale) rounded to
+    // nearest even and held to -127 .. 127; scale 0: q = 0; NaN, infinity or a scale beyond f16: q = 0, scale NaN.
+    StoreKVFn store_kv_f16;
+    StoreKVFn store_kv_f32;
+    StoreKVFn store_kv_q8_0;
 
     // Largest value and its lowest index. tolerance: exact
     void (*argmax)(const float* x, int n, int* index, float* value) noexcept;

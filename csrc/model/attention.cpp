@@ -57,7 +57,8 @@ public:
     Attending(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
               const BatchView& batch, const float* q, float* out, const AttentionScratch& scratch)
         : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), q_(q), out_(out),
-          scratch_(scratch), group_(spec.num_heads / spec.num_kv_heads) {}
+          scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
+          group_(spec.num_heads / spec.num_kv_heads) {}
 
     void run() const {
         int num_tasks = count_tasks();
@@ -191,10 +192,9 @@ private:
     }
 
     void reduce_heads(const KVTile& tile, Range range, int head, int count, float* memory, const State& state) const {
-        auto kernel = cache_.is_f32() ? compute_.kernels.attend_f32 : compute_.kernels.attend_f16;
         size_t offset = static_cast<size_t>(head) * static_cast<size_t>(spec_.head_dim);
-        kernel(memory + offset, count, spec_.head_dim, tile, range.begin, range.end, spec_.scale, spec_.softcap,
-               state.m + head, state.l + head, state.acc + offset, scores_at(memory));
+        attend_(memory + offset, count, spec_.head_dim, tile, range.begin, range.end, spec_.scale, spec_.softcap,
+                state.m + head, state.l + head, state.acc + offset, scores_at(memory));
     }
 
     KVTile load_tile(const Task& task, int key) const {
@@ -217,6 +217,7 @@ private:
     const float* q_;
     float* out_;
     const AttentionScratch& scratch_;
+    AttendFn attend_;
     int group_;
 };
 

@@ -43,9 +43,9 @@ void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) 
             "row_starts must run from 0 to the number of tokens");
     for (int i = 0; i < batch.num_tokens; ++i) {
         require(batch.token_ids[i] >= 0 && batch.token_ids[i] < spec_.vocab_size,
-                "token id " + std::to_string(batch.token_ids[i]) + " is outside the vocabulary");
+                [&] { return "token id " + std::to_string(batch.token_ids[i]) + " is outside the vocabulary"; });
         require(batch.positions[i] >= 0 && (spec_.num_positions == 0 || batch.positions[i] < spec_.num_positions),
-                "position " + std::to_string(batch.positions[i]) + " is outside the model's range");
+                [&] { return "position " + std::to_string(batch.positions[i]) + " is outside the model's range"; });
     }
     for (int s = 0; s < batch.num_sequences; ++s) {
         int begin = batch.row_starts[s], end = batch.row_starts[s + 1];
@@ -143,7 +143,7 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
     int dim = spec.head_dim;
-    auto store = cache_.is_f32() ? kernels_.store_kv_f32 : kernels_.store_kv_f16;
+    StoreKVFn store = store_kernel(kernels_, cache_.type());
     for_rows(compute(), batch.num_tokens, [&](int row) {
         float* q = buffers.q + offset(row, spec.num_heads * dim);
         float* k = buffers.k + offset(row, spec.num_kv_heads * dim);

@@ -6,13 +6,26 @@
 
 namespace kvarn {
 
-void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, bool is_f32, int num_blocks, size_t block_bytes) {
-    value_bytes_ = is_f32 ? 4 : 2;
+size_t kv_token_bytes(KVType type, int head_dim) {
+    size_t dim = static_cast<size_t>(head_dim);
+    if (type == KVType::q8_0) return dim + 2 * ((dim + kQuantBlock - 1) / kQuantBlock);
+    return dim * (type == KVType::f32 ? 4 : 2);
+}
+
+KVType kv_type_named(const std::string& name) {
+    if (name == "f16") return KVType::f16;
+    if (name == "f32") return KVType::f32;
+    require(name == "q8_0", "no KV cache of type '" + name + "'");
+    return KVType::q8_0;
+}
+
+void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, KVType type, int num_blocks, size_t block_bytes) {
+    type_ = type;
     layers_.clear();
     size_t offset = 0;
     for (auto [heads, dim] : layers) {
-        size_t half = static_cast<size_t>(heads) * static_cast<size_t>(dim) * kKVBlock * value_bytes_;
-        layers_.push_back({heads, dim, offset, offset + half});
+        size_t head = kv_token_bytes(type, dim) * kKVBlock, half = static_cast<size_t>(heads) * head;
+        layers_.push_back({head, offset, offset + half});
         offset += 2 * half;
     }
     require(offset <= block_bytes,
@@ -20,6 +33,22 @@ void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, bool is_f3
     block_bytes_ = block_bytes;
     num_blocks_ = num_blocks;
     region_ = PageRegion(block_bytes * static_cast<size_t>(num_blocks), false);
+}
+
+AttendFn attend_kernel(const KernelTable& kernels, KVType type) {
+    switch (type) {
+        case KVType::f32: return kernels.attend_f32;
+        case KVType::q8_0: return kernels.attend_q8_0;
+        default: return kernels.attend_f16;
+    }
+}
+
+StoreKVFn store_kernel(const KernelTable& kernels, KVType type) {
+    switch (type) {
+        case KVType::f32: return kernels.store_kv_f32;
+        case KVType::q8_0: return kernels.store_kv_q8_0;
+        default: return kernels.store_kv_f16;
+    }
 }
 
 void KVCache::copy(int source, int target) noexcept {

@@ -1,8 +1,10 @@
 // The paged cache's memory. Knows blocks and layers; who owns a block is decided in Python.
 //
 // A block is contiguous and page-aligned: for each layer K then V; K is [kv_head][head_dim][16], a column per token,
-// so that one query meets 16 keys without horizontal sums; V is [kv_head][16][head_dim].
+// so that one query meets 16 keys without horizontal sums; V is [kv_head][16][head_dim]. In q8_0 the scales of a head
+// lie behind its values (kernels/table.h).
 #pragma once
+#include <string>
 #include <vector>
 
 #include "../base/memory.h"
@@ -10,17 +12,24 @@
 
 namespace kvarn {
 
+enum class KVType { f16, f32, q8_0 };
+
+KVType kv_type_named(const std::string& name);     // throws on an unknown one
+size_t kv_token_bytes(KVType type, int head_dim);  // K (or V) of one head of one token
+AttendFn attend_kernel(const KernelTable& kernels, KVType type);
+StoreKVFn store_kernel(const KernelTable& kernels, KVType type);
+
 class KVCache {
 public:
     struct Layer {
-        int num_kv_heads, head_dim;
+        size_t head_bytes;  // of K, and of V
         size_t k_offset, v_offset;
     };
 
-    void reserve(const std::vector<std::pair<int, int>>& layers, bool is_f32, int num_blocks, size_t block_bytes);
+    void reserve(const std::vector<std::pair<int, int>>& layers, KVType type, int num_blocks, size_t block_bytes);
 
     int num_blocks() const { return num_blocks_; }
-    bool is_f32() const { return value_bytes_ == 4; }
+    KVType type() const { return type_; }
     void copy(int source, int target) noexcept;
     void release_pages(int block) noexcept;
 
@@ -29,15 +38,15 @@ public:
 
 private:
     uint8_t* at(int block, size_t offset, size_t layer, int head) const {
-        size_t head_bytes = static_cast<size_t>(layers_[layer].head_dim * kKVBlock) * value_bytes_;
         return region_.data() + static_cast<size_t>(block) * block_bytes_ + offset +
-               static_cast<size_t>(head) * head_bytes;
+               static_cast<size_t>(head) * layers_[layer].head_bytes;
     }
 
     PageRegion region_;
     std::vector<Layer> layers_;
+    KVType type_ = KVType::f16;
     int num_blocks_ = 0;
-    size_t block_bytes_ = 0, value_bytes_ = 2;
+    size_t block_bytes_ = 0;
 };
 
 }  // namespace kvarn

@@ -10,7 +10,7 @@ namespace kvarn {
 namespace {
 
 constexpr size_t kLogitBytes = 16 << 20;  // of logits alive at once
-constexpr uint32_t kPurposeToken = 0;
+constexpr uint32_t kPurposeToken = 0, kPurposeXtc = 1;
 
 double mass_of(float logit, float largest) {
     return std::exp(static_cast<double>(logit) - static_cast<double>(largest));
@@ -141,9 +141,31 @@ void Sampler::keep_typical(double typical_p, float largest, std::vector<Candidat
     std::sort(candidates.begin(), candidates.end(), kMoreProbable);
 }
 
+// XTC: drop all candidates of at least this mass but the least probable of them; return the mass that went.
+double Sampler::drop_top(double floor, float largest, std::vector<Candidate>& candidates) {
+    size_t above = 0;
+    while (above < candidates.size() && mass_of(candidates[above].logit, largest) >= floor) ++above;
+    if (above < 2) return 0;
+    double dropped = 0;
+    for (size_t i = 0; i + 1 < above; ++i) dropped += mass_of(candidates[i].logit, largest);
+    candidates.erase(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(above - 1));
+    return dropped;
+}
+
+// How much of the mass, most probable first, the walk can need when no other filter is on.
+double Sampler::reachable_mass(const Choice& choice, const float* logits, float largest, double u, double total,
+                               bool drops_top) const {
+    if (!drops_top) return u * total;
+    double floor = static_cast<double>(choice.xtc_threshold) * total, dropped = 0;
+    for (int i = 0; i < vocab_size_; ++i)
+        if (double mass = mass_of(logits[i], largest); mass >= floor) dropped += mass;
+    // A little more than all above the floor: there may be nothing else, and the last of them stays.
+    return dropped + u * std::max(0.0, total - dropped) + 1e-9 * total;
+}
+
 // Sorted candidates and the mass of the set they stand for. A tail that no filter of this choice could keep, or that
 // the walk cannot reach, is left out of the list but counted in the mass.
-double Sampler::collect(const Choice& choice, const float* logits, float largest, double u,
+double Sampler::collect(const Choice& choice, const float* logits, float largest, double u, bool drops_top,
                         std::vector<Candidate>& out) const {
     if (choice.top_k > 0) {
         collect_top(logits, choice.top_k, out);
@@ -153,7 +175,7 @@ double Sampler::collect(const Choice& choice, const float* logits, float largest
     if (choice.typical_p < 1.0f) collect_mass(logits, largest, HUGE_VAL, out);
     else if (choice.top_p < 1.0f) collect_mass(logits, largest, static_cast<double>(choice.top_p) * total, out);
     else if (choice.min_p > 0.0f) collect_above(logits, largest + std::log(choice.min_p) - 1e-3f, out);
-    else collect_mass(logits, largest, u * total, out);
+    else collect_mass(logits, largest, reachable_mass(choice, logits, largest, u, total, drops_top), out);
     return total;
 }
 
@@ -169,8 +191,10 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
 
     double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken);
+    bool drops_top = choice.xtc_probability > 0.0f && uniform(choice.seed, choice.position, choice.index, kPurposeXtc) <
+                                                          static_cast<double>(choice.xtc_probability);
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
-    double total = collect(choice, logits, largest, u, candidates);
+    double total = collect(choice, logits, largest, u, drops_top, candidates);
     if (choice.typical_p < 1.0f) {
         keep_typical(static_cast<double>(choice.typical_p), largest, candidates);
         total = total_mass(candidates, largest);
@@ -184,6 +208,7 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
         while (mass_of(candidates.back().logit, largest) < floor) candidates.pop_back();
         total = total_mass(candidates, largest);
     }
+    if (drops_top) total -= drop_top(static_cast<double>(choice.xtc_threshold) * total, largest, candidates);
     return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
 }
 

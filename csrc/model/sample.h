@@ -11,6 +11,7 @@ namespace kvarn {
 struct Choice {
     float temperature = 0, top_p = 1, min_p = 0, typical_p = 1;
     float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+    float xtc_probability = 0, xtc_threshold = 0.1f;
     int top_k = 0;
     uint64_t seed = 0;
     uint32_t index = 0, position = 0;
@@ -78,10 +79,13 @@ private:
     void collect_top(const float* logits, int k, std::vector<Candidate>& out) const;
     void collect_mass(const float* logits, float largest, double mass, std::vector<Candidate>& out) const;
     void collect_above(const float* logits, float floor, std::vector<Candidate>& out) const;
-    double collect(const Choice& choice, const float* logits, float largest, double u,
+    double collect(const Choice& choice, const float* logits, float largest, double u, bool drops_top,
                    std::vector<Candidate>& out) const;
+    double reachable_mass(const Choice& choice, const float* logits, float largest, double u, double total,
+                          bool drops_top) const;
     static double total_mass(const std::vector<Candidate>& candidates, float largest);
     static size_t prefix_with_mass(const std::vector<Candidate>& candidates, float largest, double mass);
+    static double drop_top(double floor, float largest, std::vector<Candidate>& candidates);
     static void keep_typical(double typical_p, float largest, std::vector<Candidate>& candidates);
 
     const KernelTable& kernels_;

@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
+    from kvarn.engine.handle import EventStream, RequestHandle
+    from kvarn.engine.stats import EngineStats
     from kvarn.errors import (
         BackendError,
         Cancelled,
@@ -29,11 +32,20 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from kvarn.llm import LLM
+    from kvarn.request import RequestState
+    from kvarn.sampling.custom import register_sampler
     from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenEvent, TokenLogprob, Usage
 
 _HOMES = {
+    "AsyncEventStream": "kvarn.async_llm",
+    "AsyncLLM": "kvarn.async_llm",
+    "EventStream": "kvarn.engine.handle",
+    "RequestHandle": "kvarn.engine.handle",
+    "RequestState": "kvarn.request",
     "LLM": "kvarn.llm",
     "EngineConfig": "kvarn.config",
+    "EngineStats": "kvarn.engine.stats",
+    "register_sampler": "kvarn.sampling.custom",
     "Completion": "kvarn.types",
     "FinishReason": "kvarn.types",
     "SamplingParams": "kvarn.types",
@@ -44,6 +56,8 @@ _HOMES = {
 }  # everything else of __all__ is an error
 
 __all__ = [  # noqa: RUF022 - plain alphabetical order
+    "AsyncEventStream",
+    "AsyncLLM",
     "BackendError",
     "Cancelled",
     "CapacityError",
@@ -53,6 +67,8 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "DoesNotFit",
     "DownloadError",
     "EngineConfig",
+    "EngineStats",
+    "EventStream",
     "FinishReason",
     "FormatError",
     "InvalidParameter",
@@ -62,6 +78,8 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "ModelNotFound",
     "PromptTooLong",
     "RequestError",
+    "RequestHandle",
+    "RequestState",
     "SamplingParams",
     "TemplateError",
     "Timings",
@@ -70,6 +88,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "UnsupportedModel",
     "Usage",
     "__version__",
+    "register_sampler",
 ]
 
 

@@ -1,17 +1,21 @@
-"""kvarn.LLM: load a model, then generate, chat, stream, score or embed. Thin: the engine does the work."""
+"""kvarn.LLM: load a model, then submit, generate, chat, stream, score or embed. Thin: the engine does the work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard, overload
+from collections.abc import Sequence
+from concurrent.futures import as_completed
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.config import EngineConfig, is_offline
+from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
-from kvarn.engine.passes import embed_tokens, score_tokens
-from kvarn.engine.runner import EventStream, Runner
+from kvarn.engine.passes import embed_group, groups, score_tokens
+from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, whole_numbers
+from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
 from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
 from kvarn.models.memory import MemoryPlan
@@ -21,9 +25,6 @@ from kvarn.types import Completion, Message, SamplingParams
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
 
-TokenIds = Sequence[int]
-Prompt = str | TokenIds
-Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
 Float32 = npt.NDArray[np.float32]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 
@@ -52,7 +53,7 @@ class LLM:
         path = resolve(model, offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
-        self._runner = Runner(self._model.engine)
+        self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,30 +76,61 @@ class LLM:
     def backend_name(self) -> str:
         return self._model.backend.name
 
-    @overload
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs and no step is stuck."""
+        return self._runner.is_alive
+
+    def submit(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        on_token: OnEvent | None = None,
+        tenant: str = "",
+    ) -> RequestHandle:
+        """Queue a text, token ids or messages, and return without waiting for the answer.
+
+        on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
+        the prefix cache: what one tenant computed is never found by another.
+        """
+        return self._runner.submit_all([self._prepare(prompt, params, tenant=tenant)], Ticket(on_token))[0]
 
     @overload
-    def generate(self, prompt: Prompts, params: SamplingParams | None = None) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, progress: bool = False
+    ) -> Completion: ...
 
-    def generate(self, prompt: Prompt | Prompts, params: SamplingParams | None = None) -> Completion | list[Completion]:
-        """Continue a text or token ids; a list of them gives a list of completions."""
-        if _is_single(prompt):
-            return self._submit(self._encode(prompt), params).completion()
-        prompts = [self._encode(one) for one in prompt]
-        streams: list[EventStream] = []
+    @overload
+    def generate(
+        self, prompt: Prompts, params: SamplingParams | None = None, *, progress: bool = False
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | None = None, *, progress: bool = False
+    ) -> Completion | list[Completion]:
+        """Continue a text or token ids; a list of them gives a list of completions. progress: a bar on stderr."""
+        is_one = is_single(prompt)
+        prompts: Sequence[Any] = [prompt] if is_one else prompt
+        submissions = [self._prepare(one, params) for one in prompts]
+        tickets = [Ticket(keeps_events=False) for _ in submissions]
+        handles = self._runner.submit_all(submissions, *tickets)
         try:
-            streams.extend(self._submit(ids, params) for ids in prompts)
-            return [stream.completion() for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
+            if progress:
+                _show_progress(tickets)
+            completions = [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+        return completions[0] if is_one else completions
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, tools: Sequence[Any] | None = None
     ) -> Completion:
         """Answer a conversation through the model's chat template."""
-        return self._answer(messages, params, tools).completion()
+        submission = self._prepare_chat(messages, params, tools)
+        (handle,) = self._runner.submit_all([submission], Ticket(keeps_events=False))
+        return EventStream(handle).completion()  # cancels when the wait is interrupted
 
     def stream(
         self,
@@ -107,39 +139,53 @@ class LLM:
         tools: Sequence[Any] | None = None,
     ) -> EventStream:
         """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
-        if _is_messages(prompt):
-            return self._answer(prompt, params, tools)
-        return self._submit(self._encode(prompt), params)
+        (handle,) = self._runner.submit_all([self._prepare(prompt, params, tools)], Ticket())
+        return EventStream(handle)
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
         self._require_generator("score")
-        ids = _whole_numbers(token_ids)
-        engine = self._model.engine
-        engine.admission.check_tokens("token_ids", ids)
-        engine.admission.check_length(len(ids), self.context)
-        with self._runner.exclusively(len(ids)) as engine:
-            return score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens)
+        ids = whole_numbers(token_ids)
+        admission = self._model.engine.admission
+        admission.check_tokens("token_ids", ids)
+        admission.check_length(len(ids), self.context)
+        beat = self._runner.beat
+        return self._runner.exclusively(
+            lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, beat), len(ids)
+        )
 
     def embed(self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True) -> Float32:
         """One vector per text, (n, dim); for encoder models."""
-        pooling = self._pooling(pooling)
+        chosen = self._pooling(pooling)
         texts = [texts] if isinstance(texts, str) else list(texts)
         ids = [self._encode(text) for text in texts]
+        engine = self._model.engine
         for one in ids:
-            self._model.engine.admission.check_length(len(one), self.context)
+            engine.admission.check_length(len(one), self.context)
         if not ids:
             return np.empty((0, self.spec.width), np.float32)
-        with self._runner.exclusively(0) as engine:
-            vectors = embed_tokens(engine.backend, engine.kv, ids, pooling, engine.max_batch_tokens)
+
+        def embed_one(group: Sequence[TokenIds]) -> Float32:
+            """One group between two steps, so that callers share the engine."""
+            return self._runner.exclusively(lambda engine: embed_group(engine.backend, engine.kv, group, chosen))
+
+        vectors = np.concatenate([embed_one(group) for group in groups(engine.kv, ids, engine.max_batch_tokens)])
         if not normalize:
             return vectors
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
+    def stats(self) -> EngineStats:
+        """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
+        return self._runner.exclusively(lambda engine: engine.stats())
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Accept nothing more and wait for what runs; whether all of it ended in time."""
+        return self._runner.drain(timeout_s)
+
     def close(self) -> None:
         """Free weights, cache and helper processes; later calls raise."""
-        self._runner.close(self._model.close)
+        self._runner.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -147,22 +193,43 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(
-        self, messages: Sequence[Message], params: SamplingParams | None, tools: Sequence[Any] | None
-    ) -> EventStream:
-        self._require_generator("chat")
-        return self._submit(self.tokenizer.encode_chat(messages, tools=tools), params, starts_text=True)
+    def _prepare(
+        self,
+        prompt: Prompt | Sequence[Message] | object,
+        params: SamplingParams | None,
+        tools: Sequence[Any] | None = None,
+        *,
+        tenant: str = "",
+    ) -> Submission:
+        """A prompt of any kind as the runner takes it."""
+        if is_messages(prompt):
+            return self._prepare_chat(prompt, params, tools, tenant=tenant)
+        return self._submission(self._encode(prompt), params, tenant)
 
-    def _submit(self, ids: TokenIds, params: SamplingParams | None, *, starts_text: bool = False) -> EventStream:
+    def _prepare_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None,
+        tools: Sequence[Any] | None,
+        *,
+        tenant: str = "",
+    ) -> Submission:
+        self._require_generator("chat")
+        ids = self.tokenizer.encode_chat(messages, tools=tools)
+        return self._submission(ids, params, tenant, starts_text=True)
+
+    def _submission(
+        self, ids: TokenIds, params: SamplingParams | None, tenant: str, *, starts_text: bool = False
+    ) -> Submission:
         self._require_generator("generate")
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams")
-        return self._runner.submit(ids, params or SamplingParams(), starts_text=starts_text)
+        if not isinstance(tenant, str):
+            raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string")
+        return Submission(ids, params or SamplingParams(), starts_text, tenant)
 
-    def _encode(self, prompt: Prompt | object) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        return _whole_numbers(prompt)
+    def _encode(self, prompt: object) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else whole_numbers(prompt)
 
     def _pooling(self, pooling: Pooling | None) -> Pooling:
         if not isinstance(self.spec.generation, Encoder):
@@ -184,29 +251,13 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
     return config
 
 
-def _is_single(prompt: object) -> bool:
-    """A text, or a list of token ids; anything else is a list of prompts."""
-    if isinstance(prompt, str):
-        return True
-    if not isinstance(prompt, Iterable):
-        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
-    first = next(iter(prompt), None)
-    if first is None:
-        raise InvalidParameter("the prompt is an empty list; give at least one prompt or token")
-    return isinstance(first, int | np.integer)
+def _show_progress(tickets: Sequence[Ticket]) -> None:
+    """Draw a bar on stderr until every answer is there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-
-def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
-    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], dict)
-
-
-def _whole_numbers(ids: object) -> list[int]:
-    """Token ids as plain integers; NumPy's count as such, bools and floats do not."""
-    if not isinstance(ids, Iterable) or isinstance(ids, bytes | dict):
-        raise InvalidParameter(f"the prompt is {ids!r:.60}; give a string, token ids, or a list of them")
-    numbers = []
-    for token_id in ids:
-        if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
-            raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers")
-        numbers.append(int(token_id))
-    return numbers
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("generating", total=len(tickets))
+        for _ in as_completed([ticket.done for ticket in tickets]):
+            bar.advance(task)

@@ -1,24 +1,30 @@
 """One request and its state machine: every transition is in this file.
 
     waiting ──start──> running ──finish──> finished
-       │                  ├──────fail────> failed
-       └──cancel──────────┴────cancel────> cancelled
+       │  <──preempt──    ├──────fail────> failed       (fail, cancel and expire also while waiting)
+       └──cancel, expire──┴──cancel, expire──> cancelled
 
 Knows token ids and times; knows no text, no blocks and no model.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvarn.errors import Cancelled, KvarnError
+from kvarn.errors import Cancelled, DeadlineExceeded, KvarnError
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+
+Clock = Callable[[], float]  # seconds, never going back
 
 
 class RequestState(StrEnum):
+    """Where a request is; the last three are final."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -30,7 +36,7 @@ ENDED = frozenset({RequestState.FINISHED, RequestState.FAILED, RequestState.CANC
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FAILED, RequestState.CANCELLED}),
-    RequestState.RUNNING: ENDED,
+    RequestState.RUNNING: ENDED | {RequestState.WAITING},
     RequestState.FINISHED: frozenset(),
     RequestState.FAILED: frozenset(),
     RequestState.CANCELLED: frozenset(),
@@ -47,28 +53,46 @@ class Finish:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt on its way to a completion; changed by the engine's thread only (cancel excepted)."""
+    """A prompt on its way to a completion; changed by the engine's thread only (is_cancel_requested excepted)."""
 
     id: str
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     max_total_tokens: int  # prompt and answer together never exceed this
     seed: int
+    tenant: str = ""
+    choice: int = 0  # which of the n answers to one prompt
+    fork_of: Request | None = None  # choice 0, whose prompt this one shares
+    clock: Clock = time.perf_counter
+    number: int = 0  # in order of submission
+    priority: int = field(init=False)
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer
     num_computed: int = 0  # tokens whose K and V lie in the cache
+    num_cached: int | None = None  # prompt tokens taken from the prefix cache; None: not started yet
+    num_preemptions: int = 0
+    served_in: int = 0  # number of the last step it took part in
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt tokens 1, 2, ...
     finish_reason: FinishReason | None = None
     stop_match: str | int | None = None
     error: KvarnError | None = None
     is_cancel_requested: bool = False
-    submitted_at: float = field(default_factory=time.perf_counter)
-    started_at: float | None = None
+    submitted_at: float = field(init=False)
+    deadline_at: float = field(init=False)  # inf: none
+    started_at: float | None = None  # for the first time
     first_token_at: float | None = None
     ended_at: float | None = None
 
     def __post_init__(self) -> None:
         self.token_ids.extend(self.prompt_ids)
+        self.priority = self.params.priority
+        self.submitted_at = self.clock()
+        self.deadline_at = math.inf if self.params.deadline_s is None else self.submitted_at + self.params.deadline_s
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
 
     @property
     def num_output(self) -> int:
@@ -79,18 +103,46 @@ class Request:
         return tuple(self.token_ids[len(self.prompt_ids) :])
 
     @property
+    def num_remaining(self) -> int:
+        """Tokens to compute until the longest answer this request may give."""
+        return self.max_total_tokens - self.num_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        """More than the last token is missing from the cache."""
+        return self.num_computed + 1 < len(self.token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Some of the prompt is still to be scored; choice 0 scores for all its forks."""
+        is_asked = self.params.prompt_logprobs is not None and self.choice == 0
+        return is_asked and len(self.prompt_logprobs) < len(self.prompt_ids) - 1
+
+    @property
     def is_ended(self) -> bool:
         return self.state in ENDED
 
-    def append(self, token_id: int) -> None:
+    def append(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take one committed token of the answer."""
         if self.first_token_at is None:
-            self.first_token_at = time.perf_counter()
+            self.first_token_at = self.clock()
         self.token_ids.append(token_id)
+        if logprob is not None:
+            self.logprobs.append(logprob)
 
-    def start(self) -> None:
+    def start(self, num_computed: int = 0) -> None:
+        """Run, for the first time or again, from num_computed tokens that lie in the cache already."""
         self._enter(RequestState.RUNNING)
-        self.started_at = time.perf_counter()
+        self.num_computed = num_computed
+        if self.started_at is None:
+            self.started_at = self.clock()
+            self.num_cached = num_computed
+
+    def preempt(self) -> None:
+        """Give the blocks back and wait again; tokens chosen so far stay."""
+        self._enter(RequestState.WAITING)
+        self.num_computed = 0
+        self.num_preemptions += 1
 
     def finish(self, finish: Finish) -> None:
         self._end(RequestState.FINISHED, finish)
@@ -103,22 +155,29 @@ class Request:
         self.error = Cancelled(f"request {self.id} was cancelled")
         self._end(RequestState.CANCELLED, Finish(FinishReason.CANCELLED))
 
+    def expire(self) -> None:
+        """The deadline passed: what was said so far is the result."""
+        self.error = DeadlineExceeded(f"request {self.id} did not end within its {self.params.deadline_s:g} s")
+        self._end(RequestState.CANCELLED, Finish(FinishReason.DEADLINE))
+
     def completion(self, text: str) -> Completion:
         """The result of an ended request."""
         assert self.finish_reason is not None
+        has_scores = self.params.prompt_logprobs is not None and self.choice == 0
         return Completion(
             text=text,
             token_ids=self.output_ids,
             finish_reason=self.finish_reason,
-            usage=Usage(len(self.prompt_ids), self.num_output),
+            usage=Usage(len(self.prompt_ids), self.num_output, self.num_cached or 0),
             timings=self._timings(),
             seed=self.seed,
             stop_match=self.stop_match,
             logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=tuple(self.prompt_logprobs) if has_scores else None,
         )
 
     def _timings(self) -> Timings:
-        end = self.ended_at if self.ended_at is not None else time.perf_counter()
+        end = self.ended_at if self.ended_at is not None else self.clock()
         start = self.started_at if self.started_at is not None else end
         first = self.first_token_at if self.first_token_at is not None else end
         return Timings(
@@ -131,7 +190,7 @@ class Request:
     def _end(self, state: RequestState, finish: Finish) -> None:
         self._enter(state)
         self.finish_reason, self.stop_match = finish.reason, finish.match
-        self.ended_at = time.perf_counter()
+        self.ended_at = self.clock()
 
     def _enter(self, state: RequestState) -> None:
         assert state in TRANSITIONS[self.state], f"request {self.id}: {self.state} -> {state}"

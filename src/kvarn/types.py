@@ -63,6 +63,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     xtc_probability: float = 0.0  # 0: off; now and then drops the most probable tokens but the last above the threshold
     xtc_threshold: float = 0.1
+    sampler: str | None = None  # chooses instead of all of the above; made known with kvarn.register_sampler
     priority: int = 0  # higher runs first
     deadline_s: float | None = None  # ended with FinishReason.DEADLINE this long after submission
     slo_ms: float | None = None  # wished time to the first token, for policy="slo"
@@ -98,6 +99,8 @@ class SamplingParams:
         for name in ("reuse_cache", "free_cache_on_finish", "prefill_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name} is {_short(getattr(self, name))}; give True or False")
+        if self.sampler is not None and not isinstance(self.sampler, str):
+            raise InvalidParameter(f"sampler is {_short(self.sampler)}; give the name of a registered one")
         if self.truncate not in (None, "left"):
             raise InvalidParameter(f"truncate is {_short(self.truncate)}; give None or 'left'")
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
@@ -143,11 +146,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """The chosen token's log-probability before bias, penalties and temperature, and the most probable ones."""
+    """One token's log-probability before bias, penalties and temperature, and the most probable ones."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    entropy: float | None = None  # nats, of the whole distribution; None for tokens of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +163,9 @@ class TokenEvent:
     index: int  # of the token in the completion
     finish_reason: FinishReason | None = None  # set on the last event only
     logprob: TokenLogprob | None = None
-    completion: Completion | None = None  # the whole result, on the last event only
+    completion: Completion | None = None  # the whole result of this choice, on its last event only
     request_id: str = ""
+    choice: int = 0  # which of the n answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Completion:
     seed: int
     stop_match: str | int | None = None  # the stop string or token id that ended it
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # one per prompt token after the first
+    alternatives: tuple[Completion, ...] = ()  # choices 1 .. n - 1, in order
 
 
 def _number(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:

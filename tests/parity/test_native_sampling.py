@@ -86,6 +86,14 @@ def _rows(rng: np.random.Generator, count: int, **fixed: Any) -> SampleRows:
         {"typical_p": 0.7},
         {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
         {"top_p": 0.0},
+        {"xtc_probability": 0.5},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.02},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"xtc_probability": 0.7, "xtc_threshold": 0.01, "top_k": 9},
+        {"xtc_probability": 0.7, "xtc_threshold": 0.05, "top_p": 0.9},
+        {"xtc_probability": 0.7, "xtc_threshold": 0.05, "min_p": 0.05},
+        {"xtc_probability": 0.7, "xtc_threshold": 0.05, "typical_p": 0.8, "min_p": 0.02},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.05, "temperature": 0.0},
         {"temperature": 1e-39},
         {"temperature": 1e-38, "typical_p": 0.9},
         {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": -0.3},
@@ -134,3 +142,26 @@ def test_only_rows_whose_logits_are_not_finite_get_no_token(backends: tuple[Nati
         sampled = backend.sample(logits, rows)
         assert sampled.token_ids[0] >= 0
         assert sampled.token_ids[1] == NO_TOKEN
+
+
+def test_rows_with_and_without_bias_and_penalties_stand_side_by_side(
+    backends: tuple[NativeBackend, ReferenceBackend],
+) -> None:
+    rng = np.random.default_rng(11)
+    logits = rng.normal(0, 3, (40, VOCAB)).astype(np.float32)
+    full = _rows(rng, 40, repetition_penalty=1.3).params
+    plain = [RowSampling(temperature=1.0, seed=i, position=i, choice=i) for i in range(40)]
+    mixed = tuple(full[i] if i % 3 == 0 else plain[i] for i in range(40))
+    rows = SampleRows(np.arange(40, dtype=np.int32), mixed)
+    ours, defined = (backend.sample(logits, rows) for backend in backends)
+    np.testing.assert_array_equal(ours.token_ids, defined.token_ids)
+
+
+@pytest.mark.parametrize("field", ["bias_ids", "seen_ids"])
+def test_ids_outside_the_vocabulary_are_refused(backends: tuple[NativeBackend, ReferenceBackend], field: str) -> None:
+    values = {"bias_ids": "bias_values", "seen_ids": "seen_counts"}[field]
+    kind = np.float32 if field == "bias_ids" else np.int32
+    for token in (-1, VOCAB):
+        row = RowSampling(**{field: np.array([token], np.int32), values: np.ones(1, kind)})  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="vocabulary"):
+            backends[0].sample(np.zeros((1, VOCAB), np.float32), SampleRows(np.zeros(1, np.int32), (row,)))

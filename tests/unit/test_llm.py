@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,85 @@ def test_threads_may_share_an_llm(llm: LLM) -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert found == expected
+
+
+def test_a_submitted_request_calls_back_and_has_a_result(llm: LLM) -> None:
+    events: list[kvarn.TokenEvent] = []
+    handle = llm.submit("hello", GREEDY, on_token=events.append)
+    completion = handle.result(30)
+    assert completion.token_ids == llm.generate("hello", GREEDY).token_ids
+    assert [event.token_id for event in events] == list(completion.token_ids)
+    assert [event.token_id for event in handle] == list(completion.token_ids)
+    assert handle.state is kvarn.RequestState.FINISHED
+    assert {event.request_id for event in events} == {handle.id}
+
+
+def test_several_answers_to_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=5, n=3, ignore_eos=True)
+    completion = llm.generate("hello", params)
+    assert len(completion.alternatives) == 2
+    assert completion.token_ids == llm.generate("hello", params.replace(n=1)).token_ids
+    assert len({c.token_ids for c in (completion, *completion.alternatives)}) == 3
+
+
+def test_messages_may_be_submitted(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert llm.submit(messages, GREEDY).result(30).token_ids == llm.chat(messages, GREEDY).token_ids
+
+
+def test_a_repeated_prompt_is_found_by_its_own_tenant_only(llm: LLM) -> None:
+    def cached(tenant: str) -> int:
+        return llm.submit("a prompt of some length " * 3, GREEDY, tenant=tenant).result(30).usage.cached_tokens
+
+    assert cached("a") == 0
+    assert cached("a") > 0
+    assert cached("b") == 0
+    with pytest.raises(kvarn.InvalidParameter, match="tenant"):
+        llm.submit("a", GREEDY, tenant=5)  # type: ignore[arg-type]
+
+
+def test_a_progress_bar_counts_answers_on_stderr(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    completions = llm.generate(["one", "two", "three"], GREEDY, progress=True)
+    assert len(completions) == 3
+    printed = capsys.readouterr()
+    assert "3/3" in printed.err
+    assert printed.out == ""
+
+
+def test_statistics_tell_what_was_done(llm: LLM) -> None:
+    before = llm.stats()
+    llm.generate("hello", GREEDY)
+    after = llm.stats()
+    assert after.generated_tokens - before.generated_tokens == 8
+    assert (after.running, after.waiting, after.blocks_used) == (0, 0, 0)
+    assert llm.is_alive
+
+
+def test_draining_finishes_what_runs_and_refuses_the_rest(path: Path) -> None:
+    with LLM(str(path), backend="reference", context=200) as llm:
+        handle = llm.submit("hello", GREEDY)
+        assert llm.drain(30)
+        assert len(handle.result(0).token_ids) == 8
+        with pytest.raises(kvarn.CapacityError):
+            llm.generate("hello", GREEDY)
+
+
+def test_an_llm_that_is_dropped_stops_its_thread(path: Path) -> None:
+    def engine_threads() -> int:
+        return sum(thread.name == "kvarn-engine" for thread in threading.enumerate())
+
+    before = engine_threads()
+    llm = LLM(str(path), backend="reference", context=200)
+    assert engine_threads() == before + 1
+    stream = llm.stream("hello", GREEDY)
+    del llm
+    assert len(list(stream)) == 8  # the stream keeps the model
+    del stream
+    for _ in range(1000):
+        if engine_threads() == before:
+            break
+        time.sleep(0.005)
+    assert engine_threads() == before
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,50 @@ inline __m256 load8(const uint16_t* at) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
 inline __m256 load8(const float* at) { return _mm256_loadu_ps(at); }
+inline __m256 load8(const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
 inline float load1(const uint16_t* at) { return _cvtsh_ss(*at); }
 inline float load1(const float* at) { return *at; }
+inline float load1(const int8_t* at) { return *at; }
+
+inline int num_groups(int head_dim) { return (head_dim + kQuantBlock - 1) / kQuantBlock; }
+
+// The scales of one group of dimensions: of the 16 keys of a block, and of one value row. f16 and f32 have none and
+// one group of any length. An int8 times an f16 is exact in float, so q8_0 sums what a cache of floats would.
+template <class Value>
+struct Scales {
+    static constexpr int kGroup = 1 << 30;
+    Scales() = default;
+    Scales(const Value*, int, int) {}
+    __m256 low(__m256 keys) const { return keys; }
+    __m256 high(__m256 keys) const { return keys; }
+    static __m256 of_row(const Value*, int, int, int) { return set(1); }
+    static __m256 scaled(__m256 value, __m256) { return value; }
+    static float scaled1(float value, float) { return value; }
+};
+
+template <>
+struct Scales<int8_t> {
+    static constexpr int kGroup = kQuantBlock;
+    __m256 low_f32x8, high_f32x8;
+
+    Scales() = default;
+    Scales(const int8_t* block, int head_dim, int d) {
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(block + head_dim * kKVBlock);
+        low_f32x8 = load8(scales + d / kQuantBlock * kKVBlock);
+        high_f32x8 = load8(scales + d / kQuantBlock * kKVBlock + 8);
+    }
+    __m256 low(__m256 keys) const { return _mm256_mul_ps(keys, low_f32x8); }
+    __m256 high(__m256 keys) const { return _mm256_mul_ps(keys, high_f32x8); }
+    static __m256 of_row(const int8_t* block, int slot, int head_dim, int d) {
+        const uint16_t* scales = reinterpret_cast<const uint16_t*>(block + head_dim * kKVBlock);
+        const uint16_t scale = scales[slot * num_groups(head_dim) + d / kQuantBlock];
+        return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(scale)));
+    }
+    static __m256 scaled(__m256 value, __m256 scale) { return _mm256_mul_ps(value, scale); }
+    static float scaled1(float value, float scale) { return value * scale; }
+};
 
 struct Span {
     int first, last;  // visible keys of the tile
@@ -23,20 +65,26 @@ struct Span {
 template <class Value, int kHeads, int kBlocks>
 inline void dot_keys(const float* q, int head_dim, const KVTile& tile, int block, float* scores) {
     __m256 sum[kHeads][kBlocks][2];
+    Scales<Value> scales[kBlocks];
     const Value* keys[kBlocks];
     for (int b = 0; b < kBlocks; ++b) {
         keys[b] = static_cast<const Value*>(tile.k[block + b]);
         for (int h = 0; h < kHeads; ++h) sum[h][b][0] = sum[h][b][1] = set(0);
     }
-    for (int d = 0; d < head_dim; ++d)
-        for (int b = 0; b < kBlocks; ++b) {
-            const __m256 low = load8(keys[b] + d * kKVBlock), high = load8(keys[b] + d * kKVBlock + 8);
-            for (int h = 0; h < kHeads; ++h) {
-                const __m256 query = _mm256_broadcast_ss(q + h * head_dim + d);
-                sum[h][b][0] = _mm256_fmadd_ps(query, low, sum[h][b][0]);
-                sum[h][b][1] = _mm256_fmadd_ps(query, high, sum[h][b][1]);
+    for (int begin = 0; begin < head_dim; begin += Scales<Value>::kGroup) {
+        const int end = head_dim - begin < Scales<Value>::kGroup ? head_dim : begin + Scales<Value>::kGroup;
+        for (int b = 0; b < kBlocks; ++b) scales[b] = Scales<Value>(keys[b], head_dim, begin);
+        for (int d = begin; d < end; ++d)
+            for (int b = 0; b < kBlocks; ++b) {
+                const __m256 low = scales[b].low(load8(keys[b] + d * kKVBlock));
+                const __m256 high = scales[b].high(load8(keys[b] + d * kKVBlock + 8));
+                for (int h = 0; h < kHeads; ++h) {
+                    const __m256 query = _mm256_broadcast_ss(q + h * head_dim + d);
+                    sum[h][b][0] = _mm256_fmadd_ps(query, low, sum[h][b][0]);
+                    sum[h][b][1] = _mm256_fmadd_ps(query, high, sum[h][b][1]);
+                }
             }
-        }
+    }
     // Unrolled: an index left over would keep the sums in memory throughout the loop above.
 #pragma GCC unroll 8
     for (int i = 0; i < kHeads * kBlocks; ++i) {
@@ -55,7 +103,7 @@ inline void dot_span(const float* q, int head_dim, const KVTile& tile, Span span
     for (; block < span.end(); ++block) dot_keys<Value, kHeads, 1>(q, head_dim, tile, block, scores);
 }
 
-// sum[h][d ..] = sum over keys of weight[h][key] * V[key][d ..] for kVectors * 8 columns.
+// sum[h][d ..] = sum over keys of weight[h][key] * V[key][d ..] for kVectors * 8 columns, d a multiple of that.
 template <class Value, int kHeads, int kVectors>
 inline void sum_values(const float* weights, const KVTile& tile, Span span, int head_dim, int d, const float* keep,
                        const float* take, float* acc) {
@@ -63,11 +111,14 @@ inline void sum_values(const float* weights, const KVTile& tile, Span span, int 
     for (int h = 0; h < kHeads; ++h)
         for (int i = 0; i < kVectors; ++i) sum[h][i] = set(0);
     for (int key = span.first; key < span.last; ++key) {
-        const Value* row = static_cast<const Value*>(tile.v[key / kKVBlock]) + key % kKVBlock * head_dim + d;
+        const Value* block = static_cast<const Value*>(tile.v[key / kKVBlock]);
+        const Value* row = block + key % kKVBlock * head_dim + d;
         __m256 weight[kHeads];
         for (int h = 0; h < kHeads; ++h) weight[h] = _mm256_broadcast_ss(weights + h * kKeyTile + key);
+        __m256 scale = set(1);
         for (int i = 0; i < kVectors; ++i) {
-            const __m256 value = load8(row + 8 * i);
+            if (i % 4 == 0) scale = Scales<Value>::of_row(block, key % kKVBlock, head_dim, d + 8 * i);
+            const __m256 value = Scales<Value>::scaled(load8(row + 8 * i), scale);
             for (int h = 0; h < kHeads; ++h) sum[h][i] = _mm256_fmadd_ps(weight[h], value, sum[h][i]);
         }
     }
@@ -87,8 +138,10 @@ void sum_values_tail(const float* weights, const KVTile& tile, Span span, int he
     for (; d < head_dim; ++d) {
         float sum = 0;
         for (int key = span.first; key < span.last; ++key) {
-            const Value* row = static_cast<const Value*>(tile.v[key / kKVBlock]) + key % kKVBlock * head_dim;
-            sum = __builtin_fmaf(weights[key], load1(row + d), sum);
+            const Value* block = static_cast<const Value*>(tile.v[key / kKVBlock]);
+            const float scale = first_lane(Scales<Value>::of_row(block, key % kKVBlock, head_dim, d));
+            const float value = Scales<Value>::scaled1(load1(block + key % kKVBlock * head_dim + d), scale);
+            sum = __builtin_fmaf(weights[key], value, sum);
         }
         acc[d] = __builtin_fmaf(sum, take, acc[d] * keep);
     }
@@ -162,7 +215,7 @@ void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int
         if (left >= 4) run(attend_heads<Value, 4, 1, 2>);
         else if (left == 3) run(attend_heads<Value, 3, 1, 2>);
         else if (left == 2) run(attend_heads<Value, 2, 2, 4>);
-        else run(attend_heads<Value, 1, 4, 8>);
+        else run(attend_heads < Value, 1, sizeof(Value) == 1 ? 2 : 4, 8 >);  // q8_0 also keeps its scales
         head += left < 4 ? left : 4;
     }
 }
@@ -179,29 +232,9 @@ void attend_f32(const float* q, int num_heads, int head_dim, const KVTile& tile,
     attend<float>(q, num_heads, head_dim, tile, first, last, scale, softcap, m, l, acc, scratch);
 }
 
-void store_kv_f16(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept {
-    uint16_t* keys = static_cast<uint16_t*>(k_block) + slot;
-    uint16_t* values = static_cast<uint16_t*>(v_block) + slot * head_dim;
-    int d = 0;
-    for (; d + 8 <= head_dim; d += 8) {
-        alignas(16) uint16_t column[8];
-        _mm_store_si128(reinterpret_cast<__m128i*>(column), _mm256_cvtps_ph(_mm256_loadu_ps(k + d), 0));
-        for (int i = 0; i < 8; ++i) keys[(d + i) * kKVBlock] = column[i];
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(values + d), _mm256_cvtps_ph(_mm256_loadu_ps(v + d), 0));
-    }
-    for (; d < head_dim; ++d) {
-        keys[d * kKVBlock] = _cvtss_sh(k[d], 0);
-        values[d] = _cvtss_sh(v[d], 0);
-    }
-}
-
-void store_kv_f32(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept {
-    float* keys = static_cast<float*>(k_block) + slot;
-    float* values = static_cast<float*>(v_block) + slot * head_dim;
-    for (int d = 0; d < head_dim; ++d) {
-        keys[d * kKVBlock] = k[d];
-        values[d] = v[d];
-    }
+void attend_q8_0(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
+                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
+    attend<int8_t>(q, num_heads, head_dim, tile, first, last, scale, softcap, m, l, acc, scratch);
 }
 
 }  // namespace kvarn::avx2

@@ -96,6 +96,17 @@ static inline int sum_lanes(__m256i x) {
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 
+// Largest magnitude of 32 floats as bits; magnitudes order like integers, NaN above infinity above all numbers.
+static inline int largest_magnitude_bits(const __m256 x[4]) {
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i largest = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
+    for (int j = 1; j < 4; ++j)
+        largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x[j]), magnitude));
+    __m128i max = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
+    max = _mm_max_epi32(max, _mm_shuffle_epi32(max, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(max, _mm_shuffle_epi32(max, 0xb1)));
+}
+
 static inline __m256i lane_numbers() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 
 // All ones in the first `count` lanes.

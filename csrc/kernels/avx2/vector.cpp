@@ -42,17 +42,6 @@ inline void activate(const float* x, const float* up, int n, float* y, Activatio
     });
 }
 
-// Largest magnitude of 32 floats as bits; magnitudes order like integers, NaN above infinity above all numbers.
-inline int largest_magnitude_bits(const __m256 x[4]) {
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256i largest = _mm256_and_si256(_mm256_castps_si256(x[0]), magnitude);
-    for (int j = 1; j < 4; ++j)
-        largest = _mm256_max_epi32(largest, _mm256_and_si256(_mm256_castps_si256(x[j]), magnitude));
-    __m128i max = _mm_max_epi32(_mm256_castsi256_si128(largest), _mm256_extracti128_si256(largest, 1));
-    max = _mm_max_epi32(max, _mm_shuffle_epi32(max, 0x4e));
-    return _mm_cvtsi128_si32(_mm_max_epi32(max, _mm_shuffle_epi32(max, 0xb1)));
-}
-
 // Squared distance of x * s from whole numbers.
 inline float rounding_error(const __m256 x[4], __m256 s) {
     __m256 sum = set(0);

@@ -33,7 +33,10 @@ void attend_f16(const float* q, int num_heads, int head_dim, const KVTile& tile,
                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
 void attend_f32(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+void attend_q8_0(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
+                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
 void store_kv_f16(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
 void store_kv_f32(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
+void store_kv_q8_0(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept;
 
 }  // namespace kvarn::scalar

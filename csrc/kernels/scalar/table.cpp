@@ -29,8 +29,10 @@ static constexpr KernelTable make_table() {
     t.gelu = gelu;
     t.attend_f16 = attend_f16;
     t.attend_f32 = attend_f32;
+    t.attend_q8_0 = attend_q8_0;
     t.store_kv_f16 = store_kv_f16;
     t.store_kv_f32 = store_kv_f32;
+    t.store_kv_q8_0 = store_kv_q8_0;
     t.argmax = argmax;
     t.sum_exp = sum_exp;
     return t;

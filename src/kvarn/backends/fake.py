@@ -64,16 +64,27 @@ def fake_spec(vocab_size: int = 256, context_length: int = 512, *, is_encoder: b
 
 
 class FakeBackend:
-    """faults[k] strikes in the k-th forward (from 0): an exception to raise, or "nan" logits."""
+    """A fault is an exception to raise, or "nan" logits.
+
+    faults[k] strikes in the k-th forward (from 0), whoever is in it; poison[token_id] strikes whenever that token is
+    computed. on_forward sees every batch first: a test may let simulated time pass there.
+    """
 
     name = "fake"
 
     def __init__(
-        self, vocab_size: int = 256, rule: Rule | None = None, faults: Mapping[int, Fault] | None = None
+        self,
+        vocab_size: int = 256,
+        rule: Rule | None = None,
+        faults: Mapping[int, Fault] | None = None,
+        poison: Mapping[int, Fault] | None = None,
+        on_forward: Callable[[Batch], None] | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.rule = rule or hashed(vocab_size)
         self.faults = dict(faults or {})
+        self.poison = dict(poison or {})
+        self.on_forward = on_forward
         self.batch_sizes: list[int] = []  # tokens of each forward
         self._cache = np.empty((0, 0), np.int32)  # (blocks, block_size)
 
@@ -104,8 +115,12 @@ class FakeBackend:
         """Logits stand in for hidden states: (output rows, vocabulary)."""
         fault = self.faults.get(len(self.batch_sizes))
         self.batch_sizes.append(len(batch.token_ids))
-        if isinstance(fault, BaseException):
-            raise fault
+        if self.on_forward is not None:
+            self.on_forward(batch)
+        poison = [self.poison[token] for token in batch.token_ids.tolist() if token in self.poison]
+        for struck in (fault, *poison):
+            if isinstance(struck, BaseException):
+                raise struck
         block_size = self._cache.shape[1]
         sequence_of = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.row_starts))
         blocks = batch.block_tables[sequence_of, batch.positions // block_size]
@@ -150,6 +165,8 @@ class FakeBackend:
         following = self.rule(tokens.tolist())
         logits: npt.NDArray[np.float32] = np.cos(np.arange(self.vocab_size) * 0.7 + following).astype(np.float32)
         logits[following] += 8.0
+        if self.poison and any(self.poison.get(token) == "nan" for token in tokens.tolist()):
+            logits[:] = np.nan
         return logits
 
 

@@ -29,7 +29,7 @@ from kvarn.errors import InvalidParameter, PromptTooLong, RequestError
 from kvarn.types import FinishReason, SamplingParams
 
 if TYPE_CHECKING:
-    from kvarn.engine.runner import EventStream
+    from kvarn.engine.handle import EventStream
     from kvarn.llm import LLM
 
 PROMPT = "> "

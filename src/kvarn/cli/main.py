@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvarn.cli.bench import bench_engine
 from kvarn.cli.chat import chat
 from kvarn.cli.doctor import doctor
 from kvarn.cli.models import list_models, pull, remove
@@ -102,6 +103,10 @@ app.command("pull")(guarded(pull))
 app.command("ls")(guarded(list_models))
 app.command("rm")(guarded(remove))
 app.command("doctor")(guarded(doctor))
+
+bench = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench.command("engine")(guarded(bench_engine))
+app.add_typer(bench, name="bench")
 
 if __name__ == "__main__":
     main()

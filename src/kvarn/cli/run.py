@@ -25,7 +25,7 @@ from kvarn.cli.text import Writer, checked, read_prompt
 from kvarn.types import Completion
 
 if TYPE_CHECKING:
-    from kvarn.engine.runner import EventStream
+    from kvarn.engine.handle import EventStream
 
 
 def run(

@@ -2,73 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.choice import Choice, SamplingDefaults
+from kvarn.decoding.custom import choose_own
 from kvarn.decoding.decoder import Commit, CommittedToken, Span
+from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
 from kvarn.errors import BackendError
 from kvarn.request import Request
+from kvarn.sampling.dry import Breakers
 from kvarn.types import TokenLogprob
+
+Encode = Callable[[str], Sequence[int]]
 
 
 class AutoregressiveDecoder:
-    """Span = all tokens not yet in the cache; the last of them gives the next token."""
+    """Span = all tokens not yet in the cache; the last of them gives the next token.
 
-    def __init__(self, backend: Backend, vocab_size: int, eos_ids: tuple[int, ...], defaults: SamplingDefaults) -> None:
+    encode turns DRY's sequence breakers into tokens; without it they are ignored.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        defaults: SamplingDefaults,
+        encode: Encode | None = None,
+    ) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
+        self._encode = encode
         self._choices: dict[str, Choice] = {}
+        self.backend_s = 0.0
 
     def span(self, request: Request, budget: int) -> Span | None:
         start = request.num_computed
         token_ids = request.token_ids[start : start + budget]
         if not token_ids:
             return None
-        is_last = start + len(token_ids) == len(request.token_ids)
-        return Span(request, start, token_ids, (len(token_ids) - 1,) if is_last else ())
+        outputs = tuple(scored_offsets(request, start, len(token_ids)))
+        is_choosing = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
+        return Span(request, start, token_ids, (*outputs, len(token_ids) - 1) if is_choosing else outputs)
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
-        choosing = [span for span in spans if span.outputs]
-        if not choosing:
-            return [Commit(span.request, len(span.token_ids)) for span in spans]
-        sampled = self._backend.sample(hidden, self._rows(choosing))
-        row_of = {span.request.id: row for row, span in enumerate(choosing)}
-        return [self._commit_span(span, sampled, row_of.get(span.request.id)) for span in spans]
+        chosen = self._choose(_choosing_rows(spans), hidden)
+        commits = [chosen.get(span.request.id) or Commit(span.request, len(span.token_ids)) for span in spans]
+        if any(span.request.wants_prompt_logprobs for span in spans):
+            return self._score(spans, commits, hidden)
+        return commits
 
     def forget(self, request: Request) -> None:
         self._choices.pop(request.id, None)
 
-    def _rows(self, spans: Sequence[Span]) -> SampleRows:
+    def _choose(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+        # A user's sampler runs in Python on all logits of its row; every other row is chosen in the backend.
+        plain = [(row, span) for row, span in choosing if span.request.params.sampler is None]
+        commits = self._commit_rows(plain, hidden) if plain else {}
+        for row, span in choosing:
+            if span.request.params.sampler is not None:
+                commits[span.request.id] = choose_own(
+                    self._backend, hidden[row : row + 1], span, self._choice(span.request).row(span.request)
+                )
+        return commits
+
+    def _commit_rows(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+        spans = [span for _, span in choosing]
         wanted = [span.request.params.logprobs for span in spans if span.request.params.logprobs is not None]
-        params = tuple(self._choice(span.request).row(span.request) for span in spans)
+        params = tuple([self._choice(span.request).row(span.request) for span in spans])
         num_top = min(max(wanted, default=0), self._vocab_size)
-        return SampleRows(np.arange(len(spans), dtype=np.int32), params, num_top, want_logprobs=bool(wanted))
+        rows = SampleRows(np.array([row for row, _ in choosing], np.int32), params, num_top, want_logprobs=bool(wanted))
+        started_at = time.perf_counter()
+        sampled = self._backend.sample(hidden, rows)
+        self.backend_s += time.perf_counter() - started_at
+        token_ids = sampled.token_ids.tolist()
+        return {span.request.id: _commit(span, token_ids[i], sampled, i) for i, span in enumerate(spans)}
+
+    def _score(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
+        """Add the log-probabilities of prompts to the commits of those who asked for them."""
+        scored, first = [], 0
+        for span, commit in zip(spans, commits, strict=True):
+            end = first + len(span.outputs)
+            if span.request.wants_prompt_logprobs and commit.error is None:
+                logprobs = score_prompt(self._backend, hidden[first:end], span, self._vocab_size)
+                is_broken = any(math.isnan(entry.logprob) for entry in logprobs)
+                error = _broken_logits(span) if is_broken else None
+                scored.append(replace(commit, prompt_logprobs=logprobs, error=error))
+            else:
+                scored.append(commit)
+            first = end
+        return scored
 
     def _choice(self, request: Request) -> Choice:
         choice = self._choices.get(request.id)
         if choice is None:
-            choice = self._choices[request.id] = Choice(request, self._defaults, self._eos_ids)
+            breakers = self._breakers(request.params.dry_sequence_breakers) if request.params.dry_multiplier > 0 else ()
+            choice = self._choices[request.id] = Choice(request, self._defaults, self._eos_ids, breakers)
         return choice
 
-    def _commit_span(self, span: Span, sampled: Sampled, row: int | None) -> Commit:
-        if row is None:
-            return Commit(span.request, len(span.token_ids))
-        token_id = int(sampled.token_ids[row])
-        if token_id == NO_TOKEN:
-            return Commit(span.request, 0, error=_broken_logits(span))
-        return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, _logprob(span, sampled, row)),))
+    def _breakers(self, texts: Sequence[str]) -> Breakers:
+        """The tokens of each breaker, at the start of a text and behind a word: some tokenisers tell them apart."""
+        if self._encode is None:
+            return ()
+        word = list(self._encode("a"))
+        found: dict[tuple[int, ...], None] = {}
+        for text in texts:
+            behind = list(self._encode("a" + text))
+            found[tuple(self._encode(text))] = None
+            if behind[: len(word)] == word:
+                found[tuple(behind[len(word) :])] = None
+        return tuple(sequence for sequence in found if sequence)
 
 
-def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob | None:
+def _choosing_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
+    """Spans that reach the end of what is known, each with the row of hidden that the next token comes from."""
+    choosing, num_rows = [], 0
+    for span in spans:
+        num_rows += len(span.outputs)
+        if span.end == len(span.request.token_ids) and not span.request.params.prefill_only:
+            choosing.append((num_rows - 1, span))
+    return choosing
+
+
+def _commit(span: Span, token_id: int, sampled: Sampled, row: int) -> Commit:
+    if token_id == NO_TOKEN:
+        return Commit(span.request, 0, error=_broken_logits(span))
+    logprob = None if span.request.params.logprobs is None else _logprob(span, sampled, row)
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob),))
+
+
+def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
     num_top = span.request.params.logprobs
-    if num_top is None:
-        return None
     top_ids = sampled.top_ids[row, :num_top].tolist()
     top_logprobs = sampled.top_logprobs[row, :num_top].tolist()
     pairs = tuple(zip(top_ids, top_logprobs, strict=True))

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from kvarn.backends.batch import Float32, Int32, RowSampling
+from kvarn.decoding.seen import SeenTokens
 from kvarn.request import Request
+from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
 from kvarn.types import SamplingParams
 
 BANNED = -1e9  # bias of a token that must not be chosen; finite, so that no inf - inf can arise
@@ -26,46 +28,54 @@ class SamplingDefaults:
 
 
 class Choice:
-    """Parameters with the model's recommendations filled in, biases, and tokens seen so far."""
+    """Parameters with the model's recommendations filled in, biases, and tokens seen so far.
 
-    def __init__(self, request: Request, defaults: SamplingDefaults, eos_ids: tuple[int, ...]) -> None:
+    What does not change from token to token is made once: a step copies it and sets the position.
+    """
+
+    def __init__(
+        self, request: Request, defaults: SamplingDefaults, eos_ids: tuple[int, ...], breakers: Breakers = ()
+    ) -> None:
         params = request.params
-        self._fixed = resolve(params, defaults) | {"seed": request.seed % 2**64}
-        self._bias = _bias(dict(params.logit_bias))
+        fixed = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
         stops = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
-        self._bias_before_min = _bias(dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
-        self._seen = SeenTokens(request.prompt_ids) if _has_penalties(self._fixed) else None
+        self._row = _biased(fixed, dict(params.logit_bias))
+        self._row_before_min = _biased(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
+        self._seen = SeenTokens(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
+        self._repeats = DryBias(request, breakers) if params.dry_multiplier > 0 else None
 
     def row(self, request: Request) -> RowSampling:
         """Everything the choice of the next token depends on."""
-        is_early = request.num_output < request.params.min_tokens
-        bias_ids, bias_values = self._bias_before_min if is_early else self._bias
-        fixed = self._fixed | {"position": len(request.token_ids), "bias_ids": bias_ids, "bias_values": bias_values}
-        if self._seen is None:
-            return RowSampling(**fixed)
-        self._seen.update(request)
-        return RowSampling(**fixed, seen_ids=self._seen.ids, seen_counts=self._seen.counts)
+        row = self._row_before_min if request.num_output < request.params.min_tokens else self._row
+        if self._seen is None and self._repeats is None:
+            return row.at(len(request.token_ids))
+        changes: dict[str, Any] = {}
+        if self._seen is not None:
+            self._seen.update(request.token_ids)
+            changes = {"seen_ids": self._seen.ids, "seen_counts": self._seen.counts}
+        if self._repeats is not None:
+            changes |= self._repeats.added_to(row, request)
+        return row.at(len(request.token_ids), **changes)
 
 
-class SeenTokens:
-    """Distinct tokens of prompt and answer, with how often the answer has each."""
+class DryBias:
+    """The DRY penalties of one request, as entries of its bias."""
 
-    def __init__(self, prompt_ids: tuple[int, ...]) -> None:
-        self._num_read = len(prompt_ids)
-        self._counts: dict[int, int] = dict.fromkeys(prompt_ids, 0)
+    def __init__(self, request: Request, breakers: Breakers) -> None:
+        params = request.params
+        self._dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.penalty_window)
+        self._runs = RepeatedRuns(request.token_ids, breakers)
 
-    def update(self, request: Request) -> None:
-        for token_id in request.token_ids[self._num_read :]:
-            self._counts[token_id] = self._counts.get(token_id, 0) + 1
-        self._num_read = len(request.token_ids)
-
-    @property
-    def ids(self) -> Int32:
-        return np.fromiter(self._counts.keys(), np.int32, len(self._counts))
-
-    @property
-    def counts(self) -> Int32:
-        return np.fromiter(self._counts.values(), np.int32, len(self._counts))
+    def added_to(self, row: RowSampling, request: Request) -> dict[str, Any]:
+        for token_id in request.token_ids[self._runs.num_tokens :]:
+            self._runs.append(token_id)
+        ids, values = self._runs.penalties(self._dry)
+        if not len(ids):
+            return {}
+        return {
+            "bias_ids": np.concatenate([row.bias_ids, ids]),
+            "bias_values": np.concatenate([row.bias_values, values]),
+        }
 
 
 def resolve(params: SamplingParams, defaults: SamplingDefaults) -> dict[str, Any]:
@@ -79,6 +89,8 @@ def resolve(params: SamplingParams, defaults: SamplingDefaults) -> dict[str, Any
         "repetition_penalty": _first(params.repetition_penalty, defaults.repetition_penalty),
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
     }
 
 
@@ -86,10 +98,17 @@ def _first(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
-def _has_penalties(fixed: dict[str, Any]) -> bool:
-    return bool(fixed["repetition_penalty"] != 1.0 or fixed["presence_penalty"] or fixed["frequency_penalty"])
+def _has_penalties(row: RowSampling) -> bool:
+    return bool(row.repetition_penalty != 1.0 or row.presence_penalty or row.frequency_penalty)
 
 
-def _bias(bias: dict[int, float]) -> tuple[Int32, Float32]:
-    ids = sorted(bias)
-    return np.array(ids, np.int32), np.array([bias[i] for i in ids], np.float32)
+def _biased(fixed: dict[str, Any], bias: dict[int, float]) -> RowSampling:
+    return RowSampling(**fixed, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
+
+
+def _ids(ids: list[int]) -> Int32:
+    return np.array(ids, np.int32)
+
+
+def _values(values: list[float]) -> Float32:
+    return np.array(values, np.float32)

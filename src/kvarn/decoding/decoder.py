@@ -43,11 +43,14 @@ class Commit:
     request: Request
     num_computed: int
     tokens: tuple[CommittedToken, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens that follow the computed ones, if asked for
     error: BackendError | None = None
 
 
 class Decoder(Protocol):
     """One way of generating."""
+
+    backend_s: float  # seconds that commit() has spent in the backend, ever
 
     def span(self, request: Request, budget: int) -> Span | None:
         """The positions to compute next, at most budget of them; None: nothing that fits."""

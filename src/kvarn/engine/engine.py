@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 
 from kvarn.backends.protocol import Backend
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
-from kvarn.engine.plan import Plan
+from kvarn.engine.plan import Entry, Plan, make_plan
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.stats import EngineStats, Step, StepMeter
 from kvarn.engine.stream import Stream
-from kvarn.errors import BackendError
+from kvarn.engine.throttle import Throttle
+from kvarn.errors import BackendError, InvalidParameter
 from kvarn.kv.cache import KVCache
-from kvarn.request import Request
-from kvarn.types import SamplingParams, TokenEvent
+from kvarn.request import Clock, Request, draw_seed
+from kvarn.types import MAX_PRIORITY, SamplingParams, TokenEvent
 
 
 class Engine:
@@ -30,59 +33,174 @@ class Engine:
         stream: Stream,
         admission: Admission,
         config: EngineConfig,
+        publishes: bool = True,
+        clock: Clock = time.perf_counter,
     ) -> None:
+        """publishes: a computed block may serve other requests; not so for models that also read to the right."""
         self.backend = backend
         self.decoder = decoder
         self.kv = kv
         self.stream = stream
         self.admission = admission
-        self.scheduler = Scheduler(decoder, kv, config)
-        self.max_batch_tokens = config.max_batch_tokens
-        self._ids = itertools.count(1)
+        self.config = config
+        self.scheduler = Scheduler(decoder, kv, config, publishes=publishes, clock=clock)
+        self._throttle = Throttle(config, clock)
+        self._meter = StepMeter()
+        self._clock = clock
+        self._open: dict[str, Request] = {}
+        self._numbers = itertools.count(1)
+        self._forward_s = 0.0
+        self._owed: list[TokenEvent] = []  # by a step that was interrupted
+
+    @property
+    def max_batch_tokens(self) -> int:
+        return self.config.max_batch_tokens
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._owed)
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, starts_text: bool = False) -> Request:
-        """Queue a request, or refuse it at once with the numbers."""
-        request = self.admission.admit(f"r{next(self._ids)}", prompt_ids, params)
+    @property
+    def wait_s(self) -> float:
+        """Seconds for which step() will do nothing, because company is awaited (max_wait_ms)."""
+        return self.scheduler.wait_s
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        starts_text: bool = False,
+        tenant: str = "",
+        request_id: str | None = None,
+        choice: int = 0,
+        fork_of: Request | None = None,
+    ) -> Request:
+        """Queue one choice of a request, or refuse it at once with the numbers.
+
+        For n > 1 submit choice 0, then the others with fork_of=choice 0: they start on its computed prompt.
+        """
+        number = next(self._numbers)
+        request_id = f"r{number}" if request_id is None else request_id
+        if request_id in self._open:
+            raise InvalidParameter(f"request id {request_id!r:.60} is in use; give every request its own")
+        prompt, max_tokens = self.admission.admit(prompt_ids, params)
+        seed = params.seed if params.seed is not None else draw_seed() if fork_of is None else fork_of.seed
+        total, clock = len(prompt) + max_tokens, self._clock
+        request = Request(request_id, prompt, params, total, seed, tenant, choice, fork_of, clock, number)
+        assert fork_of is None or fork_of.prompt_ids == prompt
+        self._throttle.admit(request, self.scheduler.num_waiting)
         self.stream.open(request, starts_text=starts_text)
+        self._open[request.id] = request
         self.scheduler.submit(request)
         return request
 
+    def reprioritise(self, request: Request, priority: int) -> None:
+        """Change the priority of a request that has not ended."""
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise InvalidParameter(f"priority is {priority}; give -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        self.scheduler.reprioritise(request, priority)
+
     def step(self) -> list[TokenEvent]:
-        """Advance every request that can run; failures end the requests of this step, not the engine."""
-        events = self.reap()
-        plan = self.scheduler.plan()
-        if plan.is_empty:
+        """Advance every request whose turn it is; what fails ends its own request, never the engine."""
+        started_at, backend_s = self._clock(), self._backend_s
+        events = self._owed = self.reap()
+        if not self.scheduler.has_work or (plan := self.scheduler.plan()).is_empty:
+            self._owed = []
             return events
         try:
             commits = self._compute(plan)
-        except Exception as error:
-            return events + self._fail(plan, error)
         except BaseException:  # Ctrl-C: as if the step had not begun
-            self.scheduler.abandon(plan.spans)
+            self.scheduler.abandon(plan)
             raise
         readings = self.stream.read(commits)
         self.scheduler.apply([r.commit for r in readings], [r.finish for r in readings])
-        return events + self.stream.events(readings)
+        events = events + self._close(self.stream.events(readings))
+        self._owed = []
+        self._measure(plan, commits, self._clock() - started_at, self._backend_s - backend_s)
+        return events
 
     def reap(self) -> list[TokenEvent]:
-        """End cancelled requests and free their blocks."""
-        return self.stream.end(self.scheduler.reap_cancelled())
+        """End cancelled and overdue requests and free their blocks."""
+        owed, self._owed = self._owed, []
+        return owed + self._close(self.stream.end(self.scheduler.reap()))
+
+    def stats(self) -> EngineStats:
+        """What the engine holds and how fast it is."""
+        scheduler, kv, meter = self.scheduler, self.kv.stats(), self._meter
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            blocks_total=kv.num_blocks,
+            blocks_used=kv.used,
+            blocks_cached=kv.cached,
+            blocks_shared=kv.shared,
+            prefix_hit_tokens=scheduler.num_hit_tokens,
+            evictions=kv.evictions,
+            preemptions=scheduler.num_preemptions,
+            steps=meter.num_steps,
+            retried_steps=meter.num_retried,
+            prompt_tokens=meter.prompt_tokens,
+            generated_tokens=meter.generated_tokens,
+            tokens_per_s=meter.tokens_per_s,
+            step_s=meter.step_s,
+            overhead_share=meter.overhead_share,
+        )
+
+    @property
+    def _backend_s(self) -> float:
+        return self._forward_s + self.decoder.backend_s
 
     def _compute(self, plan: Plan) -> list[Commit]:
-        assert plan.batch is not None
-        if plan.copies:
+        """All requests at once; when that fails, each alone, so that only those at fault fail."""
+        plan = self._copy(plan)
+        if plan.is_empty:
+            return []
+        try:
+            return self._forward(plan)
+        except Exception:
+            self._meter.num_retried += 1
+            return [self._compute_alone(entry) for entry in plan.entries]
+
+    def _copy(self, plan: Plan) -> Plan:
+        """Make the plan's copies; when that fails, who needed one computes its blocks anew in a later step."""
+        if not plan.copies:
+            return plan
+        try:
             self.backend.copy_blocks(plan.copies)
+            return plan
+        except Exception:
+            for entry in plan.entries:
+                if entry.copies:
+                    self.scheduler.preempt(entry.span.request)
+            return make_plan([entry for entry in plan.entries if not entry.copies])
+
+    def _forward(self, plan: Plan) -> list[Commit]:
+        assert plan.batch is not None
+        started_at = self._clock()
         hidden = self.backend.forward(plan.batch)
+        self._forward_s += self._clock() - started_at
         return self.decoder.commit(plan.spans, hidden)
 
-    def _fail(self, plan: Plan, error: Exception) -> list[TokenEvent]:
-        requests = [span.request for span in plan.spans]
-        for request in requests:
-            failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
-            failure.__cause__ = error
-            self.scheduler.fail(request, failure)
-        return self.stream.end(requests)
+    def _compute_alone(self, entry: Entry) -> Commit:
+        try:
+            return self._forward(make_plan([entry]))[0]
+        except Exception as error:
+            return self._failed(entry, error)
+
+    def _failed(self, entry: Entry, error: Exception) -> Commit:
+        failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
+        failure.__cause__ = error
+        return Commit(entry.span.request, 0, error=failure)
+
+    def _close(self, events: list[TokenEvent]) -> list[TokenEvent]:
+        for event in events:
+            if event.finish_reason is not None:
+                self._throttle.settle(self._open.pop(event.request_id))
+        return events
+
+    def _measure(self, plan: Plan, commits: Sequence[Commit], seconds: float, backend_s: float) -> None:
+        num_generated = sum(len(commit.tokens) for commit in commits)
+        num_rows = sum(len(span.token_ids) for span in plan.spans)
+        self._meter.add(Step(seconds, backend_s, num_rows - num_generated, num_generated))
+        self.scheduler.observe(plan, seconds)

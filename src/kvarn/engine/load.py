@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import available_memory, choose_threads
 from kvarn.models.describe import describe
 from kvarn.models.memory import MemoryPlan, plan_memory
-from kvarn.models.spec import MaskedDiffusion, ModelSpec
+from kvarn.models.spec import Autoregressive, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -79,12 +80,22 @@ def _load(
         require_support(backend, spec)
         backend.load(spec, description.weights, progress)
         kv = _reserve(backend, spec, memory, config)
-        admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens))
+        admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens), kv.max_tokens)
         defaults = SamplingDefaults(**description.recommended)
-        decoder = AutoregressiveDecoder(backend, spec.vocab_size, tokenizer.result().eos_ids, defaults)
-        stream = text_stream(tokenizer.result())
-        engine = Engine(backend, decoder, kv, stream=stream, admission=admission, config=config)
-        return LoadedModel(spec, tokenizer.result(), backend, engine, memory)
+        words = tokenizer.result()
+        encode = partial(words.encode, add_special=False)
+        decoder = AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, defaults, encode)
+        reads_one_way = isinstance(spec.generation, Autoregressive)
+        engine = Engine(
+            backend,
+            decoder,
+            kv,
+            stream=text_stream(words),
+            admission=admission,
+            config=config,
+            publishes=reads_one_way,
+        )
+        return LoadedModel(spec, words, backend, engine, memory)
     except BaseException:
         backend.close()
         raise

@@ -6,7 +6,7 @@ Each borrows blocks of the cache for its own time and always gives them back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,10 @@ Float32 = npt.NDArray[np.float32]
 _names = itertools.count(1)
 
 
-def score_tokens(backend: Backend, kv: KVCache, token_ids: Sequence[int], chunk: int) -> Float32:
-    """Log-probability of each token given those before it, (n - 1), in chunks of bounded size."""
+def score_tokens(
+    backend: Backend, kv: KVCache, token_ids: Sequence[int], chunk: int, beat: Callable[[], None] | None = None
+) -> Float32:
+    """Log-probability of each token given those before it, (n - 1), in chunks of bounded size; beat after each."""
     ids = np.asarray(token_ids, np.int32)
     name = f"score-{next(_names)}"
     scores = []
@@ -33,6 +35,8 @@ def score_tokens(backend: Backend, kv: KVCache, token_ids: Sequence[int], chunk:
             end = min(start + chunk, len(ids) - 1)
             hidden = backend.forward(_batch(kv, [name], [ids[start:end]], start))
             scores.append(backend.score(hidden, ids[start + 1 : end + 1], 0).logprobs)
+            if beat is not None:
+                beat()
     finally:
         kv.release(name)
     result = np.concatenate(scores) if scores else np.empty(0, np.float32)
@@ -45,22 +49,24 @@ def embed_tokens(
     backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling, max_tokens: int
 ) -> Float32:
     """One vector per text, (n, width); texts share batches of about max_tokens, and none is cut in two."""
-    pooled = []
-    for group in _groups(kv, texts, max_tokens):
-        names = [f"embed-{next(_names)}" for _ in group]
-        try:
-            batch = _batch(kv, names, [np.asarray(ids, np.int32) for ids in group], 0)
-            pooled.append(backend.pool(backend.forward(batch), batch.row_starts, pooling))
-        finally:
-            for name in names:
-                kv.release(name)
-    vectors = np.concatenate(pooled)
+    return np.concatenate([embed_group(backend, kv, group, pooling) for group in groups(kv, texts, max_tokens)])
+
+
+def embed_group(backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling) -> Float32:
+    """One vector per text, (n, width), in one batch."""
+    names = [f"embed-{next(_names)}" for _ in texts]
+    try:
+        batch = _batch(kv, names, [np.asarray(ids, np.int32) for ids in texts], 0)
+        vectors = backend.pool(backend.forward(batch), batch.row_starts, pooling)
+    finally:
+        for name in names:
+            kv.release(name)
     if not np.isfinite(vectors).all():
         raise BackendError("the embedding is not finite; the model file may be damaged: fetch it again")
     return vectors
 
 
-def _groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
+def groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
     """Consecutive texts that fit into one batch and into the cache together."""
     group: list[Sequence[int]] = []
     num_tokens = num_blocks = 0

@@ -12,36 +12,57 @@ from kvarn.decoding.decoder import Span
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """One request's part: its span, its block ids, and the blocks to copy before it may write."""
+
+    span: Span
+    table: Int32
+    copies: Sequence[BlockCopy] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Born complete; batch is None only when there is nothing to do."""
 
-    spans: tuple[Span, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
+    entries: tuple[Entry, ...] = ()
     batch: Batch | None = None
 
     @property
     def is_empty(self) -> bool:
         return self.batch is None
 
+    @property
+    def spans(self) -> list[Span]:
+        return [entry.span for entry in self.entries]
 
-def make_plan(spans: Sequence[Span], tables: Sequence[Int32], copies: Sequence[BlockCopy]) -> Plan:
-    """Lay the spans out as one ragged batch; tables[i] are the block ids of spans[i]."""
-    if not spans:
+    @property
+    def copies(self) -> list[BlockCopy]:
+        return [copy for entry in self.entries for copy in entry.copies]
+
+
+def make_plan(entries: Sequence[Entry]) -> Plan:
+    """Lay the spans out as one ragged batch."""
+    if not entries:
         return Plan()
+    token_ids: list[int] = []
+    positions: list[int] = []
     outputs: list[int] = []
     starts = [0]
-    for span in spans:
+    for entry in entries:
+        span = entry.span
         outputs.extend(starts[-1] + offset for offset in span.outputs)
-        starts.append(starts[-1] + len(span.token_ids))
+        token_ids.extend(span.token_ids)
+        positions.extend(range(span.start, span.end))
+        starts.append(len(token_ids))
     batch = Batch(
-        token_ids=np.concatenate([np.asarray(span.token_ids, np.int32) for span in spans]),
-        positions=np.concatenate([np.arange(span.start, span.end, dtype=np.int32) for span in spans]),
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
         row_starts=np.array(starts, np.int32),
-        context_lens=np.array([span.end for span in spans], np.int32),
-        block_tables=pad_tables(tables),
+        context_lens=np.array([entry.span.end for entry in entries], np.int32),
+        block_tables=pad_tables([entry.table for entry in entries]),
         output_rows=np.array(outputs, np.int32),
     )
-    return Plan(tuple(spans), tuple(copies), batch)
+    return Plan(tuple(entries), batch)
 
 
 def pad_tables(tables: Sequence[Int32]) -> Int32:

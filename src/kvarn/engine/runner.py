@@ -1,137 +1,153 @@
-"""Who drives the engine: callers take turns, each stepping it for everybody while it waits for its own events.
+"""The front of the one thread that owns an Engine: any thread may submit, cancel, ask, drain and close.
 
-No thread of its own yet; a step's events go to the mailboxes of their requests, so any number of threads may
-stream at once and share batches.
+    callers ──ask──> inbox ──between steps──> Loop, on its thread ──step──> Engine
+       └─────── handle <──events, result── ticket <──┘
+
+Knows nothing of scheduling, models or text.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TypeVar
 
 from kvarn.engine.engine import Engine
-from kvarn.errors import RequestError
+from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
+from kvarn.engine.loop import STOP_TIMEOUT_S, Loop
+from kvarn.errors import BackendError, CapacityError
 from kvarn.request import Request
-from kvarn.types import Completion, FinishReason, SamplingParams, TokenEvent
+from kvarn.types import SamplingParams
+
+T = TypeVar("T")
+STEP_TIMEOUT_S = 120.0
+DRAIN_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a caller wants computed."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    starts_text: bool = False
+    tenant: str = ""  # salts the prefix cache: tenants never share blocks
 
 
 class Runner:
-    """Thread-safe submit, cancel and waiting around one Engine."""
+    """Dropping the last reference stops the thread, as close() does; handles count as references."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._mail: dict[str, deque[TokenEvent]] = {}
-        self._is_closed = False
+    def __init__(
+        self, engine: Engine, *, step_timeout_s: float = STEP_TIMEOUT_S, release: Callable[[], None] | None = None
+    ) -> None:
+        """release is called once, when nothing uses the backend any more."""
+        self._loop = Loop(engine, step_timeout_s, release or _nothing)
+        self._is_draining = False
+        # A finaliser may run while its thread holds any lock, so it only asks.
+        weakref.finalize(self, self._loop.ask_to_stop).atexit = False
+        self._loop.start()
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, *, starts_text: bool = False) -> EventStream:
-        """Queue a request; its events are computed as they are asked for."""
-        with self._lock:
-            self._require_open()
-            request = self._engine.submit(prompt_ids, params, starts_text=starts_text)
-            self._mail[request.id] = deque()
-        return EventStream(self, request)
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs and no step is stuck: what a liveness probe wants to know."""
+        return self._loop.is_alive and not self.is_stuck()
 
-    def next_event(self, request: Request) -> TokenEvent:
-        """The request's next event, stepping the engine until there is one."""
-        mail = self._mail[request.id]
-        while not mail:
-            with self._lock:
-                if not mail:
-                    self._require_open()
-                    self._deliver(self._engine.step())
-        event = mail.popleft()
-        if event.finish_reason is not None:
-            del self._mail[request.id]
-        return event
+    @property
+    def heartbeat(self) -> float:
+        """time.monotonic() at the last sign of life; an idle thread gives none."""
+        return self._loop.heartbeat
 
-    def cancel(self, request: Request) -> None:
-        """Ask for the end of a request; its blocks are free at the next step at the latest."""
-        request.is_cancel_requested = True
-        # Never wait here: the garbage collector may call this inside a step of the same thread.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._deliver(self._engine.reap())
-            finally:
-                self._lock.release()
+    def is_stuck(self, step_timeout_s: float | None = None) -> bool:
+        """Whether the step in flight has been running longer than step_timeout_s (default: the configuration's)."""
+        return self._loop.busy_s > (self._loop.step_timeout_s if step_timeout_s is None else step_timeout_s)
 
-    def forget(self, request: Request) -> None:
-        """Throw away the mail of a request nobody listens to any more."""
-        self._mail.pop(request.id, None)
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        starts_text: bool = False,
+        tenant: str = "",
+        on_event: OnEvent | None = None,
+    ) -> RequestHandle:
+        """Queue a request, or raise why not. on_event is called on the engine's thread: be brief there."""
+        (handle,) = self.submit_all([Submission(prompt_ids, params, starts_text, tenant)], Ticket(on_event))
+        return handle
 
-    @contextmanager
-    def exclusively(self, num_tokens: int) -> Iterator[Engine]:
-        """Hold the engine for one whole pass, once num_tokens fit beside the running requests."""
-        with self._lock:
-            self._require_open()
-            while not self._engine.scheduler.has_room(num_tokens) and self._engine.has_work:
-                self._deliver(self._engine.step())
-            yield self._engine
+    def submit_all(self, submissions: Sequence[Submission], *tickets: Ticket) -> list[RequestHandle]:
+        """Queue several requests at once; when one is refused, none is started."""
+        try:
+            self.send(submissions, tickets).result()
+        except BaseException:  # refused, or Ctrl-C while waiting for the answer
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+        return [RequestHandle(ticket, self, self._loop.thread) for ticket in tickets]
 
-    def close(self, release: Callable[[], None]) -> None:
-        """Refuse everything from now on and call release once, when no step is running."""
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                release()
+    def send(self, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> Future[None]:
+        """Queue requests without waiting; the future tells whether they were accepted."""
+        return self.ask(lambda engine: self._admit(engine, submissions, tickets))
 
-    def _deliver(self, events: Sequence[TokenEvent]) -> None:
-        for event in events:
-            mail = self._mail.get(event.request_id)
-            if mail is not None:
-                mail.append(event)
+    def ask(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Run work on the engine's thread between two steps."""
+        return self._loop.ask(work)
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise RequestError("this LLM is closed; make a new one")
+    def exclusively(self, work: Callable[[Engine], T], num_tokens: int = 0) -> T:
+        """Run work between two steps, once num_tokens fit into the cache beside the running requests; wait for it."""
 
+        def run(engine: Engine) -> T:
+            self._loop.step_until(lambda engine: engine.kv.num_free >= engine.kv.blocks_for(num_tokens))
+            return work(engine)
 
-class EventStream:
-    """Events of one request, computed as they are taken; closing or dropping it cancels the request."""
+        return self.ask(run).result()
 
-    def __init__(self, runner: Runner, request: Request) -> None:
-        self._runner = runner
-        self._request = request
-        self._is_over = False
+    def beat(self) -> None:
+        """Say that a long piece of work is alive; called by the work itself."""
+        self._loop.beat()
 
-    def __iter__(self) -> EventStream:
-        return self
-
-    def __next__(self) -> TokenEvent:
-        if self._is_over:
-            raise StopIteration
-        event = self._runner.next_event(self._request)
-        if event.finish_reason is not None:
-            self._is_over = True
-        if event.finish_reason is FinishReason.FAILED and self._request.error is not None:
-            raise self._request.error
-        return event
-
-    def completion(self) -> Completion:
-        """Run to the end and return the whole result."""
-        for event in self:
-            if event.completion is not None:
-                return event.completion
-        raise RequestError(f"request {self._request.id} was cancelled or read to its end before")
-
-    def cancel(self) -> None:
-        """Ask for the end: the next event is the last, with what was said so far. Safe in a signal handler."""
-        self._request.is_cancel_requested = True
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Accept nothing more and wait for what runs; whether all of it ended in time."""
+        self._is_draining = True
+        tickets = self.ask(lambda _: list(self._loop.tickets.values())).result()
+        return not wait([ticket.done for ticket in tickets], timeout_s).not_done
 
     def close(self) -> None:
-        """Cancel what is left and throw it away."""
-        if not self._is_over:
-            self._is_over = True
-            self._runner.cancel(self._request)
-            self._runner.forget(self._request)
+        """End what runs with an error, stop the thread and release the model; later calls raise."""
+        if not self._loop.stop(STOP_TIMEOUT_S) and self.is_stuck(STOP_TIMEOUT_S):
+            raise BackendError("a step is still running; the model's memory is freed when it ends")
 
-    def __enter__(self) -> EventStream:
-        return self
+    def _admit(self, engine: Engine, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> None:
+        if self._is_draining:
+            raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
+        try:
+            for submission, ticket in zip(submissions, tickets, strict=True):
+                for request in _submit_choices(engine, submission):
+                    self._loop.tickets[request.id] = ticket
+                    ticket.add(request)
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            self._loop.tell(engine.reap())
+            raise
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
-    def __del__(self) -> None:
-        self.close()
+def _submit_choices(engine: Engine, one: Submission) -> Iterator[Request]:
+    """Queue the n answers to one prompt; those after the first start on its computed prompt."""
+    first = engine.submit(one.prompt_ids, one.params, starts_text=one.starts_text, tenant=one.tenant)
+    yield first
+    for choice in range(1, one.params.n):
+        yield engine.submit(
+            one.prompt_ids,
+            one.params,
+            starts_text=one.starts_text,
+            tenant=one.tenant,
+            request_id=f"{first.id}.{choice}",
+            choice=choice,
+            fork_of=first,
+        )
+
+
+def _nothing() -> None:
+    pass

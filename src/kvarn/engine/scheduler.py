@@ -1,119 +1,293 @@
 """Who runs next: plan() before the computation, apply() after it. Knows spans and blocks, never a tensor.
 
-First come, first served. A request starts only when the cache can hold its longest possible answer beside those of
-the running ones, so a running request never has to give its blocks back.
+A request starts when its prompt fits; nothing is set aside for its answer. When blocks run out the policy's victim
+gives its own back and waits again. The last in the policy's order is never a victim and fits alone, so all end.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from kvarn.config import EngineConfig
-from kvarn.decoding.decoder import Commit, Decoder, Span
-from kvarn.engine.plan import Plan, make_plan
+from kvarn.decoding.decoder import Commit, Decoder
+from kvarn.engine.families import Families
+from kvarn.engine.pacing import Pacer
+from kvarn.engine.plan import Entry, Plan, make_plan
+from kvarn.engine.policy import make_policy
+from kvarn.engine.queue import RequestQueue
+from kvarn.engine.turns import Turns
 from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
-from kvarn.request import Finish, Request
+from kvarn.request import Clock, Finish, Request
+
+Draft = dict[str, Entry]  # by request id, in the order of planning
 
 
 class Scheduler:
     """Waiting and running requests over one KV cache."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        config: EngineConfig,
+        *,
+        publishes: bool = True,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """publishes: computed blocks may serve other requests, which holds for models that read left to right."""
+        self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, config.max_batch_tokens)
+        self.num_preemptions = 0
+        self.num_hit_tokens = 0
         self._decoder = decoder
         self._kv = kv
-        self._max_batch_tokens = config.max_batch_tokens
-        self._max_running = config.max_running
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._config = config
+        self._clock = clock
+        self._shares_prefixes = publishes and config.prefix_cache
+        self._policy = make_policy(config, self.pacer.seconds_for)
+        self._turns = Turns(self._policy, self.pacer, config, clock)
+        self._waiting = RequestQueue(self._policy.order)
+        self._families = Families()
+        self._running: dict[str, Request] = {}
+        self._woken_at = 0.0  # when the first request came to the idle engine
+        self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+        return bool(self._running or self.num_waiting)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._families)
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def wait_s(self) -> float:
+        """How long the first request of an idle engine still waits for company."""
+        if self._running or not self.num_waiting or self.num_waiting >= self._config.max_running:
+            return 0.0
+        return max(0.0, self._woken_at + self._config.max_wait_ms / 1000 - self._clock())
+
     def submit(self, request: Request) -> None:
-        self._waiting.append(request)
+        """Queue a request; one that forks another waits for that one's prompt."""
+        if not self.has_work:
+            self._woken_at = request.submitted_at
+        leader = request.fork_of
+        if leader is not None and not leader.is_ended and leader.num_computed < leader.num_prompt:
+            self._families.add(leader, request)
+        else:
+            self._waiting.push(request)
+
+    def reprioritise(self, request: Request, priority: int) -> None:
+        """Change the priority of a request, in whatever state it is."""
+        request.priority = priority
+        if request in self._waiting:
+            self._waiting.rekey(request)
 
     def plan(self) -> Plan:
-        """Decodes first, then prompt chunks in order of arrival, within the token budget."""
-        self._admit()
-        spans, tables, copies = [], [], []
-        budget = self._max_batch_tokens
-        for request in sorted(self._running, key=_is_prefilling):
-            span = self._decoder.span(request, budget) if budget else None
-            if span is None:
-                continue
-            copied = self._kv.extend(request.id, span.end - self._kv.num_tokens(request.id))
-            assert copied is not None, "the blocks of a running request were reserved"
-            spans.append(span)
-            copies.extend(copied)
-            tables.append(self._kv.block_ids(request.id))
-            budget -= len(span.token_ids)
-        return make_plan(spans, tables, copies)
+        """Decodes first, then prompt chunks, then newcomers, within the budgets of rows and time."""
+        if self.wait_s > 0:
+            return Plan()
+        draft: Draft = {}
+        turn = self._turns.take(self._running.values())
+        for request in turn.decodes[: self._config.max_batch_tokens]:
+            self._place(draft, request, 1)
+        if turn.prompts or self._waiting:
+            budget = self._config.max_batch_tokens - len(draft)
+            budget = min(budget, self.pacer.prompt_rows(turn.num_disturbed))
+            for request in sorted(turn.prompts, key=self._policy.order):
+                budget -= self._place(draft, request, budget)
+            self._start_waiting(draft, budget)
+        return make_plan(list(draft.values()))
 
     def apply(self, commits: Iterable[Commit], finishes: Sequence[Finish | None]) -> None:
-        """Take what the step gave: tokens, then ends, and the blocks of the ended ones back."""
+        """Take what the step gave: tokens, findable blocks, then ends, and the blocks of the ended ones back."""
         for commit, finish in zip(commits, finishes, strict=True):
             request = commit.request
-            request.num_computed += commit.num_computed
-            for token in commit.tokens:
-                request.append(token.token_id)
-                if token.logprob is not None:
-                    request.logprobs.append(token.logprob)
             if commit.error is not None:
                 self.fail(request, commit.error)
-            elif finish is not None:
+                continue
+            self._take(commit)
+            if request.num_computed >= request.num_prompt:
+                self._fork_followers(request)
+            if finish is not None:
                 request.finish(finish)
                 self._forget(request)
 
-    def abandon(self, spans: Iterable[Span]) -> None:
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """Learn how long a step took."""
+        self._turns.observe(plan.spans, seconds)
+
+    def abandon(self, plan: Plan) -> None:
         """Undo plan() after an interrupted step: nothing of it counts as computed."""
-        for span in spans:
-            if not span.request.is_ended:
-                self._kv.trim(span.request.id, span.request.num_computed)
+        for entry in plan.entries:
+            request = entry.span.request
+            if request.id in self._running and entry.copies:
+                self.preempt(request)  # nobody knows whether its copies were made
+            elif request.id in self._running:
+                self._kv.trim(request.id, request.num_computed)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it waits again, keeps its tokens and will come to the same end."""
+        del self._running[request.id]
+        self._kv.release(request.id, forget=request.params.free_cache_on_finish)
+        request.preempt()
+        self._waiting.push(request)
+        self.num_preemptions += 1
 
     def fail(self, request: Request, error: KvarnError) -> None:
         request.fail(error)
         self._forget(request)
 
-    def reap_cancelled(self) -> list[Request]:
-        """End the requests whose cancellation was asked for, in whatever state they are."""
-        cancelled = [r for r in (*self._waiting, *self._running) if r.is_cancel_requested]
-        for request in cancelled:
-            request.cancel()
+    def reap(self) -> list[Request]:
+        """End the requests that were cancelled or are overdue, in whatever state they are."""
+        now = self._clock()
+        everybody = chain(self._waiting, self._families, self._running.values())
+        ended = [request for request in everybody if request.is_cancel_requested or request.deadline_at <= now]
+        for request in ended:
+            if request.is_cancel_requested:
+                request.cancel()
+            else:
+                request.expire()
             self._forget(request)
-        return cancelled
+        return ended
 
     def has_room(self, num_tokens: int) -> bool:
-        """Whether num_tokens fit beside the longest answers of the running requests."""
-        reserved = sum(self._kv.blocks_for(request.max_total_tokens) for request in self._running)
-        return reserved + self._kv.blocks_for(num_tokens) <= self._kv.num_blocks
+        """Whether num_tokens fit beside what the running requests hold now."""
+        return self._kv.blocks_for(num_tokens) <= self._kv.num_free
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
-            if not self.has_room(self._waiting[0].max_total_tokens):
+    def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
+        """Give a running request its span and the blocks for it, others' if need be; returns its rows."""
+        if max_rows <= 0 or request.id not in self._running:
+            return 0
+        span = self._decoder.span(request, max_rows)
+        if span is None:
+            return 0
+        while (copies := self._kv.extend(request.id, span.end - self._kv.num_tokens(request.id))) is None:
+            assert len(self._running) > 1, f"request {request.id} was accepted and does not fit alone"
+            victim = self._policy.victim(self._running.values())
+            self._drop(draft, victim)
+            if victim is request:
+                return 0
+        draft[request.id] = Entry(span, self._kv.block_ids(request.id), copies)
+        return len(span.token_ids)
+
+    def _drop(self, draft: Draft, victim: Request) -> None:
+        draft.pop(victim.id, None)
+        self.preempt(victim)
+
+    def _start_waiting(self, draft: Draft, budget: int) -> None:
+        """Start requests while there are rows to compute for them, strictly in the queue's order."""
+        while budget > 0 and (request := self._waiting.peek()) is not None:
+            if not self._start(draft, request):
                 return
-            request = self._waiting.popleft()
-            request.start()
-            self._running.append(request)
+            if self._turns.includes(request, self._running.values()):
+                budget -= self._place(draft, request, budget)
+
+    def _start(self, draft: Draft, request: Request) -> bool:
+        if self._running and self._refused == (request.id, self._kv.num_free):
+            return False  # nothing has changed since it found too few
+        while len(self._running) >= self._config.max_running:
+            if not self._displace(draft, request):
+                return False
+        num_computed = self._take_over(request)
+        has_place = not self._is_being_computed(draft, request, num_computed)
+        while has_place and not self._fits(request, num_computed):
+            has_place = self._displace(draft, request)
+        if not has_place:
+            self._kv.release(request.id)
+            self._refused = (request.id, self._kv.num_free)
+            return False
+        self._waiting.remove(request)
+        self._run(request, num_computed)
+        return True
+
+    def _run(self, request: Request, num_computed: int) -> None:
+        is_first = request.started_at is None
+        request.start(num_computed)
+        self._running[request.id] = request
+        self.num_hit_tokens += num_computed if is_first else 0
+
+    def _displace(self, draft: Draft, request: Request) -> bool:
+        """Make room for a waiting request by taking a lower one's place, if there is one."""
+        if not self._running:
+            return False
+        victim = self._policy.victim(self._running.values())
+        if not self._policy.may_displace(request, victim):
+            return False
+        self._drop(draft, victim)
+        return True
+
+    def _take_over(self, request: Request) -> int:
+        """Share the blocks others have computed for the same tokens; how many tokens that is."""
+        leader, num_shared = request.fork_of, request.num_prompt - 1
+        is_new = request.num_output == 0 and request.num_preemptions == 0
+        if leader is not None and is_new and leader.id in self._running and 0 < num_shared <= leader.num_computed:
+            self._kv.fork(request.id, leader.id, num_shared)
+            return num_shared
+        if not self._may_share(request):
+            return 0
+        hit = self._kv.lookup(request.token_ids, request.tenant)
+        if hit.num_tokens:
+            self._kv.fork(request.id, hit)
+        return hit.num_tokens
+
+    def _may_share(self, request: Request) -> bool:
+        return self._shares_prefixes and request.params.reuse_cache and not request.wants_prompt_logprobs
+
+    def _is_being_computed(self, draft: Draft, request: Request, num_computed: int) -> bool:
+        """Whether this very step computes the request's next block for somebody else: it pays to wait for that."""
+        end = num_computed + self._kv.block_size
+        if not self._may_share(request) or end >= len(request.token_ids):
+            return False
+        wanted = request.token_ids[:end]
+        return any(
+            other.num_computed < end and other.tenant == request.tenant and other.token_ids[:end] == wanted
+            for other in (entry.span.request for entry in draft.values())
+        )
+
+    def _fits(self, request: Request, num_computed: int) -> bool:
+        """Whether the request's tokens fit beside the prompts and next tokens of those that run."""
+        kv = self._kv
+        wanted = kv.blocks_for(len(request.token_ids)) - num_computed // kv.block_size
+        for other in self._running.values():
+            wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
+        return wanted <= kv.num_free
+
+    def _take(self, commit: Commit) -> None:
+        request = commit.request
+        request.num_computed += commit.num_computed
+        request.prompt_logprobs.extend(commit.prompt_logprobs)
+        if self._shares_prefixes:
+            self._kv.publish(request.id, request.token_ids, request.tenant)
+        for token in commit.tokens:
+            request.append(token.token_id, token.logprob)
+
+    def _fork_followers(self, leader: Request) -> None:
+        """The prompt is computed: its other choices start on it, or queue when too many run."""
+        for follower in self._families.take(leader):
+            if leader.num_prompt == 1 or len(self._running) >= self._config.max_running:
+                self._waiting.push(follower)
+                continue
+            self._kv.fork(follower.id, leader.id, leader.num_prompt - 1)
+            self._run(follower, leader.num_prompt - 1)
 
     def _forget(self, request: Request) -> None:
-        if request in self._running:
-            self._running.remove(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
-        self._kv.release(request.id)
+        """Let an ended request go; if it leaves followers, the first of them leads the others."""
+        if self._running.pop(request.id, None) is None:
+            if request in self._waiting:
+                self._waiting.remove(request)
+            else:
+                self._families.discard(request)
+        self._kv.release(request.id, forget=request.params.free_cache_on_finish)
         self._decoder.forget(request)
-
-
-def _is_prefilling(request: Request) -> bool:
-    return request.num_computed + 1 < len(request.token_ids)
+        followers = self._families.take(request)
+        for follower in followers[1:]:
+            self._families.add(followers[0], follower)
+        if followers:
+            self._waiting.push(followers[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvarn.decoding.decoder import Commit
@@ -71,13 +71,15 @@ class Stream:
 
     def _read(self, commit: Commit) -> Reading:
         reader, request = self._readers[commit.request.id], commit.request
+        if request.params.prefill_only and request.num_computed + commit.num_computed >= len(request.prompt_ids):
+            return Reading(replace(commit, tokens=()), (), Finish(FinishReason.LENGTH))
         texts: list[str] = []
         for index, token in enumerate(commit.tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
             text, finish = self._advance(reader, token.token_id, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
-                kept = Commit(request, commit.num_computed, commit.tokens[: len(texts)])
+                kept = replace(commit, tokens=commit.tokens[: len(texts)])
                 return Reading(kept, tuple(texts), finish)
         return Reading(commit, tuple(texts), None)
 
@@ -101,23 +103,23 @@ class Stream:
 
     def _events(self, reading: Reading) -> list[TokenEvent]:
         request = reading.commit.request
-        if reading.commit.error is not None:
-            return self.end([request])
         tokens = reading.commit.tokens
-        first = request.num_output - len(tokens)
-        events = []
-        for offset, (token, text) in enumerate(zip(tokens, reading.texts, strict=True)):
-            is_last = request.is_ended and offset == len(tokens) - 1
-            if is_last:
+        if request.is_ended and not tokens:  # failed, or only the prompt was wanted
+            return self.end([request])
+        events: list[TokenEvent] = []
+        for index, token in enumerate(tokens, start=request.num_output - len(tokens)):
+            text = reading.texts[len(events)]
+            if request.is_ended and len(events) == len(tokens) - 1:
                 events.append(self._last_event(request, text))
             else:
                 self._readers[request.id].parts.append(text)
-                events.append(TokenEvent(text, token.token_id, first + offset, None, token.logprob, None, request.id))
+                logprob, name = token.logprob, request.id
+                events.append(TokenEvent(text, token.token_id, index, None, logprob, None, name, request.choice))
         return events
 
     def _last_event(self, request: Request, text: str) -> TokenEvent:
         reader = self._readers.pop(request.id)
-        has_token = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        has_token = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and request.num_output > 0
         return TokenEvent(
             text=text,
             token_id=request.token_ids[-1] if has_token else None,
@@ -126,4 +128,5 @@ class Stream:
             logprob=request.logprobs[-1] if has_token and request.logprobs else None,
             completion=request.completion("".join([*reader.parts, text])),
             request_id=request.id,
+            choice=request.choice,
         )

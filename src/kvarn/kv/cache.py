@@ -1,28 +1,50 @@
 """Bookkeeping of the paged KV cache: ids only, never a tensor.
 
-extend, trim and release change a sequence; check() asserts that nothing leaked. It never decides whom to evict:
-extend returns None when there is no room, and the scheduler chooses what to do.
+Two rules make sharing safe: positions are written only after extend() granted them, and extend() never grants a
+position in a block that is shared or published. It never decides whom to preempt: extend returns None when there is
+no room, and the scheduler chooses what to do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import BlockCopy
 from kvarn.kv.pool import BlockPool
+from kvarn.kv.prefix import BlockHasher, PrefixHit, PrefixIndex
 from kvarn.kv.table import BlockTable, blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """used + cached + free = num_blocks; shared ones are among the used."""
+
+    num_blocks: int
+    used: int
+    cached: int  # findable, held by no sequence: available when room is needed
+    shared: int
+    free: int
+    unused_slots: int  # positions in last blocks that their sequence does not hold yet
+    lookups: int
+    hit_tokens: int  # taken over by fork from what lookup found
+    evictions: int
 
 
 class KVCache:
     """Block tables of all sequences over one pool."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, hash_key: bytes | None = None) -> None:
         self.block_size = block_size
         self._pool = BlockPool(num_blocks)
+        self._hasher = BlockHasher(block_size, hash_key)
+        self._index = PrefixIndex()
         self._tables: dict[str, BlockTable] = {}
+        self._num_lookups = 0
+        self._num_hit_tokens = 0
 
     @property
     def num_blocks(self) -> int:
@@ -30,6 +52,7 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
+        """Blocks no sequence holds; cached ones count, for they give way."""
         return self._pool.num_free
 
     @property
@@ -40,29 +63,93 @@ class KVCache:
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
+    def lookup(self, token_ids: Sequence[int], tenant: str = "") -> PrefixHit:
+        """Find the longest published prefix in full blocks; the last token is always left to compute."""
+        self._num_lookups += 1
+        block_ids, digests = [], []
+        root = self._hasher.root(tenant)
+        for digest in self._hasher.chain(root, token_ids, 0, len(token_ids) - 1):
+            block_id = self._index.find(digest)
+            if block_id is None:
+                break
+            block_ids.append(block_id)
+            digests.append(digest)
+        return PrefixHit(len(block_ids) * self.block_size, tuple(block_ids), tenant, tuple(digests))
+
+    def fork(self, sequence: str, source: str | PrefixHit, num_tokens: int | None = None) -> None:
+        """Start a sequence on the first num_tokens positions of another, or of a hit, sharing their blocks."""
+        assert self.num_tokens(sequence) == 0, f"sequence {sequence} already holds blocks"
+        origin = self._tables[source] if isinstance(source, str) else self._table_of(source)
+        table = origin.prefix(origin.num_tokens if num_tokens is None else num_tokens)
+        self._pool.share(table.block_ids.tolist())
+        self._tables[sequence] = table
+        if isinstance(source, PrefixHit):
+            self._num_hit_tokens += table.num_tokens
+
     def extend(self, sequence: str, num_tokens: int) -> list[BlockCopy] | None:
-        """Make room for num_tokens more positions; None and no change when the pool cannot."""
+        """Make room for num_tokens more positions; None and no change when the pool cannot.
+
+        The copies must be made in the order they were asked for and before the step writes anything. A sequence whose
+        copies were not made holds nothing of use in its last block: release it, or trim it to a block's edge.
+        """
         table = self._tables.get(sequence) or BlockTable(self.block_size)
         missing = table.blocks_missing(num_tokens)
-        if missing > self._pool.num_free:
+        fixed = self._fixed_block(table) if num_tokens else None
+        if fixed is not None and missing == self.num_free and self._pool.count(fixed) == 1:
+            self._unpublish(fixed)  # nobody else holds it, and there is no room to keep it beside a copy
+            fixed = None
+        if missing + (fixed is not None) > self.num_free:
             return None
+        copies = [] if fixed is None else [self._own_copy(table, fixed)]
         for _ in range(missing):
-            table.append(self._pool.allocate())
+            table.append(self._allocate())
         table.num_tokens += num_tokens
         self._tables[sequence] = table
-        return []
+        return copies
+
+    def publish(self, sequence: str, token_ids: Sequence[int], tenant: str = "") -> None:
+        """Make the full blocks of these tokens findable.
+
+        token_ids are the sequence's tokens from position 0 on; those it holds positions for must have been computed,
+        further ones are left out. Costs next to nothing when no block has become full.
+        """
+        table = self._tables[sequence]
+        start = table.num_published * self.block_size
+        stop = min(len(token_ids), table.num_tokens)
+        if stop - start < self.block_size:
+            return
+        assert table.tenant in (None, tenant), f"sequence {sequence} belongs to another tenant"
+        table.tenant = tenant
+        for digest in self._hasher.chain(self._chain_end(table, tenant), token_ids, start, stop):
+            self._publish_block(table, digest)
 
     def trim(self, sequence: str, num_tokens: int) -> None:
-        """Roll back to the first num_tokens positions."""
+        """Roll back to the first num_tokens positions; what was published stays findable."""
         table = self._tables[sequence]
         assert 0 <= num_tokens <= table.num_tokens
         self._pool.release(table.cut(num_tokens))
 
-    def release(self, sequence: str) -> None:
-        """Forget a sequence; unknown ones hold nothing."""
+    def release(self, sequence: str, *, forget: bool = False) -> None:
+        """Give up a sequence; forget also unpublishes the blocks nobody else holds. Unknown ones hold nothing."""
         table = self._tables.pop(sequence, None)
-        if table is not None:
-            self._pool.release(table.cut(0))
+        if table is None:
+            return
+        block_ids = table.cut(0)
+        self._pool.release(block_ids)
+        if forget:
+            for block_id in block_ids:
+                if self._pool.count(block_id) == 0:
+                    self._unpublish(block_id)
+
+    def compact(self, *, drop_cached: bool = False) -> list[int]:
+        """Name free blocks whose memory may go back to the system: each once, until it is used again.
+
+        Call it between steps, when no copy is outstanding. drop_cached gives up the cached blocks too.
+        """
+        if drop_cached:
+            for block_id in self._pool.cached_ids:
+                self._unpublish(block_id)
+        return self._pool.reclaim()
 
     def block_ids(self, sequence: str) -> npt.NDArray[np.int32]:
         return self._tables[sequence].block_ids
@@ -71,12 +158,83 @@ class KVCache:
         table = self._tables.get(sequence)
         return 0 if table is None else table.num_tokens
 
+    def stats(self) -> KVStats:
+        pool = self._pool
+        return KVStats(
+            num_blocks=pool.num_blocks,
+            used=pool.num_blocks - pool.num_free,
+            cached=pool.num_cached,
+            shared=pool.num_shared,
+            free=pool.num_free - pool.num_cached,
+            unused_slots=sum(table.num_unused_slots for table in self._tables.values()),
+            lookups=self._num_lookups,
+            hit_tokens=self._num_hit_tokens,
+            evictions=pool.num_evictions,
+        )
+
     def check(self) -> None:
         """Assert every invariant; run after each step in tests."""
         for table in self._tables.values():
             assert table.num_blocks == blocks_for(table.num_tokens, self.block_size)
+            assert table.num_published <= table.num_tokens // self.block_size
+            published = table.block_ids[: table.num_published].tolist()
+            assert all(self._index.digest_of(b) is not None for b in published), "a published block is not findable"
         self._pool.check(self._references())
+        self._index.check(self._pool.kept_ids)
 
     def _references(self) -> Iterator[int]:
         for table in self._tables.values():
             yield from table.block_ids.tolist()
+
+    def _table_of(self, hit: PrefixHit) -> BlockTable:
+        """A table over the blocks of a hit, which must still hold what was found in them."""
+        found = tuple(map(self._index.digest_of, hit.block_ids))
+        assert found == hit.digests, "the hit is stale: look up and fork without changing the cache in between"
+        table = BlockTable(self.block_size, hit.tenant)
+        for block_id in hit.block_ids:
+            table.append(block_id)
+        table.num_tokens, table.num_published = hit.num_tokens, len(hit.block_ids)
+        return table
+
+    def _fixed_block(self, table: BlockTable) -> int | None:
+        """The last block, when the next position lies in it but must not be written there."""
+        block_id = table.partial_block
+        if block_id is None:
+            return None
+        is_fixed = self._pool.count(block_id) > 1 or self._index.digest_of(block_id) is not None
+        return block_id if is_fixed else None
+
+    def _own_copy(self, table: BlockTable, block_id: int) -> BlockCopy:
+        target = self._allocate()
+        table.replace(table.num_blocks - 1, target)
+        self._pool.release([block_id])
+        return BlockCopy(block_id, target, table.num_tokens % self.block_size)
+
+    def _allocate(self) -> int:
+        block_id = self._pool.allocate()
+        self._index.remove(block_id)  # if it was evicted
+        return block_id
+
+    def _chain_end(self, table: BlockTable, tenant: str) -> bytes:
+        """The digest that the next block of the sequence continues."""
+        if table.num_published == 0:
+            return self._hasher.root(tenant)
+        digest = self._index.digest_of(int(table.block_ids[table.num_published - 1]))
+        assert digest is not None
+        return digest
+
+    def _publish_block(self, table: BlockTable, digest: bytes) -> None:
+        index = table.num_published
+        own, first = int(table.block_ids[index]), self._index.find(digest)
+        if first is None:
+            self._index.add(digest, own)
+            self._pool.keep(own)
+        elif first != own:  # two sequences computed the same at the same time: hold it once
+            assert self._index.digest_of(own) is None
+            self._pool.share([first])
+            self._pool.release([table.replace(index, first)])
+        table.num_published += 1
+
+    def _unpublish(self, block_id: int) -> None:
+        self._index.remove(block_id)
+        self._pool.drop(block_id)

@@ -1,37 +1,100 @@
-"""Block ids with reference counts and a free list: O(1) allocate and release. Knows nothing of tokens."""
+"""Block ids with reference counts; every step is O(1). The order of eviction is decided here and nowhere else.
+
+Knows which blocks are worth keeping, never what is in them.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """num_blocks ids; each is free (count 0) or referenced by count tables."""
+    """num_blocks ids; each is referenced by count tables, or free and then in exactly one of three places.
+
+    allocate() takes from the first of these that has a block:
+        idle      memory is there, its content is worth nothing; the last freed first, being the warmest
+        returned  no memory is behind it: never used, or given back by reclaim()
+        cached    worth keeping; the least recently freed first, so that evicting it loses the least
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_shared = 0  # blocks with two references or more
+        self.num_evictions = 0
         self._counts = [0] * num_blocks
-        self._free = deque(range(num_blocks))
+        self._is_kept = bytearray(num_blocks)
+        self._idle: list[int] = []
+        self._returned = list(reversed(range(num_blocks)))
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that allocate() could give, cached ones included."""
+        return len(self._idle) + len(self._returned) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def cached_ids(self) -> list[int]:
+        """Free blocks worth keeping, the next to be evicted first."""
+        return list(self._cached)
+
+    @property
+    def kept_ids(self) -> list[int]:
+        """All blocks worth keeping, free or not."""
+        return [block_id for block_id, is_kept in enumerate(self._is_kept) if is_kept]
+
+    def count(self, block_id: int) -> int:
+        return self._counts[block_id]
 
     def allocate(self) -> int:
-        """Take the block that has been free the longest; the caller has seen num_free > 0."""
-        block_id = self._free.popleft()
+        """Take a free block; the caller has seen num_free > 0. What it held is lost."""
+        block_id = self._take()
         assert self._counts[block_id] == 0
         self._counts[block_id] = 1
         return block_id
 
-    def release(self, block_ids: Iterable[int]) -> None:
-        """Drop one reference of each."""
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Add one reference to each; a free one must be cached."""
         for block_id in block_ids:
+            if self._counts[block_id] == 0:
+                del self._cached[block_id]
+            self._counts[block_id] += 1
+            self.num_shared += self._counts[block_id] == 2
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each, given in order of position.
+
+        The last is freed first: a block is of use only behind its ancestors, so it must be evicted before them.
+        """
+        for block_id in reversed(block_ids):
             assert self._counts[block_id] > 0, f"block {block_id} is released while free"
             self._counts[block_id] -= 1
+            self.num_shared -= self._counts[block_id] == 1
             if self._counts[block_id] == 0:
-                self._free.append(block_id)
+                self._free(block_id)
+
+    def keep(self, block_id: int) -> None:
+        """From now on the content of this referenced block is worth keeping when it becomes free."""
+        assert self._counts[block_id] > 0
+        self._is_kept[block_id] = True
+
+    def drop(self, block_id: int) -> None:
+        """The content is worth nothing any more."""
+        self._is_kept[block_id] = False
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._idle.append(block_id)
+
+    def reclaim(self) -> list[int]:
+        """Name the idle blocks, ascending; they count as having no memory until they are allocated again."""
+        reclaimed = sorted(self._idle)
+        self._idle.clear()
+        self._returned.extend(reversed(reclaimed))
+        return reclaimed
 
     def check(self, references: Iterable[int]) -> None:
         """Assert that counts equal the given references and that free + referenced = total."""
@@ -39,6 +102,25 @@ class BlockPool:
         for block_id in references:
             counts[block_id] += 1
         assert counts == self._counts, "reference counts differ from the tables"
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is on the free list twice"
-        assert free == {b for b, count in enumerate(counts) if count == 0}, "free list and counts disagree"
+        assert self.num_shared == sum(count > 1 for count in counts), "the number of shared blocks is wrong"
+        free = {*self._idle, *self._returned, *self._cached}
+        assert len(free) == self.num_free, "a block is free twice"
+        assert free == {b for b, count in enumerate(counts) if count == 0}, "free blocks and counts disagree"
+        kept = {b for b in free if self._is_kept[b]}
+        assert kept == set(self._cached), "cached blocks and those worth keeping disagree"
+
+    def _take(self) -> int:
+        if self._idle:
+            return self._idle.pop()
+        if self._returned:
+            return self._returned.pop()
+        block_id, _ = self._cached.popitem(last=False)
+        self._is_kept[block_id] = False
+        self.num_evictions += 1
+        return block_id
+
+    def _free(self, block_id: int) -> None:
+        if self._is_kept[block_id]:
+            self._cached[block_id] = None
+        else:
+            self._idle.append(block_id)

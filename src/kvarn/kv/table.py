@@ -7,11 +7,17 @@ import numpy.typing as npt
 
 
 class BlockTable:
-    """Position p lies in block_ids[p // block_size]; num_tokens positions are held."""
+    """Position p lies in block_ids[p // block_size]; num_tokens positions are held.
 
-    def __init__(self, block_size: int) -> None:
+    published | full, not yet published | partial
+    0         num_published             num_blocks - 1
+    """
+
+    def __init__(self, block_size: int, tenant: str | None = None) -> None:
         self.block_size = block_size
+        self.tenant = tenant  # known from the first publication on
         self.num_tokens = 0
+        self.num_published = 0  # leading blocks that the prefix index knows
         self._ids = np.empty(8, np.int32)
         self._num_blocks = 0
 
@@ -23,6 +29,15 @@ class BlockTable:
     def num_blocks(self) -> int:
         return self._num_blocks
 
+    @property
+    def partial_block(self) -> int | None:
+        """The last block, when the next position still lies in it."""
+        return int(self._ids[self._num_blocks - 1]) if self.num_tokens % self.block_size else None
+
+    @property
+    def num_unused_slots(self) -> int:
+        return self._num_blocks * self.block_size - self.num_tokens
+
     def blocks_missing(self, num_tokens: int) -> int:
         """How many blocks an extension by num_tokens would add."""
         return max(0, blocks_for(self.num_tokens + num_tokens, self.block_size) - self._num_blocks)
@@ -33,11 +48,28 @@ class BlockTable:
         self._ids[self._num_blocks] = block_id
         self._num_blocks += 1
 
+    def replace(self, index: int, block_id: int) -> int:
+        """Put another block of the same content in its place and return the old one."""
+        old = int(self._ids[index])
+        self._ids[index] = block_id
+        return old
+
+    def prefix(self, num_tokens: int) -> BlockTable:
+        """A table over the same blocks that holds the first num_tokens positions."""
+        assert 0 <= num_tokens <= self.num_tokens
+        table = BlockTable(self.block_size, self.tenant)
+        table.num_tokens = num_tokens
+        table._num_blocks = blocks_for(num_tokens, self.block_size)
+        table._ids = self._ids[: max(8, table._num_blocks)].copy()
+        table.num_published = min(self.num_published, num_tokens // self.block_size)
+        return table
+
     def cut(self, num_tokens: int) -> list[int]:
         """Keep the first num_tokens positions and return the blocks no longer needed."""
         keep = blocks_for(num_tokens, self.block_size)
-        dropped = [int(block_id) for block_id in self._ids[keep : self._num_blocks]]
+        dropped: list[int] = self._ids[keep : self._num_blocks].tolist()
         self._num_blocks, self.num_tokens = keep, num_tokens
+        self.num_published = min(self.num_published, num_tokens // self.block_size)
         return dropped
 
 

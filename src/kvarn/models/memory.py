@@ -18,6 +18,7 @@ KV_SHARE = 0.8  # of the memory left beside the weights, for a cache nobody size
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
 KV_VALUE_BYTES = {"f16": 2, "f32": 4}
+Q8_GROUP = 32  # q8_0: dimensions that share one f16 scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,14 @@ def plan_memory(
 
 def kv_token_bytes(spec: ModelSpec, dtype: str = "f16") -> int:
     """K and V of one token in all layers."""
-    size = KV_VALUE_BYTES[dtype]
-    return sum(2 * b.attention.num_kv_heads * b.attention.head_dim * size for b in spec.blocks)
+    return sum(2 * b.attention.num_kv_heads * kv_head_bytes(b.attention.head_dim, dtype) for b in spec.blocks)
+
+
+def kv_head_bytes(head_dim: int, dtype: str) -> int:
+    """K, or V, of one head of one token."""
+    if dtype == "q8_0":
+        return head_dim + 2 * -(-head_dim // Q8_GROUP)
+    return head_dim * KV_VALUE_BYTES[dtype]
 
 
 def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:

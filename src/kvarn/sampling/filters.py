@@ -44,6 +44,15 @@ def keep_min_p(weights: Float64, share: float) -> Indices:
     return np.flatnonzero(weights >= share * weights[0])
 
 
+def drop_most_probable(weights: Float64, threshold: float) -> Indices:
+    """Drop all that are at least this probable but the last of them (XTC, "exclude top choices").
+
+    Probable among what is left of the candidates: weight >= threshold * sum of the weights. A single one stays.
+    """
+    num_above = int(np.count_nonzero(weights >= threshold * np.cumsum(weights)[-1]))
+    return np.arange(max(num_above - 1, 0), len(weights))
+
+
 def _shortest_prefix(weights: Float64, mass: float) -> int:
     cumulative = np.cumsum(weights)
     first = int(np.searchsorted(cumulative, mass * cumulative[-1], side="left"))

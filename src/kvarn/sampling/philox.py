@@ -9,7 +9,10 @@ WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 ROUNDS: Final = 10
 MASK: Final = 0xFFFFFFFF
 
-TOKEN_CHOICE: Final = 0  # purpose: which token comes next
+# Purposes
+TOKEN_CHOICE: Final = 0  # which token comes next
+XTC: Final = 1  # whether the most probable tokens are dropped
+USER_SAMPLER: Final = 2  # the first draw of a user's sampler; its others count on from here
 
 Words = tuple[int, int, int, int]
 

@@ -1,12 +1,13 @@
 """The choice of one token from its logits: the definition every backend's sampler is tested against.
 
     logits (float32)
-      + bias, repetition penalty, frequency and presence penalties     float32
+      + bias (DRY is part of it), repetition, then frequency and presence penalties     float32
       temperature 0: the largest logit, ties to the lower id           done, also where / temperature overflows
       / temperature                                                    float32
     sort by (descending logit, ascending id)
     weight = exp(double(logit) - double(largest logit))                float64 from here on
       top_k, typical_p, top_p, min_p                                   each over what the one before kept
+      XTC, if Philox(key = seed, counter = (position, choice, 1, 0)) < xtc_probability
     u = Philox(key = seed, counter = (position, choice, 0, 0))         [0, 1) with 53 bits
     the first candidate whose cumulative weight >= u * total weight
 
@@ -20,9 +21,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.sampling.filters import keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from kvarn.sampling.penalties import add_bias, penalise_counts, penalise_repetition
-from kvarn.sampling.philox import uniform
+from kvarn.sampling.philox import XTC, uniform
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -47,6 +48,10 @@ class Choice(Protocol):
     def presence_penalty(self) -> float: ...
     @property
     def frequency_penalty(self) -> float: ...
+    @property
+    def xtc_probability(self) -> float: ...
+    @property
+    def xtc_threshold(self) -> float: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -98,4 +103,13 @@ def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], n
     for keep, value in ((keep_top_p, top_p), (keep_min_p, min_p)):
         kept = keep(weights, value)
         ids, weights = ids[kept], weights[kept]
+    if xtc_strikes(choice):
+        kept = drop_most_probable(weights, float(np.float32(choice.xtc_threshold)))
+        ids, weights = ids[kept], weights[kept]
     return ids, weights
+
+
+def xtc_strikes(choice: Choice) -> bool:
+    """Whether this choice drops the most probable tokens."""
+    probability = float(np.float32(choice.xtc_probability))
+    return probability > 0 and uniform(choice.seed, choice.position, choice.choice, XTC) < probability

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.cli.chat import Interrupt
+from kvarn.engine.handle import EventStream
 from kvarn.engine.runner import Runner
 from kvarn.types import FinishReason, SamplingParams
 from tests.unit.cli.conftest import COMMAND
@@ -177,7 +178,7 @@ def test_control_c_while_an_answer_is_prepared_ends_it_at_once() -> None:
     runner, interrupt = Runner(make_engine()), Interrupt()
     with interrupt.handled():
         signal.raise_signal(signal.SIGINT)
-        events = runner.submit([1, 2, 3], SamplingParams(max_tokens=50, ignore_eos=True))
+        events = EventStream(runner.submit([1, 2, 3], SamplingParams(max_tokens=190, ignore_eos=True)))
         interrupt.cancels(events)
         assert events.completion().finish_reason is FinishReason.CANCELLED
 
@@ -188,7 +189,7 @@ def test_control_c_before_the_prompt_does_not_end_the_next_answer() -> None:
         signal.raise_signal(signal.SIGINT)
         with interrupt.raised():
             pass
-        events = runner.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
+        events = EventStream(runner.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)))
         interrupt.cancels(events)
         assert events.completion().finish_reason is FinishReason.LENGTH
 

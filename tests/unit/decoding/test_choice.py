@@ -58,3 +58,30 @@ def test_the_position_is_that_of_the_token_being_chosen() -> None:
 
 def test_a_negative_seed_becomes_an_unsigned_key() -> None:
     assert row(SamplingParams(seed=-1)).seed == 2**64 - 1
+
+
+def test_a_penalty_window_forgets_what_lies_before_it() -> None:
+    params = SamplingParams(repetition_penalty=1.2, penalty_window=3)
+    chosen = row(params, output=(8, 9))
+    assert dict(zip(chosen.seen_ids.tolist(), chosen.seen_counts.tolist(), strict=True)) == {5: 0, 8: 1, 9: 1}
+
+
+def test_dry_penalties_join_the_callers_bias() -> None:
+    params = SamplingParams(dry_multiplier=0.5, dry_base=2.0, dry_allowed_length=1, logit_bias={6: 1.0, 9: 2.0})
+    chosen = row(params, output=(6, 5))  # 5 6 5 6 5: after 6 5 came 6
+    assert chosen.bias_ids.tolist() == [6, 9, 6]
+    assert chosen.bias_values.tolist() == [1.0, 2.0, -0.5 * 2.0**2]
+
+
+def test_a_breaker_of_tokens_ends_dry_runs() -> None:
+    params = SamplingParams(dry_multiplier=0.5, dry_allowed_length=1)
+    request = Request("r1", (5, 6, 7, 5, 6), params, max_total_tokens=100, seed=0)
+    assert Choice(request, SamplingDefaults(), (2,)).row(request).bias_ids.tolist() == [7]
+    assert Choice(request, SamplingDefaults(), (2,), ((6,),)).row(request).bias_ids.tolist() == []
+
+
+def test_xtc_and_the_index_of_the_choice_are_passed_on() -> None:
+    params = SamplingParams(xtc_probability=0.25, xtc_threshold=0.2)
+    request = Request("r1", (5,), params, max_total_tokens=100, seed=0, choice=3)
+    chosen = Choice(request, SamplingDefaults(), (2,)).row(request)
+    assert (chosen.xtc_probability, chosen.xtc_threshold, chosen.choice) == (0.25, 0.2, 3)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from kvarn.backends.batch import KVLayout
-from kvarn.backends.fake import FakeBackend, Fault, Rule
+from kvarn.backends.batch import Batch, KVLayout
+from kvarn.backends.fake import FakeBackend, Fault, Rule, hashed
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.choice import SamplingDefaults
@@ -35,6 +37,21 @@ class ByteText:
         return self._decoder.decode(b"", final=True)
 
 
+class SimulatedClock:
+    """Time that passes only when told to; with step_s or row_s, also in every forward."""
+
+    def __init__(self, step_s: float = 0.0, row_s: float = 0.0) -> None:
+        self.now = 100.0
+        self.step_s = step_s
+        self.row_s = row_s
+
+    def __call__(self) -> float:
+        return self.now
+
+    def on_forward(self, batch: Batch) -> None:
+        self.now += self.step_s + self.row_s * len(batch.token_ids)
+
+
 def make_engine(
     rule: Rule | None = None,
     *,
@@ -42,20 +59,41 @@ def make_engine(
     context: int = 200,
     max_batch_tokens: int = 16,
     faults: Mapping[int, Fault] | None = None,
+    poison: Mapping[int, Fault] | None = None,
     defaults: SamplingDefaults | None = None,
+    clock: SimulatedClock | None = None,
+    **options: Any,
 ) -> Engine:
-    config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens)
-    backend = FakeBackend(VOCAB, rule, faults)
+    """options go to EngineConfig. Without a clock, time is real."""
+    config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens, **options)
+    backend = FakeBackend(VOCAB, rule, faults, poison, None if clock is None else clock.on_forward)
     kv = KVCache(backend.reserve_kv(LAYOUT, num_blocks * LAYOUT.block_bytes), LAYOUT.block_size)
     decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults())
-    admission = Admission(VOCAB, min(context, kv.max_tokens))
-    return Engine(backend, decoder, kv, stream=Stream(ByteText, (EOS,)), admission=admission, config=config)
+    admission = Admission(VOCAB, min(context, kv.max_tokens), kv.max_tokens)
+    stream = Stream(ByteText, (EOS,))
+    time_of = time.perf_counter if clock is None else clock
+    return Engine(backend, decoder, kv, stream=stream, admission=admission, config=config, clock=time_of)
 
 
 def saying(answer: str | bytes, prompt: str | bytes) -> Rule:
     """A model that answers one prompt with given bytes, then ends."""
     data, start = _bytes(answer), len(_bytes(prompt))
     return lambda tokens: data[len(tokens) - start] if len(tokens) - start < len(data) else EOS
+
+
+def expected(prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What the hashing model says, computed without any engine."""
+    tokens, rule = list(prompt), hashed(VOCAB)
+    for _ in range(num_tokens):
+        tokens.append(rule(tokens))
+        if tokens[-1] == EOS:
+            break
+    return tokens[len(prompt) :]
+
+
+def is_idle(engine: Engine) -> bool:
+    """Nothing to do, and every block given back."""
+    return not engine.has_work and engine.kv.num_free == engine.kv.num_blocks
 
 
 def tokens_of(text: str | bytes) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kvarn.backends.batch import RowSampling
-from kvarn.sampling.filters import keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from kvarn.sampling.penalties import penalise_counts, penalise_repetition
-from kvarn.sampling.sampler import candidates, choose, penalised
+from kvarn.sampling.philox import uniform
+from kvarn.sampling.sampler import candidates, choose, penalised, xtc_strikes
 
 Float32 = npt.NDArray[np.float32]
 
@@ -148,3 +150,52 @@ def test_a_tiny_temperature_is_greedy_and_finite() -> None:
     logits = np.array([0.0, 10.0, 9.99], np.float32)
     for temperature in (1e-4, 1e-30, 1e-40, 1e-60):
         assert choose(logits, RowSampling(temperature=temperature, seed=5)) == 1
+
+
+@given(logit_rows, shares)
+def test_xtc_keeps_the_least_probable_of_those_above_the_threshold_and_all_below(logits: Float32, share: float) -> None:
+    weights = weights_of(logits)
+    p = weights / np.cumsum(weights)[-1]
+    kept = drop_most_probable(weights, share)
+    num_above = int((weights >= share * np.cumsum(weights)[-1]).sum())
+    assert list(kept) == list(range(max(num_above - 1, 0), len(p)))
+
+
+def test_xtc_leaves_a_single_probable_token_alone() -> None:
+    weights = np.array([0.9, 0.05, 0.05])
+    assert list(drop_most_probable(weights, 0.5)) == [0, 1, 2]
+    assert list(drop_most_probable(weights, 0.05)) == [2]
+
+
+def test_xtc_comes_after_min_p_and_counts_what_that_kept() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    choice = RowSampling(temperature=1.0, min_p=0.6, xtc_probability=1.0, xtc_threshold=0.4)
+    assert list(candidates(logits, choice)[0]) == [1]  # of 4/7 and 3/7 the second stays
+    assert list(candidates(logits, RowSampling(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.35))[0]) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+def test_xtc_strikes_as_often_as_asked_and_not_by_the_draw_of_the_token() -> None:
+    rows = [RowSampling(seed=3, position=i, xtc_probability=0.3) for i in range(4000)]
+    struck = [xtc_strikes(row) for row in rows]
+    assert abs(np.mean(struck) - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 4000)
+    draws = np.array([uniform(3, i, 0) for i in range(4000)])
+    assert abs(np.mean(draws[struck]) - 0.5) < 0.05  # else the token's draws would lie below 0.3
+    assert not any(xtc_strikes(row.at(i, xtc_probability=0.0)) for i, row in enumerate(rows))
+
+
+def test_greedy_ignores_xtc() -> None:
+    assert choose(np.array([1, 2], np.float32), RowSampling(xtc_probability=1.0, xtc_threshold=0.0)) == 1
+
+
+def test_a_row_moved_to_a_position_keeps_everything_else() -> None:
+    row = RowSampling(temperature=0.5, top_k=3, seed=9, bias_ids=ids(1), bias_values=np.ones(1, np.float32))
+    moved = row.at(7, seen_ids=ids(2))
+    changed = {"position": 7, "seen_ids": ids(2)}
+    for field in fields(RowSampling):
+        np.testing.assert_array_equal(getattr(moved, field.name), changed.get(field.name, getattr(row, field.name)))
+    assert row.position == 0

@@ -9,6 +9,7 @@ from kvarn.models.spec import ModelSpec
 _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _UInt8 = npt.NDArray[np.uint8]
+_UInt64 = npt.NDArray[np.uint64]
 
 kv_block_size: int
 kernels: Any
@@ -18,25 +19,9 @@ class ThreadPool:
     @property
     def num_threads(self) -> int: ...
 
-class Choice: ...
+# numbers, wholes, bias_ids, bias_values, bias_starts, seen_ids, seen_counts, seen_starts
+ChoiceArrays = tuple[_Float32, _UInt64, _Int32, _Float32, _Int32, _Int32, _Int32, _Int32]
 
-def make_choice(
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    typical_p: float,
-    repetition_penalty: float,
-    presence_penalty: float,
-    frequency_penalty: float,
-    seed: int,
-    index: int,
-    position: int,
-    bias_ids: _Int32,
-    bias_values: _Float32,
-    seen_ids: _Int32,
-    seen_counts: _Int32,
-) -> Choice: ...
 def packed_bytes(type: int, parts: int, rows: int, columns: int) -> int: ...
 def cpu_features() -> list[str]: ...
 def isa_names() -> list[str]: ...
@@ -52,9 +37,7 @@ class Model:
     def add_matrices(self, name: str, type: int, parts: int, rows: int, columns: int, raw: _UInt8) -> None: ...
     def add_vector(self, name: str, values: _Float32) -> None: ...
     def finish_loading(self) -> None: ...
-    def reserve_kv(
-        self, layers: Sequence[tuple[int, int]], is_f32: bool, num_blocks: int, block_bytes: int
-    ) -> None: ...
+    def reserve_kv(self, layers: Sequence[tuple[int, int]], dtype: str, num_blocks: int, block_bytes: int) -> None: ...
     def copy_block(self, source: int, target: int) -> None: ...
     def return_block(self, block: int) -> None: ...
     def forward(
@@ -71,7 +54,7 @@ class Model:
     def sample(
         self,
         hidden: _Float32,
-        choices: Sequence[Choice],
+        choices: ChoiceArrays,
         want_logprobs: bool,
         token_ids: _Int32,
         logprobs: _Float32,

@@ -6,6 +6,8 @@ Knows names and shapes of weights; every number is computed in csrc/.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from kvarn.backends.batch import (
     Batch,
     BlockCopy,
     Float32,
+    Int32,
     KVLayout,
     RowSampling,
     Sampled,
@@ -24,6 +27,7 @@ from kvarn.backends.batch import (
 from kvarn.backends.native import _native
 from kvarn.backends.native.names import matrix_names, vector_names
 from kvarn.backends.pooling import pool_rows
+from kvarn.config import KV_DTYPES
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, WeightSource
 from kvarn.models.spec import FeedForward, ModelSpec, Pooling
@@ -79,14 +83,14 @@ class NativeBackend:
         """Reserve address space for the cache; memory is committed when a block is first written."""
         if layout.block_size != _native.kv_block_size:
             raise ConfigError(f"block_size is {layout.block_size}; the native backend has {_native.kv_block_size}")
-        if layout.dtype not in ("f16", "f32"):
-            raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has f16 and f32")
+        if layout.dtype not in KV_DTYPES:
+            raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has {', '.join(KV_DTYPES)}")
         num_blocks = budget_bytes // layout.block_bytes
         if num_blocks < 1:
             raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")
         num_blocks = min(num_blocks, 2**31 - 1)
         try:
-            self._core.reserve_kv(list(layout.layers), layout.dtype == "f32", num_blocks, layout.block_bytes)
+            self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes)
         except MemoryError:
             raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
         return num_blocks
@@ -126,7 +130,7 @@ class NativeBackend:
         )
         self._core.sample(
             wanted,
-            [_choice(params) for params in rows.params],
+            _choice_arrays(rows.params),
             rows.want_logprobs,
             sampled.token_ids,
             sampled.logprobs,
@@ -184,21 +188,39 @@ def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
     return parts, info.shape[-2], info.shape[-1]
 
 
-def _choice(p: RowSampling) -> _native.Choice:
-    return _native.make_choice(
-        p.temperature,
-        p.top_k,
-        p.top_p,
-        p.min_p,
-        p.typical_p,
-        p.repetition_penalty,
-        p.presence_penalty,
-        p.frequency_penalty,
-        p.seed,
-        p.choice,
-        p.position,
-        p.bias_ids,
-        p.bias_values,
-        p.seen_ids,
-        p.seen_counts,
+_numbers = attrgetter(
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "xtc_probability",
+    "xtc_threshold",
+)
+_wholes = attrgetter("top_k", "seed", "choice", "position")
+_NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
+
+
+def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
+    """All rows as a few arrays: a step crosses into the core once. csrc/bindings/module.cpp names the columns."""
+    with np.errstate(over="ignore", under="ignore"):
+        numbers = np.array([_numbers(row) for row in rows], np.float32).reshape(len(rows), 9)
+    wholes = np.array([_wholes(row) for row in rows], np.uint64).reshape(len(rows), 4)
+    biased, seen = [row.bias_ids for row in rows], [row.seen_ids for row in rows]
+    bias_starts, seen_starts = _starts(biased), _starts(seen)
+    return (
+        numbers,
+        wholes,
+        np.concatenate(biased) if bias_starts[-1] else _NO_IDS,
+        np.concatenate([row.bias_values for row in rows]) if bias_starts[-1] else _NO_VALUES,
+        bias_starts,
+        np.concatenate(seen) if seen_starts[-1] else _NO_IDS,
+        np.concatenate([row.seen_counts for row in rows]) if seen_starts[-1] else _NO_IDS,
+        seen_starts,
     )
+
+
+def _starts(parts: Sequence[Int32]) -> Int32:
+    return np.array([0, *accumulate(map(len, parts))], np.int32)

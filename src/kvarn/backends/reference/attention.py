@@ -1,7 +1,7 @@
 """Attention over a paged cache in NumPy: rope, cache, scores, mask, softmax.
 
-The cache of a layer is two arrays (blocks, block_size, kv_heads, head_dim) in the layout's type; token p of a
-sequence lies in block table[p // block_size] at slot p % block_size.
+The cache of a layer is two arrays (blocks, block_size, kv_heads, head_dim) in the layout's type (q8_0: floats rounded
+to what it can hold); token p of a sequence lies in block table[p // block_size] at slot p % block_size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout
 from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
+from kvarn.models.memory import Q8_GROUP
 from kvarn.models.spec import Attention, Rope
 
 Array = npt.NDArray[np.floating]
@@ -23,14 +24,15 @@ class PagedCache:
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.block_size = layout.block_size
-        dtype = {"f16": np.float16, "f32": np.float32}[layout.dtype]
+        self._dtype = layout.dtype
+        dtype = np.float16 if layout.dtype == "f16" else np.float32
         shapes = [(num_blocks, layout.block_size, heads, dim) for heads, dim in layout.layers]
         self.layers: list[tuple[Array, Array]] = [(np.zeros(s, dtype), np.zeros(s, dtype)) for s in shapes]
 
     def store(self, layer: int, table: Int32, positions: Int32, k: Float32, v: Float32) -> None:
         blocks, slots = table[positions // self.block_size], positions % self.block_size
         for cache, values in zip(self.layers[layer], (k, v), strict=True):
-            cache[blocks, slots] = values
+            cache[blocks, slots] = round_q8_0(values) if self._dtype == "q8_0" else values
 
     def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
         """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
@@ -42,6 +44,23 @@ class PagedCache:
         for pair in self.layers:
             for cache in pair:
                 cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
+
+
+def round_q8_0(x: Float32) -> Float32:
+    """What a q8_0 cache gives back of x (..., head_dim): int8 times an f16 scale per token, head and 32 dimensions.
+
+    scale = f16(absmax / 127), q = x * (1 / scale) to the nearest even whole number, held to -127 .. 127. A group with
+    NaN, infinity or a scale beyond f16 becomes NaN.
+    """
+    width = x.shape[-1]
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, -width % Q8_GROUP)]
+    groups = np.pad(x, padding).reshape(*x.shape[:-1], -1, Q8_GROUP)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        absmax = np.abs(groups).max(axis=-1, keepdims=True)
+        scale = (absmax / np.float32(127)).astype(np.float16).astype(np.float32)
+        inverse = np.where(scale > 0, np.float32(1) / scale, np.float32(0))
+        rounded = np.clip(np.rint(groups * inverse), -127, 127) * np.where(np.isfinite(scale), scale, np.float32("nan"))
+    return rounded.reshape(*x.shape[:-1], -1)[..., :width].astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,245 @@
+"""kvarn.AsyncLLM: the same engine for asyncio. Nothing here blocks an event loop, and nothing polls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, overload
+
+from kvarn.config import EngineConfig
+from kvarn.engine.handle import Ticket
+from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single
+from kvarn.engine.runner import Submission
+from kvarn.engine.stats import EngineStats
+from kvarn.errors import RequestError
+from kvarn.hub import DEFAULT_MODEL, OnProgress
+from kvarn.llm import LLM, Float32
+from kvarn.models.spec import Pooling
+from kvarn.types import Completion, Message, SamplingParams, TokenEvent
+
+
+class AsyncLLM:
+    """A model for coroutines, of any number of event loops: `async with kvarn.AsyncLLM("smollm2") as llm: ...`."""
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        threads: int | None = None,
+        context: int | None = None,
+        kv_bytes: int | None = None,
+        backend: str | None = None,
+        config: EngineConfig | None = None,
+        progress: OnProgress | None = None,
+    ) -> None:
+        """Take the options of kvarn.LLM; the model is loaded by `async with` or load()."""
+        self._make = partial(
+            LLM,
+            model,
+            threads=threads,
+            context=context,
+            kv_bytes=kv_bytes,
+            backend=backend,
+            config=config,
+            progress=progress,
+        )
+        self._loaded: LLM | None = None
+        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    async def load(self) -> None:
+        """Fetch and load the model, unless that has been done."""
+        if self._loaded is None:
+            self._loaded = await asyncio.to_thread(self._make)
+
+    async def close(self) -> None:
+        """Free weights, cache and helper processes; later calls raise."""
+        if self._loaded is not None:
+            await asyncio.to_thread(self._loaded.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        await self.load()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def llm(self) -> LLM:
+        """The synchronous face of the same model: tokenizer, spec, context and the rest."""
+        if self._loaded is None:
+            raise RequestError("the model is not loaded; use `async with kvarn.AsyncLLM(...) as llm` or await load()")
+        return self._loaded
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        tools: Sequence[Any] | None = None,
+        *,
+        tenant: str = "",
+    ) -> AsyncEventStream:
+        """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
+        prepare = partial(self.llm._prepare, prompt, params, tools, tenant=tenant)
+        return AsyncEventStream(self.llm, prepare, self._mailbox())
+
+    @overload
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
+
+    @overload
+    async def generate(self, prompt: Prompts, params: SamplingParams | None = None) -> list[Completion]: ...
+
+    async def generate(
+        self, prompt: Prompt | Prompts, params: SamplingParams | None = None
+    ) -> Completion | list[Completion]:
+        """Continue a text or token ids; a list of them gives a list. Cancelling the task cancels the requests."""
+        if is_single(prompt):
+            return (await self._complete([partial(self.llm._prepare, prompt, params)]))[0]
+        return await self._complete([partial(self.llm._prepare, one, params) for one in prompt])
+
+    async def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, tools: Sequence[Any] | None = None
+    ) -> Completion:
+        """Answer a conversation through the model's chat template."""
+        return (await self._complete([partial(self.llm._prepare_chat, messages, params, tools)]))[0]
+
+    async def score(self, token_ids: TokenIds) -> Float32:
+        """Log-probability of each token after the first, given those before it: (n - 1)."""
+        return await asyncio.to_thread(self.llm.score, token_ids)
+
+    async def embed(
+        self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True
+    ) -> Float32:
+        """One vector per text, (n, dim); for encoder models."""
+        return await asyncio.to_thread(self.llm.embed, texts, pooling, normalize)
+
+    async def stats(self) -> EngineStats:
+        """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
+        return await asyncio.to_thread(self.llm.stats)
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Accept nothing more and wait for what runs; whether all of it ended in time."""
+        return await asyncio.to_thread(self.llm.drain, timeout_s)
+
+    async def _complete(self, prepare: Sequence[Callable[[], Submission]]) -> list[Completion]:
+        tickets = [Ticket(keeps_events=False) for _ in prepare]
+        try:
+            await _submit(self.llm, prepare, tickets)
+            return [await asyncio.wrap_future(ticket.done) for ticket in tickets]
+        except BaseException:  # refused, failed, or this task was cancelled
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+
+    def _mailbox(self) -> Mailbox:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._mailboxes:
+                self._mailboxes[loop] = Mailbox(loop)
+            return self._mailboxes[loop]
+
+
+class AsyncEventStream:
+    """Events of one request. aclose(), a cancelled task or dropping it cancels the request within one step."""
+
+    def __init__(self, llm: LLM, prepare: Callable[[], Submission], mailbox: Mailbox) -> None:
+        self._llm = llm
+        self._prepare = prepare
+        self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()  # None: no more will come
+        put = self._events.put_nowait
+        self._ticket = Ticket(lambda event: mailbox.post(put, event), keeps_events=False)
+        self._ticket.done.add_done_callback(partial(_post_end, mailbox, put))
+        self._is_started = False
+        self._is_over = False
+
+    def __aiter__(self) -> AsyncEventStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            if not self._is_started:
+                self._is_started = True
+                await _submit(self._llm, [self._prepare], [self._ticket])
+            event = await self._events.get()
+        except BaseException:
+            self._close()
+            raise
+        if event is not None:
+            return event
+        self._is_over = True
+        error = self._ticket.done.exception()
+        if error is not None:
+            raise error
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        """Ask for the end: the next event is the last, with what was said so far."""
+        self._ticket.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel what is left and throw it away."""
+        self._close()
+
+    async def __aenter__(self) -> AsyncEventStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._is_over = True
+        self._ticket.cancel()
+
+
+class Mailbox:
+    """From the engine's thread into one event loop: the events of a whole step cost one wake-up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._is_called = False
+
+    def post(self, put: Callable[[Any], None], item: object) -> None:
+        """Have put(item) called in the event loop; RuntimeError when that is closed."""
+        self._posted.append((put, item))
+        if self._is_called:
+            return
+        self._is_called = True
+        try:
+            loop = self._loop()
+            if loop is None:
+                raise RuntimeError("the event loop is gone")
+            loop.call_soon_threadsafe(self._empty)
+        except RuntimeError:
+            self._is_called = False
+            self._posted.clear()
+            raise
+
+    def _empty(self) -> None:
+        # Cleared first: whoever posts while this runs is either seen below or calls again.
+        self._is_called = False
+        while self._posted:
+            put, item = self._posted.popleft()
+            put(item)
+
+
+async def _submit(llm: LLM, prepare: Sequence[Callable[[], Submission]], tickets: Sequence[Ticket]) -> None:
+    """Encode beside the event loop, then wait until the engine has accepted."""
+    submissions = await asyncio.to_thread(lambda: [one() for one in prepare])
+    await asyncio.wrap_future(llm._runner.send(submissions, tickets))
+
+
+def _post_end(mailbox: Mailbox, put: Callable[[Any], None], _: Future[Completion]) -> None:
+    with suppress(RuntimeError):  # nobody is left to tell
+        mailbox.post(put, None)

@@ -1,0 +1,193 @@
+"""Two ends of one submission: a Ticket for the engine's thread, a RequestHandle or EventStream for the caller.
+
+The engine's thread never holds the caller's end, so a model nobody refers to any more can be collected while it works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TypeVar
+
+from kvarn.errors import BackendError, Cancelled, KvarnError, RequestError
+from kvarn.request import Request, RequestState
+from kvarn.types import Completion, FinishReason, TokenEvent
+
+T = TypeVar("T")
+OnEvent = Callable[[TokenEvent], None]
+
+
+class Ticket:
+    """Where the events and the result of one submission go; settled exactly once, by whichever thread is first."""
+
+    def __init__(self, on_event: OnEvent | None = None, *, keeps_events: bool = True) -> None:
+        self.requests: tuple[Request, ...] = ()  # one per choice
+        self.done: Future[Completion] = Future()
+        self.events: SimpleQueue[TokenEvent | None] = SimpleQueue()  # None: no more will come
+        self.is_cancelled = False
+        self._on_event = on_event
+        self._keeps_events = keeps_events
+        self._completions: dict[int, Completion] = {}
+
+    @property
+    def is_settled(self) -> bool:
+        return self.done.done()
+
+    def add(self, request: Request) -> None:
+        """Take the engine's request for the next choice; a cancellation that came first counts."""
+        self.requests = (*self.requests, request)
+        if self.is_cancelled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Ask for the end within one step. Takes no lock: safe in signal handlers and finalisers."""
+        self.is_cancelled = True
+        for request in self.requests:
+            request.is_cancel_requested = True
+
+    def tell(self, event: TokenEvent) -> None:
+        """Pass one event on; the last one of the last choice settles the ticket. Called on the engine's thread."""
+        if self.is_settled:
+            return
+        if event.finish_reason is FinishReason.FAILED:
+            self.fail(self._error())
+            return
+        try:
+            if self._on_event is not None:
+                self._on_event(event)
+        except Exception as error:
+            self.fail(_callback_failed(event, error))
+            return
+        if self._keeps_events:
+            self.events.put(event)
+        if event.completion is not None:
+            self._complete(event.choice, event.completion)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, and ask the engine to end what still runs."""
+        self.cancel()
+        settle(self.done, error=error)
+        self.events.put(None)
+
+    def _complete(self, choice: int, completion: Completion) -> None:
+        self._completions[choice] = completion
+        if len(self._completions) < len(self.requests):
+            return
+        first, *others = (self._completions[choice] for choice in sorted(self._completions))
+        settle(self.done, result=replace(first, alternatives=tuple(others)) if others else first)
+        self.events.put(None)
+
+    def _error(self) -> KvarnError:
+        errors = (request.error for request in self.requests if request.error is not None)
+        return next(errors, BackendError("the request failed"))
+
+
+class RequestHandle:
+    """A submitted request: wait for its result, iterate over its events, or cancel it. Dropping it changes nothing."""
+
+    def __init__(self, ticket: Ticket, owner: object, engine_thread: threading.Thread) -> None:
+        self._ticket = ticket
+        self._owner = owner  # the model stays loaded while somebody may still ask for this answer
+        self._engine_thread = engine_thread
+        self._is_over = False
+
+    @property
+    def id(self) -> str:
+        return self._ticket.requests[0].id
+
+    @property
+    def state(self) -> RequestState:
+        """Of the first choice that has not ended, else of the first."""
+        requests = self._ticket.requests
+        return next((request.state for request in requests if not request.is_ended), requests[0].state)
+
+    def result(self, timeout: float | None = None) -> Completion:
+        """Wait for the whole answer; a cancelled one has what was said. TimeoutError leaves the request running."""
+        if not self._ticket.is_settled:
+            self._refuse_on_the_engines_thread()
+        return self._ticket.done.result(timeout)
+
+    def cancel(self) -> None:
+        """Ask for the end: the next event is the last. Without effect on an ended request; safe anywhere."""
+        self._ticket.cancel()
+
+    def __iter__(self) -> RequestHandle:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        if self._is_over:
+            raise StopIteration
+        self._refuse_on_the_engines_thread()
+        event = self._ticket.events.get()
+        if event is not None:
+            return event
+        self._is_over = True
+        error = self._ticket.done.exception()
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def _refuse_on_the_engines_thread(self) -> None:
+        if threading.current_thread() is self._engine_thread:
+            raise RequestError("waiting for an answer inside on_token would wait for ever; do it on another thread")
+
+
+class EventStream:
+    """Events of one request as they come; closing or dropping it cancels the request."""
+
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+        self._is_closed = False
+
+    def __iter__(self) -> EventStream:
+        return self
+
+    def __next__(self) -> TokenEvent:
+        if self._is_closed:
+            raise StopIteration
+        return next(self._handle)
+
+    def completion(self) -> Completion:
+        """Wait for the whole result."""
+        if self._is_closed:
+            raise Cancelled(f"the stream of request {self._handle.id} was closed before")
+        return self._handle.result()
+
+    def cancel(self) -> None:
+        """Ask for the end: the next event is the last, with what was said so far. Safe in a signal handler."""
+        self._handle.cancel()
+
+    def close(self) -> None:
+        """Cancel what is left and throw it away."""
+        self._is_closed = True
+        self._handle.cancel()
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def settle(future: Future[T], *, result: T | None = None, error: BaseException | None = None) -> None:
+    """Give a future its end, unless another thread (the watchdog, a caller that gave up) was faster."""
+    with suppress(InvalidStateError):
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+
+def _callback_failed(event: TokenEvent, error: Exception) -> RequestError:
+    failure = RequestError(
+        f"on_token of request {event.request_id} raised {type(error).__name__}: {error}; the request was cancelled"
+    )
+    failure.__cause__ = error
+    return failure

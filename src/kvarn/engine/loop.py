@@ -1,0 +1,261 @@
+"""The life of the engine's thread: take what callers ask, step, tell, sleep; and the watchdog beside it.
+
+Asking never waits for a lock, so that finalisers and signal handlers may do it at any time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from kvarn.engine.engine import Engine
+from kvarn.engine.handle import Ticket, settle
+from kvarn.errors import BackendError, KvarnError, RequestError
+from kvarn.types import TokenEvent
+
+T = TypeVar("T")
+log = logging.getLogger("kvarn.engine")
+
+COMPACT_AFTER_S = 2.0  # idle this long: pages of free blocks go back to the system ...
+FORGET_AFTER_S = 600.0  # ... and those of cached prefixes too
+MAX_FAILED_STEPS = 3  # in a row, outside any request: then the engine is given up
+STOP_TIMEOUT_S = 60.0  # a step in flight cannot be interrupted
+WATCH_EVERY_S = 10.0  # or a quarter of the step timeout, where that is shorter
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[T]):
+    """One piece of work for the engine's thread."""
+
+    work: Callable[[Engine], T]
+    answer: Future[T]
+
+    def run(self, engine: Engine) -> None:
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        try:
+            settle(self.answer, result=self.work(engine))
+        except BaseException as error:  # the caller's to handle
+            settle(self.answer, error=error)
+
+
+class Loop:
+    """Owns the engine, the inbox and the open tickets; private methods run on its thread."""
+
+    def __init__(self, engine: Engine, step_timeout_s: float, release: Callable[[], None]) -> None:
+        self.step_timeout_s = step_timeout_s
+        self.thread = threading.Thread(target=self._run, name="kvarn-engine", daemon=True)
+        self.heartbeat = time.monotonic()  # the last sign of life
+        self.tickets: dict[str, Ticket] = {}  # by request id
+        self._engine = engine
+        self._release = release
+        self._inbox: SimpleQueue[Asked[Any] | None] = SimpleQueue()  # None: only a reason to wake up
+        self._running: Asked[Any] | None = None
+        self._is_busy = False
+        self._is_stopping = False
+        self._failure: KvarnError | None = None  # why nothing is accepted
+        self._num_failed_steps = 0
+        self._housekeeping: list[tuple[float, bool]] = []  # (when, whether cached prefixes go too), soonest first
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        # At exit the thread is waited for: one that comes back from native code into a dead interpreter takes the
+        # process down.
+        atexit.register(self.stop, STOP_TIMEOUT_S)
+        self.thread.start()
+        threading.Thread(target=self._watch, name="kvarn-watchdog", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.thread.is_alive() and not self._stopped.is_set()
+
+    @property
+    def busy_s(self) -> float:
+        """Time since the last sign of life while there is work; 0.0 while idle."""
+        return time.monotonic() - self.heartbeat if self._is_busy else 0.0
+
+    def beat(self) -> None:
+        self.heartbeat = time.monotonic()
+
+    def ask(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Run work between two steps; on the engine's own thread, where no step is in flight, at once."""
+        asked = Asked(work, Future())
+        if threading.current_thread() is self.thread:
+            asked.run(self._engine)
+            return asked.answer
+        self._inbox.put(asked)
+        # Looked at after the put: whoever sets a failure empties the inbox afterwards, so nobody is left waiting.
+        failure = self._failure
+        if failure is None and not self.is_alive:  # also in a forked child, which has no such thread
+            failure = BackendError("the engine's thread is not running in this process; load the model here")
+        if failure is not None:
+            self._refuse_asked(failure)
+        return asked.answer
+
+    def ask_to_stop(self) -> None:
+        self._is_stopping = True
+        self._inbox.put(None)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; False when its step did not come back in time, or this is the thread itself."""
+        self.ask_to_stop()
+        if threading.current_thread() is self.thread:
+            return False
+        self.thread.join(0.0 if self._failure is not None and self.busy_s > self.step_timeout_s else timeout_s)
+        return not self.thread.is_alive()
+
+    def step_until(self, is_enough: Callable[[Engine], bool]) -> None:
+        """Step inside a piece of work, until is_enough or nothing is left to do."""
+        while not is_enough(self._engine) and self._engine.has_work and not self._is_stopping:
+            self._step()
+
+    def tell(self, events: Sequence[TokenEvent]) -> None:
+        """Pass events to their tickets."""
+        for event in events:
+            ticket = self.tickets.get(event.request_id)
+            if ticket is None:
+                continue
+            if event.finish_reason is not None:
+                del self.tickets[event.request_id]
+            ticket.tell(event)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except BaseException as error:
+            log.exception("the engine's thread ends")
+            self._failure = BackendError(f"the engine gave up: {error}; load the model again")
+        finally:
+            self._end()
+
+    def _turn(self) -> None:
+        if not self._engine.has_work:
+            self._take(self._sleep())
+        for _ in range(self._inbox.qsize()):  # not until empty: callers must not keep the engine from stepping
+            self._take(self._inbox.get())
+        if self._engine.has_work and not self._is_stopping:
+            self._step()
+        self._is_busy = False
+
+    def _take(self, asked: Asked[Any] | None) -> None:
+        if asked is None:
+            return
+        self._is_busy, self._running = True, asked
+        self.beat()
+        asked.run(self._engine)
+        self._running = None
+        self._recover()
+
+    def _step(self) -> None:
+        self._is_busy = True
+        self.beat()
+        try:
+            events = self._engine.step()
+            self._num_failed_steps = 0
+        except Exception as error:
+            self._step_failed(error)
+            events = []
+        self.tell(events)
+        self._recover()
+        if not self._engine.has_work:
+            self._housekeeping = [(self.heartbeat + COMPACT_AFTER_S, False), (self.heartbeat + FORGET_AFTER_S, True)]
+        elif (wait_s := self._engine.wait_s) > 0:  # for company: more requests may share the first step
+            with suppress(Empty):
+                self._take(self._inbox.get(timeout=wait_s))
+
+    def _step_failed(self, error: Exception) -> None:
+        """An exception that no request caused: end them all, and go on unless it keeps happening."""
+        log.exception("a step failed outside any request")
+        self._num_failed_steps += 1
+        if self._num_failed_steps == MAX_FAILED_STEPS:
+            raise error
+        failure = BackendError(f"the engine failed outside any request: {error or type(error).__name__}")
+        failure.__cause__ = error
+        for ticket in list(self.tickets.values()):
+            ticket.fail(failure)
+
+    def _sleep(self) -> Asked[Any] | None:
+        """Wait for something to do; memory goes back to the system meanwhile."""
+        while self._housekeeping:
+            when, drops_cached = self._housekeeping[0]
+            try:
+                return self._inbox.get(timeout=max(0.0, when - time.monotonic()))
+            except Empty:
+                self._housekeeping.pop(0)
+                self._compact(drops_cached)
+        return self._inbox.get()
+
+    def _compact(self, drops_cached: bool) -> None:
+        try:
+            self._engine.backend.return_kv(self._engine.kv.compact(drop_cached=drops_cached))
+        except Exception:
+            log.exception("idle memory was not returned")
+
+    def _end(self) -> None:
+        """Leave nobody waiting, then let go of the model."""
+        atexit.unregister(self.stop)
+        if self._failure is None:
+            self._failure = RequestError("this LLM is closed; make a new one")
+        for ticket in list(self.tickets.values()):
+            ticket.fail(_fresh(self._failure))
+        self._stopped.set()
+        self._refuse_asked(self._failure)
+        try:
+            self._engine.reap()
+            self._release()
+        except Exception:
+            log.exception("the model was not released cleanly")
+
+    def _refuse_asked(self, failure: KvarnError) -> None:
+        while True:
+            try:
+                asked = self._inbox.get_nowait()
+            except Empty:
+                return
+            if asked is not None:
+                settle(asked.answer, error=_fresh(failure))
+
+    def _recover(self) -> None:
+        """A stuck step that came back: the loop serves again."""
+        self.beat()  # first, so that the watchdog sees it has been too late
+        if self._failure is not None:
+            log.warning("a step that was stuck has come back after all")
+            self._failure = None
+
+    def _watch(self) -> None:
+        period = min(WATCH_EVERY_S, self.step_timeout_s / 4)
+        while not self._stopped.wait(period):
+            if self.busy_s > self.step_timeout_s and self._failure is None:
+                self._report_stuck()
+
+    def _report_stuck(self) -> None:
+        """Runs on the watchdog's thread: nobody shall wait for a step that may never end."""
+        since = self.heartbeat
+        failure = BackendError(
+            f"a step has been running for {self.busy_s:.1f} s, longer than step_timeout_s={self.step_timeout_s:g}; "
+            "the engine serves again when it ends"
+        )
+        self._failure = failure
+        if self.heartbeat != since or not self._is_busy:  # it has just ended, and may have cleared before we set
+            self._failure = None
+            return
+        log.error("%s", failure)
+        if self._running is not None:
+            settle(self._running.answer, error=_fresh(failure))
+        for ticket in list(self.tickets.values()):
+            ticket.fail(_fresh(failure))
+        self._refuse_asked(failure)
+
+
+def _fresh(error: KvarnError) -> KvarnError:
+    """A copy for one more caller: an exception object collects the traceback of everybody who raises it."""
+    return type(error)(*error.args)

@@ -1,0 +1,155 @@
+"""How long steps take, learned from the steps themselves, and how much of them prompts and low priorities may have.
+
+Seconds and row counts in, row counts out; knows no request, no model and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+FIRST_ROWS = 16  # of a prompt beside decodes, as long as nothing is known about their cost
+MAX_GROWTH = 2.0  # of the chunk from step to step: one lucky measurement must not freeze the others
+MIN_EXTRA = 0.1  # of the step: a prompt advances even when decoding alone takes longer than prefill_ms
+NUM_BASES = 3  # steps without prompts that are remembered for each number of decodes ...
+NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outliers
+REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
+SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
+MIN_REFRESH_STEPS = 8
+
+
+@dataclass(slots=True)
+class _Base:
+    """Steps without prompt rows, for one number of decodes."""
+
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_BASES))
+    num_wanted: int = 1  # more of them, before prompts are mixed in again
+    age: int = 0  # steps with prompts since the last of them
+    num_surprises: int = 0
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+class Pacer:
+    """Chunks of prompts sized by time.
+
+    |---------- step without prompt rows ----------|---- extra: rows x seconds per row ----|
+    |<------------ at most max_stretch x that, and never longer than prefill_s ------------>|
+    """
+
+    def __init__(self, max_stretch: float, prefill_s: float, max_rows: int) -> None:
+        self._max_stretch = max_stretch
+        self._prefill_s = prefill_s
+        self._max_rows = max_rows
+        self._bases: dict[int, _Base] = {}
+        self._beside: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # seconds, prompt rows, what else
+        self._alone: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # the same with nobody decoding
+        self._nobody = _Base(deque([0.0]), num_wanted=0)
+        self._last_rows = 0
+
+    def prompt_rows(self, num_decodes: int) -> int:
+        """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
+        if num_decodes == 0:
+            return self._max_rows
+        base = self._bases.get(_bucket(num_decodes))
+        if base is None or base.num_wanted > 0:
+            return 0
+        rows = min(self._affordable_rows(base.median_s), max(FIRST_ROWS, MAX_GROWTH * self._last_rows))
+        return max(1, min(int(rows), self._max_rows))
+
+    def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
+        """Learn from a step that was just done."""
+        if num_prompt_rows == 0:
+            base = self._bases.setdefault(_bucket(num_decodes), _Base())
+            base.seconds.append(seconds)
+            base.num_wanted = max(0, base.num_wanted - 1)
+            base.age = base.num_surprises = 0
+        elif num_decodes == 0:
+            self._alone.append((seconds, num_prompt_rows, self._nobody))
+        elif (known := self._bases.get(_bucket(num_decodes))) is not None:
+            self._learn_beside(known, num_decodes, num_prompt_rows, seconds)
+
+    def base_s(self, num_decodes: int) -> float | None:
+        """Seconds of a step with num_decodes and no prompt rows; None: not known."""
+        base = self._bases.get(_bucket(num_decodes)) if num_decodes else self._nobody
+        return None if base is None else base.median_s
+
+    def expected_s(self, num_decodes: int, num_prompt_rows: int) -> float | None:
+        """Seconds a step should take; None: not known."""
+        base_s, row_s = self.base_s(num_decodes), self.row_s
+        if base_s is None or (row_s is None and num_prompt_rows):
+            return None
+        return base_s + (row_s or 0.0) * num_prompt_rows
+
+    def seconds_for(self, num_tokens: int) -> float:
+        """Seconds a prompt would take alone; 0.0 as long as nothing is known."""
+        samples = self._alone or self._beside
+        return _row_s(samples) * num_tokens if samples else 0.0
+
+    @property
+    def row_s(self) -> float | None:
+        """Seconds per prompt row, beside decodes if that is known."""
+        samples = self._beside or self._alone
+        return _row_s(samples) if samples else None
+
+    def _affordable_rows(self, base_s: float) -> float:
+        row_s = self.row_s
+        if row_s is None:
+            return FIRST_ROWS
+        extra_s = min(self._max_stretch * base_s, self._prefill_s) - base_s
+        return max(extra_s, MIN_EXTRA * base_s) / max(row_s, 1e-9)
+
+    def _learn_beside(self, base: _Base, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
+        expected_s = self.expected_s(num_decodes, num_prompt_rows) if self._beside else None
+        self._last_rows = num_prompt_rows
+        self._beside.append((seconds, num_prompt_rows, base))
+        base.age += 1
+        is_surprise = expected_s is not None and not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE
+        base.num_surprises = base.num_surprises + 1 if is_surprise else 0
+        if base.age >= REFRESH_STEPS or (base.num_surprises >= 2 and base.age >= MIN_REFRESH_STEPS):
+            base.num_wanted = 2
+
+
+class BackgroundShare:
+    """A budget of time for low priorities: they earn a share of every step, and pay for what they take."""
+
+    def __init__(self, share: float, max_credit_s: float) -> None:
+        self._share = share
+        self._max_credit_s = max_credit_s
+        self._credit_s = 0.0
+
+    @property
+    def may_run(self) -> bool:
+        return self._credit_s > 0 or self._share >= 1.0
+
+    def settle(self, step_s: float, background_s: float) -> None:
+        """Account one step during which somebody waited in the background."""
+        self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._max_credit_s)
+
+    def reset(self) -> None:
+        """Nobody is in the background: nothing is earned, and nothing is owed."""
+        self._credit_s = 0.0
+
+
+def _bucket(num_decodes: int) -> int:
+    """Numbers of decodes that take about the same time: each on its own up to 8, then within 19%."""
+    return num_decodes if num_decodes <= 8 else 8 + round(4 * math.log2(num_decodes / 8))
+
+
+def _row_s(samples: Iterable[tuple[float, int, _Base]]) -> float:
+    """Median seconds per prompt row, weighted by rows: the short end of a prompt says little.
+
+    What else was in the step is subtracted as it is known now, not as it was known then.
+    """
+    costs = sorted((max(0.0, seconds - base.median_s) / rows, rows) for seconds, rows, base in samples)
+    half = sum(rows for _, rows in costs) / 2
+    for cost, rows in costs:
+        half -= rows
+        if half <= 0:
+            return cost
+    raise AssertionError("no samples")

@@ -1,0 +1,74 @@
+"""What an engine is doing, in numbers, and the meter that counts its steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+NUM_RECENT = 64  # steps that "recent" figures look back on
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A moment of an engine. Token and step counts are since the start, rates over the last 64 steps."""
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int  # findable and free: they give way when room is needed
+    blocks_shared: int  # held by more than one request
+    prefix_hit_tokens: int  # prompt tokens that were not computed because they lay in the cache
+    evictions: int  # of cached blocks
+    preemptions: int
+    steps: int
+    retried_steps: int  # failed in the backend and were computed again request by request
+    prompt_tokens: int  # computed; those of preempted requests count again
+    generated_tokens: int
+    tokens_per_s: float  # generated
+    step_s: float  # median
+    overhead_share: float  # of step time outside the backend: scheduling, text, Python
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step, measured."""
+
+    seconds: float
+    backend_s: float
+    prompt_tokens: int
+    generated_tokens: int
+
+
+class StepMeter:
+    """Counts steps; remembers the last ones."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.num_retried = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+        self._recent: deque[Step] = deque(maxlen=NUM_RECENT)
+
+    def add(self, step: Step) -> None:
+        self.num_steps += 1
+        self.prompt_tokens += step.prompt_tokens
+        self.generated_tokens += step.generated_tokens
+        self._recent.append(step)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(step.generated_tokens for step in self._recent) / self._seconds if self._recent else 0.0
+
+    @property
+    def step_s(self) -> float:
+        ordered = sorted(step.seconds for step in self._recent)
+        return ordered[len(ordered) // 2] if ordered else 0.0
+
+    @property
+    def overhead_share(self) -> float:
+        return 1.0 - sum(step.backend_s for step in self._recent) / self._seconds if self._recent else 0.0
+
+    @property
+    def _seconds(self) -> float:
+        return max(sum(step.seconds for step in self._recent), 1e-9)

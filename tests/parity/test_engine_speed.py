@@ -1,0 +1,155 @@
+"""What sharing and fairness are worth on a real model: prefix hits, one long prompt among answers, overhead.
+
+One measurement at a time, best or median of several; bounds that need a quiet machine are checked with --long only.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from kvarn import LLM, EngineConfig, RequestHandle, SamplingParams, TokenEvent
+from kvarn.bench.engine import measure
+from tests.assets import smollm2
+
+if TYPE_CHECKING:
+    from tests.conftest import Record, Size
+
+pytestmark = pytest.mark.model
+
+PREFIX_TOKENS = 1000
+KV_TOKEN_BYTES = 23_040  # of SmolLM2, f16
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(smollm2()), config=EngineConfig(backend="native", kv_bytes=12_000 * KV_TOKEN_BYTES)) as llm:
+        llm.generate("warm up", GREEDY.replace(max_tokens=4))
+        yield llm
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(1000, 40_000, count).tolist()
+    return ids
+
+
+def first_token_s(llm: LLM, prompt: Sequence[int]) -> float:
+    return llm.generate(prompt, GREEDY.replace(max_tokens=1)).timings.first_token_s
+
+
+def test_a_prefix_hit_takes_a_tenth_of_the_time_to_the_first_token(llm: LLM, record: Record) -> None:
+    cold, hit = [], []
+    for round in range(3):
+        prefix = random_ids(PREFIX_TOKENS, round)
+        cold.append(first_token_s(llm, [*prefix, 500 + round]))
+        hit += [first_token_s(llm, [*prefix, 600 + i]) for i in range(3)]
+    figures = {"cold_s": min(cold), "hit_s": min(hit), "share": min(hit) / min(cold)}
+    record("prefix-hit", figures)
+    assert figures["share"] <= 0.1, figures
+
+
+def test_requests_with_one_prefix_hold_it_once(llm: LLM, record: Record) -> None:
+    prefix, num_requests = random_ids(PREFIX_TOKENS, seed=77), 16
+    params = GREEDY.replace(max_tokens=200)
+    handles = [llm.submit([*prefix, *random_ids(5, seed=i)], params) for i in range(num_requests)]
+    for handle in handles:
+        next(handle)
+    kv = llm._runner.exclusively(lambda engine: engine.kv.stats())
+    for handle in handles:
+        handle.cancel()
+    for handle in handles:
+        handle.result(60)
+    record("shared-prefix-blocks", {"used": kv.used, "shared": kv.shared, "requests": num_requests})
+    num_full = PREFIX_TOKENS // llm.config.block_size
+    assert kv.shared == num_full
+    # Beside the prefix each has what is left of it, its own 5 tokens, and an answer shorter than 200.
+    assert kv.used <= num_full + num_requests * (1 + -(-(8 + 5 + 200) // llm.config.block_size))
+
+
+class Listener:
+    """When each token of each answer came."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = defaultdict(list)
+
+    def __call__(self, event: TokenEvent) -> None:
+        self.times[event.request_id].append(time.perf_counter())
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        """Times between tokens that both came from start to end."""
+        found: list[float] = []
+        for times in self.times.values():
+            inside = [t for t in times if start <= t <= end]
+            found += np.diff(inside).tolist()
+        return found
+
+
+def start_answers(llm: LLM, listener: Listener, count: int, seed: int) -> list[RequestHandle]:
+    params = GREEDY.replace(max_tokens=1000)
+    handles = [llm.submit(random_ids(32, seed + i), params, on_token=listener) for i in range(count)]
+    for handle in handles:
+        for _ in range(5):
+            next(handle)
+    return handles
+
+
+def end_answers(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.cancel()
+    for handle in handles:
+        handle.result(60)
+
+
+@pytest.mark.long
+def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Size, record: Record) -> None:
+    num_tokens = size(1500, 7000)
+    alone_s = first_token_s(llm, random_ids(num_tokens, seed=1))
+
+    listener = Listener()
+    handles = start_answers(llm, listener, 4, seed=100)
+    start = time.perf_counter()
+    time.sleep(size(2, 5))
+    undisturbed = statistics.median(listener.gaps(start, time.perf_counter()))
+    end_answers(handles)
+
+    listener = Listener()
+    handles = start_answers(llm, listener, 4, seed=200)
+    start = time.perf_counter()
+    beside_s = first_token_s(llm, random_ids(num_tokens, seed=2))
+    gaps = listener.gaps(start, time.perf_counter())
+    end_answers(handles)
+
+    figures = {
+        "prompt_tokens": num_tokens,
+        "undisturbed_ms": 1000 * undisturbed,
+        "median_stretch": statistics.median(gaps) / undisturbed,
+        "p99_stretch": float(np.quantile(gaps, 0.99)) / undisturbed,
+        "prefill_alone_s": alone_s,
+        "prefill_share": alone_s / beside_s,
+    }
+    record("long-prompt-beside-answers", figures)
+    assert figures["median_stretch"] <= 2.2, figures
+    assert figures["p99_stretch"] <= 3.0, figures
+    assert figures["prefill_share"] >= 0.45, figures
+
+
+def test_python_and_scheduling_take_little_of_a_step(llm: LLM, size: Size, is_long: bool, record: Record) -> None:
+    cost = measure(llm._runner, llm.spec.vocab_size, 32, num_steps=size(12, 48), rounds=size(2, 5))
+    figures = {
+        "step_ms": cost.step_ms,
+        "overhead_ms": cost.overhead_ms,
+        "overhead_share": cost.overhead_share,
+        "tokens_per_s": cost.tokens_per_s,
+        "throughput_share": cost.throughput_share,
+    }
+    record("engine-overhead-32", figures)
+    assert figures["overhead_share"] <= 0.05, figures
+    if is_long:  # a ratio of two times: only a quiet machine can tell 95% from 92%
+        assert figures["throughput_share"] >= 0.95, figures

@@ -1,0 +1,242 @@
+"""Random lives of an engine: whatever happens around it, a request gets exactly the answer it would get alone.
+
+Operations: submit (also n choices, which fork), step, cancel, preempt, evict, compact, and steps that fail, are
+interrupted or compute nonsense; pools of 2 to 500 blocks. After each: the cache's own check, and the invariants below.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+
+from kvarn.backends.fake import FakeBackend
+from kvarn.config import POLICIES
+from kvarn.engine.engine import Engine
+from kvarn.errors import InvalidParameter, PromptTooLong
+from kvarn.request import Request, RequestState
+from kvarn.types import Completion, FinishReason, SamplingParams
+from tests.conftest import Size
+from tests.unit.engine.fake import SimulatedClock, completion_of, make_engine, run_to_end
+
+BOMB, NAN = 255, 254  # computing the first raises, the second gives no numbers
+POISON = {BOMB: RuntimeError("poisoned"), NAN: "nan"}
+POOLS = {"tiny": (2, 3, 4), "small": (6, 10, 25), "large": (100, 500)}
+CONTEXT = 60
+MAX_OPEN = 14
+MAX_STEPS_OPEN = 600  # no request stays longer, whatever its priority and its neighbours
+Place = tuple[tuple[float, ...], int, int]  # key, number, preemptions
+PREFIXES = [tuple(random.Random(seed).choices(range(1, 250), k=30)) for seed in range(3)]
+
+
+class World:
+    """One engine, the requests it has open, and what may have happened to them."""
+
+    def __init__(self, rng: random.Random, pools: Sequence[int]) -> None:
+        self.rng = rng
+        self.engine = random_engine(rng, pools)
+        self.backend: FakeBackend = self.engine.backend  # type: ignore[assignment]
+        self.open: dict[str, tuple[Request, int]] = {}  # and the step it came in
+        self.excused: set[str] = set()  # had a row in a step whose logits were nonsense
+        self.num_steps = 0
+        self.num_ended = 0
+        self.longest = 0
+
+    def submit(self) -> None:
+        if len(self.open) >= MAX_OPEN:
+            return
+        prompt, params = random_prompt(self.rng, self.engine.admission.context), random_params(self.rng)
+        tenant = self.rng.choice(["", "", "other"])
+        try:
+            first = self.engine.submit(prompt, params, tenant=tenant)
+        except (PromptTooLong, InvalidParameter):
+            return
+        self.open[first.id] = first, self.num_steps
+        for choice in range(1, params.n):
+            other = self.engine.submit(prompt, params, tenant=tenant, choice=choice, fork_of=first)
+            self.open[other.id] = other, self.num_steps
+
+    def step(self) -> None:
+        places = queue_of(self.engine)
+        self.num_steps += 1
+        fault = self.backend.faults.get(len(self.backend.batch_sizes))
+        try:
+            events = self.engine.step()
+        except KeyboardInterrupt:
+            return
+        for request, _ in self.open.values():
+            if fault == "nan" and request.is_ended:
+                self.excused.add(request.id)
+        self.check_order(places)
+        for event in events:
+            if event.completion is not None:
+                request, since = self.open.pop(event.request_id)
+                self.longest = max(self.longest, self.num_steps - since)
+                self.check_answer(request, event.completion)
+        oldest = min((since for _, since in self.open.values()), default=self.num_steps)
+        assert self.num_steps - oldest <= MAX_STEPS_OPEN, "somebody starves"
+
+    def cancel(self) -> None:
+        if self.open:
+            self.rng.choice(list(self.open.values()))[0].is_cancel_requested = True
+
+    def preempt(self) -> None:
+        running = [request for request, _ in self.open.values() if request.state is RequestState.RUNNING]
+        if running:
+            self.engine.scheduler.preempt(self.rng.choice(running))
+
+    def reprioritise(self) -> None:
+        if self.open:
+            self.engine.reprioritise(self.rng.choice(list(self.open.values()))[0], self.rng.randint(-2, 2))
+
+    def evict(self) -> None:
+        self.backend.return_kv(self.engine.kv.compact(drop_cached=True))
+
+    def compact(self) -> None:
+        self.backend.return_kv(self.engine.kv.compact())
+
+    def fail(self) -> None:
+        faults = [RuntimeError("boom"), MemoryError(), KeyboardInterrupt(), "nan"]
+        self.backend.faults[len(self.backend.batch_sizes)] = self.rng.choice(faults)
+        self.step()
+
+    def check(self) -> None:
+        self.engine.kv.check()
+        self.engine.scheduler._waiting.check()
+        for request, _ in self.open.values():
+            held = self.engine.kv.num_tokens(request.id)
+            assert held == (request.num_computed if request.state is RequestState.RUNNING else 0)
+        num_alive = sum(not request.is_ended for request, _ in self.open.values())
+        assert self.engine.scheduler.num_running + self.engine.scheduler.num_waiting == num_alive
+
+    def check_order(self, keys: dict[str, Place]) -> None:
+        """Nobody was taken from the queue while one before it was left there."""
+        left = {name: place for name, place in queue_of(self.engine).items() if place == keys.get(name)}
+        started = [keys[r.id] for r, _ in self.open.values() if r.id in keys and r.state is RequestState.RUNNING]
+        assert not left or not started or max(started)[:2] < min(left.values())[:2]
+
+    def check_answer(self, request: Request, completion: Completion) -> None:
+        self.num_ended += 1
+        expected = alone(request.prompt_ids, request.params.replace(n=1, deadline_s=None), request.choice)
+        num_tokens = len(completion.token_ids)
+        assert completion.token_ids == expected.token_ids[:num_tokens]
+        is_cut = num_tokens == request.max_total_tokens - request.num_prompt  # by a pool too small for more
+        if completion.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert is_cut or completion.finish_reason is expected.finish_reason
+            assert is_cut or num_tokens == len(expected.token_ids)
+            assert completion.prompt_logprobs == (expected.prompt_logprobs if request.choice == 0 else None)
+        elif completion.finish_reason is FinishReason.FAILED:
+            tokens = (*request.prompt_ids, *expected.token_ids)
+            assert request.id in self.excused or BOMB in tokens or NAN in tokens, "a neighbour's fault reached it"
+
+    def drain(self) -> None:
+        while self.engine.has_work:
+            self.step()
+            self.check()
+        assert not self.open
+        assert self.engine.kv.stats().used == 0
+        assert not self.engine._open
+        assert not self.engine.decoder._choices  # type: ignore[attr-defined]
+        assert not self.engine.stream._readers
+
+
+OPERATIONS = {
+    World.submit: 20,
+    World.step: 60,
+    World.cancel: 2,
+    World.preempt: 3,
+    World.reprioritise: 2,
+    World.evict: 1,
+    World.compact: 2,
+    World.fail: 2,
+}
+
+
+@pytest.mark.parametrize("pools", POOLS)
+def test_whatever_happens_every_request_gets_the_answer_it_would_get_alone(pools: str, size: Size) -> None:
+    rng, num_operations = random.Random(pools), size(1_400, 36_000)
+    num_ended = num_preemptions = num_hits = longest = 0
+    for _ in range(num_operations // 200):
+        world = World(rng, POOLS[pools])
+        for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=200):
+            operation(world)
+            world.check()
+        world.drain()
+        stats = world.engine.stats()
+        num_ended += world.num_ended
+        num_preemptions += stats.preemptions
+        num_hits += stats.prefix_hit_tokens
+        longest = max(longest, world.longest)
+    print(f"{pools}: {num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, at most {longest} steps")
+    assert num_ended > num_operations // 20
+    assert num_preemptions > num_operations // 100
+    assert num_hits > num_operations // 100
+
+
+def queue_of(engine: Engine) -> dict[str, Place]:
+    """Where each waiting request stands, and how often it was preempted before."""
+    heap = engine.scheduler._waiting._heap
+    return {request.id: (key, number, request.num_preemptions) for key, number, request in heap}
+
+
+def random_engine(rng: random.Random, pools: Sequence[int]) -> Engine:
+    clock = SimulatedClock(step_s=0.010, row_s=0.0005)
+    return make_engine(
+        num_blocks=rng.choice(pools),
+        context=CONTEXT,
+        max_batch_tokens=rng.choice([4, 16, 64]),
+        poison=POISON,  # type: ignore[arg-type]
+        clock=clock,
+        policy=rng.choice(POLICIES),
+        max_running=rng.choice([1, 3, 16]),
+        max_stretch=rng.choice([1.0, 1.5, 3.0]),
+        background_share=rng.choice([0.0, 0.15, 1.0]),
+        ageing_s=0.5,
+        max_wait_ms=0.0,
+        prefix_cache=rng.random() < 0.8,
+    )
+
+
+def random_prompt(rng: random.Random, context: int) -> tuple[int, ...]:
+    """Often a prefix others have too; mostly one that fits."""
+    shared = rng.choice(PREFIXES)[: rng.choice([0, 4, 7, 16, 30])]
+    prompt = (*shared, *rng.choices(range(1, 250), k=rng.randint(1, 12)))
+    if rng.random() < 0.95:
+        prompt = prompt[: max(1, context - rng.randint(1, 8))]
+    return (*prompt[:-1], rng.choice([BOMB, NAN])) if rng.random() < 0.05 else prompt
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0.0, 50.0]),
+        seed=rng.randint(0, 5),
+        max_tokens=rng.randint(1, 16),
+        n=rng.choice([1, 1, 1, 1, 2, 4]),
+        ignore_eos=rng.random() < 0.5,
+        presence_penalty=rng.choice([0.0, 0.0, 1.5]),
+        logprobs=rng.choice([None, None, 2]),
+        prompt_logprobs=rng.choice([None, None, None, 1]),
+        priority=rng.randint(-2, 2),
+        deadline_s=rng.choice([None, None, None, 0.3]),
+        slo_ms=rng.choice([None, 10.0, 1000.0]),
+        reuse_cache=rng.random() < 0.9,
+        free_cache_on_finish=rng.random() < 0.1,
+        prefill_only=rng.random() < 0.05,
+    )
+
+
+def alone(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> Completion:
+    """The completion of a request that has an engine for itself."""
+    return _alone(prompt, tuple((name, getattr(params, name)) for name in ASKED), choice)
+
+
+ASKED = ("temperature", "seed", "max_tokens", "ignore_eos", "presence_penalty", "prompt_logprobs", "prefill_only")
+
+
+@cache
+def _alone(prompt: tuple[int, ...], params: tuple[tuple[str, object], ...], choice: int) -> Completion:
+    engine = make_engine(context=CONTEXT, max_batch_tokens=64, poison=POISON)  # type: ignore[arg-type]
+    request = engine.submit(prompt, SamplingParams(**dict(params)), choice=choice)  # type: ignore[arg-type]
+    return completion_of(run_to_end(engine), request)

@@ -1,0 +1,112 @@
+"""Prompt chunks sized by measured time, and the share of low priorities."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+
+import pytest
+
+from kvarn.engine.pacing import FIRST_ROWS, REFRESH_STEPS, BackgroundShare, Pacer
+
+BASE_S, ROW_S = 0.010, 0.0004
+
+
+def steps(pacer: Pacer, num_steps: int, *, num_decodes: int = 4, noise: float = 0.0, seed: int = 0) -> list[int]:
+    """Run a simulated machine with an endless prompt; the prompt rows of each step."""
+    rng, rows_of = random.Random(seed), []
+    for _ in range(num_steps):
+        rows = pacer.prompt_rows(num_decodes)
+        seconds = (BASE_S if num_decodes else 0.002) + ROW_S * rows
+        pacer.observe(num_decodes, rows, seconds * (1 + noise * rng.random() + 3 * noise * (rng.random() < 0.05)))
+        rows_of.append(rows)
+    return rows_of
+
+
+def test_with_nobody_decoding_a_chunk_is_as_long_as_allowed() -> None:
+    assert Pacer(2.0, 0.150, 512).prompt_rows(0) == 512
+
+
+def test_a_step_goes_without_prompts_until_it_is_known_how_long_that_takes() -> None:
+    pacer = Pacer(2.0, 0.150, 512)
+    assert pacer.prompt_rows(4) == 0
+    pacer.observe(4, 0, BASE_S)
+    assert pacer.prompt_rows(4) == FIRST_ROWS
+
+
+@pytest.mark.parametrize("stretch", [1.5, 2.0, 4.0])
+def test_chunks_settle_where_the_step_takes_max_stretch_times_as_long(stretch: float) -> None:
+    rows = steps(Pacer(stretch, 1.0, 512), 60)[20:]
+    times = [BASE_S + ROW_S * n for n in rows if n]
+    assert max(times) <= stretch * BASE_S * 1.01
+    assert min(times) >= stretch * BASE_S * 0.93
+
+
+def test_no_step_with_a_prompt_takes_longer_than_prefill_ms() -> None:
+    rows = steps(Pacer(50.0, 0.030, 512), 60)[20:]
+    assert 0.028 <= max(BASE_S + ROW_S * n for n in rows) <= 0.0301
+
+
+def test_noise_and_outliers_do_not_upset_the_chunks() -> None:
+    rows = [n for n in steps(Pacer(2.0, 0.150, 512), 400, noise=0.2)[20:] if n]
+    times = sorted((BASE_S + ROW_S * n) / BASE_S for n in rows)
+    assert times[len(times) // 2] == pytest.approx(2.0, abs=0.35)
+    assert times[int(len(times) * 0.99)] < 2.8
+
+
+def test_chunks_grow_at_most_twofold_from_step_to_step() -> None:
+    rows = [n for n in steps(Pacer(20.0, 1.0, 4096), 12) if n]
+    assert all(b <= max(FIRST_ROWS, 2 * a) for a, b in itertools.pairwise(rows))
+
+
+def test_now_and_then_a_step_goes_without_prompts_to_measure_again() -> None:
+    rows = steps(Pacer(2.0, 0.150, 512), 4 * REFRESH_STEPS)
+    assert 6 <= rows.count(0) <= 8
+
+
+def test_a_machine_that_slows_down_as_a_whole_does_not_starve_the_prompt() -> None:
+    """Other programs take half of the processor for a while: decodes and prompts suffer alike, so chunks stay."""
+    pacer = Pacer(2.0, 0.150, 512)
+    usual = steps(pacer, 50)[-1]
+    slow = []
+    for _ in range(300):
+        rows = pacer.prompt_rows(4)
+        pacer.observe(4, rows, 2 * (BASE_S + ROW_S * rows))
+        slow.append(rows)
+    assert statistics.mean(slow) > 0.8 * usual
+    assert statistics.mean(slow[50:]) > 0.9 * usual
+    again = steps(pacer, 300)
+    assert statistics.mean(again) < 1.2 * usual
+    assert max(again[40:]) <= usual + 1
+
+
+def test_a_prompt_advances_even_when_decoding_alone_takes_longer_than_prefill_ms() -> None:
+    pacer = Pacer(2.0, 0.005, 512)
+    rows = steps(pacer, 30)
+    assert min(rows[1:]) >= 1
+
+
+def test_the_time_of_a_prompt_is_estimated_from_prompts_that_ran() -> None:
+    pacer = Pacer(2.0, 0.150, 512)
+    assert pacer.seconds_for(1000) == 0.0
+    steps(pacer, 3, num_decodes=0)
+    assert pacer.seconds_for(1000) == pytest.approx(1000 * ROW_S, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.5])
+def test_the_background_gets_its_share_of_time_and_no_more(share: float) -> None:
+    budget, background_s, total_s = BackgroundShare(share, 0.150), 0.0, 0.0
+    for _ in range(2_000):
+        extra_s = 0.007 if budget.may_run else 0.0
+        budget.settle(0.010 + extra_s, extra_s)
+        background_s += extra_s
+        total_s += 0.010 + extra_s
+    assert background_s / total_s <= share + 0.01
+    assert background_s / total_s >= min(share, 0.41) - 0.01
+
+
+def test_a_full_share_always_runs() -> None:
+    budget = BackgroundShare(1.0, 0.150)
+    budget.settle(0.010, 0.010)
+    assert budget.may_run

@@ -1,0 +1,206 @@
+"""kvarn.AsyncLLM on a tiny model: streams, cancellation by every way out, several event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvarn
+from kvarn import AsyncLLM, FinishReason, SamplingParams
+from tests.chat_model import write_chat_model
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+ENDLESS = GREEDY.replace(max_tokens=1500)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[AsyncLLM]:
+    llm = AsyncLLM(str(path), backend="reference", context=1600)
+    asyncio.run(llm.load())
+    yield llm
+    asyncio.run(llm.close())
+
+
+async def becomes_idle(llm: AsyncLLM) -> bool:
+    """Whether nothing is left to do well before an endless answer could have ended by itself."""
+    engine = llm.llm._model.engine
+    for _ in range(200):
+        if llm.llm._runner.exclusively(lambda engine: not engine.has_work):
+            break
+        await asyncio.sleep(0.005)
+    return not engine.has_work and engine.kv.num_free == engine.kv.num_blocks
+
+
+def test_a_stream_tells_the_same_as_generate(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        events = [event async for event in llm.stream("hello", GREEDY)]
+        assert [event.index for event in events] == list(range(8))
+        assert events[-1].completion is not None
+        completion = await llm.generate("hello", GREEDY)
+        assert completion.token_ids == events[-1].completion.token_ids
+        assert completion.token_ids == llm.llm.generate("hello", GREEDY).token_ids
+
+    asyncio.run(main())
+
+
+def test_coroutines_share_steps_and_get_what_they_get_alone(llm: AsyncLLM) -> None:
+    texts = ["one", "two", "three", "four"]
+    alone = [llm.llm.generate(text, GREEDY).token_ids for text in texts]
+
+    async def read(text: str) -> tuple[int | None, ...]:
+        return tuple([event.token_id async for event in llm.stream(text, GREEDY)])
+
+    async def main() -> None:
+        assert await asyncio.gather(*map(read, texts)) == alone
+        assert [completion.token_ids for completion in await llm.generate(texts, GREEDY)] == alone
+
+    asyncio.run(main())
+
+
+def test_chat_and_score_are_coroutines(llm: AsyncLLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def main() -> None:
+        chat = await llm.chat(messages, GREEDY)
+        assert chat.token_ids == llm.llm.chat(messages, GREEDY).token_ids
+        assert tuple([event.token_id async for event in llm.stream(messages, GREEDY)]) == chat.token_ids
+        assert (await llm.score([1, 2, 3])).shape == (2,)
+        with pytest.raises(kvarn.UnsupportedModel, match="encoder"):
+            await llm.embed("text")
+
+    asyncio.run(main())
+
+
+def test_closing_the_iterator_cancels(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = llm.stream("hello", ENDLESS)
+        assert (await anext(stream)).index == 0
+        await stream.aclose()
+        assert [event async for event in stream] == []
+        assert await becomes_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_cancels(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        async for event in llm.stream("hello", ENDLESS):
+            if event.index == 2:
+                break
+        gc.collect()
+        assert await becomes_idle(llm)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["stream", "generate", "list"])
+def test_cancelling_the_task_cancels_the_request(llm: AsyncLLM, way: str) -> None:
+    async def work() -> None:
+        if way == "stream":
+            async for _ in llm.stream("hello", ENDLESS):
+                pass
+        else:
+            await llm.generate("hello" if way == "generate" else ["a", "b"], ENDLESS)  # type: ignore[call-overload]
+
+    async def main() -> None:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await becomes_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_a_task_cancelled_before_its_request_was_accepted_leaves_nothing_behind(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        for delay in (0.0, 0.0005, 0.001, 0.002, 0.004):
+            task = asyncio.create_task(llm.generate("hello", ENDLESS))
+            await asyncio.sleep(delay)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert await becomes_idle(llm)
+
+    asyncio.run(main())
+
+
+def test_cancel_keeps_what_was_said(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = llm.stream("hello", ENDLESS)
+        await anext(stream)
+        stream.cancel()
+        events = [event async for event in stream]
+        assert events[-1].finish_reason is FinishReason.CANCELLED
+        assert events[-1].completion is not None
+        assert len(events[-1].completion.token_ids) == len(events)
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_ends_takes_its_requests_along(llm: AsyncLLM) -> None:
+    streams = []
+
+    async def main() -> None:
+        stream = llm.stream("hello", ENDLESS)
+        await anext(stream)
+        streams.append(stream)  # not closed, not collected
+
+    asyncio.run(main())
+    assert asyncio.run(becomes_idle(llm))
+
+
+def test_several_event_loops_may_share_a_model(llm: AsyncLLM) -> None:
+    expected = {text: llm.llm.generate(text, GREEDY).token_ids for text in "abcd"}
+    found: dict[str, Any] = {}
+
+    async def read(text: str) -> None:
+        found[text] = tuple([event.token_id async for event in llm.stream(text, GREEDY)])
+
+    threads = [threading.Thread(target=asyncio.run, args=(read(text),)) for text in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert found == expected
+
+
+def test_refusals_are_raised_by_the_first_step_of_the_iterator(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        with pytest.raises(kvarn.InvalidParameter, match="empty"):
+            await llm.generate([])
+        with pytest.raises(kvarn.PromptTooLong):
+            await anext(llm.stream([5] * 2000, GREEDY))
+        with pytest.raises(kvarn.InvalidParameter, match="SamplingParams"):
+            await llm.generate("a", {"max_tokens": 5})  # type: ignore[call-overload]
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_not_loaded_or_closed_says_so(path: Path) -> None:
+    async def main() -> None:
+        llm = AsyncLLM(str(path), backend="reference")
+        with pytest.raises(kvarn.RequestError, match="not loaded"):
+            await llm.generate("a", GREEDY)
+        async with llm:
+            await llm.generate("a", GREEDY)
+            stream = llm.stream("a", ENDLESS)
+            await anext(stream)
+        with pytest.raises(kvarn.RequestError, match="closed"):
+            [event async for event in stream]
+        with pytest.raises(kvarn.RequestError, match="closed"):
+            await llm.generate("a", GREEDY)
+
+    asyncio.run(main())
