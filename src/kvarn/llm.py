@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 import numpy as np
@@ -33,7 +34,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         threads: int | None = None,
         context: int | None = None,
@@ -49,7 +50,7 @@ class LLM:
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
-        path = resolve(model, offline=is_offline(), on_progress=progress)
+        path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._runner = Runner(self._model.engine)
@@ -83,9 +84,10 @@ class LLM:
 
     def generate(self, prompt: Prompt | Prompts, params: SamplingParams | None = None) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list of completions."""
-        if _is_single(prompt):
-            return self._submit(self._encode(prompt), params).completion()
-        prompts = [self._encode(one) for one in prompt]
+        given = _listed(prompt)
+        if isinstance(given, str) or isinstance(given[0], int | np.integer):
+            return self._submit(self._encode(given), params).completion()
+        prompts = [self._encode(one) for one in given]
         streams: list[EventStream] = []
         try:
             streams.extend(self._submit(ids, params) for ids in prompts)
@@ -109,7 +111,10 @@ class LLM:
         """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
         if _is_messages(prompt):
             return self._answer(prompt, params, tools)
-        return self._submit(self._encode(prompt), params)
+        given = _listed(prompt)
+        if not isinstance(given, str) and isinstance(given[0], str):
+            raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
+        return self._submit(self._encode(given), params)
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
@@ -124,8 +129,7 @@ class LLM:
     def embed(self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True) -> Float32:
         """One vector per text, (n, dim); for encoder models."""
         pooling = self._pooling(pooling)
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        ids = [self._encode(text) for text in texts]
+        ids = [self.tokenizer.encode(text) for text in _texts(texts)]
         for one in ids:
             self._model.engine.admission.check_length(len(one), self.context)
         if not ids:
@@ -184,16 +188,37 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
     return config
 
 
-def _is_single(prompt: object) -> bool:
-    """A text, or a list of token ids; anything else is a list of prompts."""
+def _model_name(model: object) -> str:
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if isinstance(name, str):
+            return name
+    raise ConfigError(f"model is {model!r:.60}; give a path, an alias, pypi:package or hf:org/repo")
+
+
+def _listed(prompt: object) -> str | list[Any]:
+    """A text as it is; anything else as a list that is not empty, so that an iterator is read once."""
     if isinstance(prompt, str):
-        return True
-    if not isinstance(prompt, Iterable):
-        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
-    first = next(iter(prompt), None)
-    if first is None:
+        return prompt
+    items = _items(prompt)
+    if not items:
         raise InvalidParameter("the prompt is an empty list; give at least one prompt or token")
-    return isinstance(first, int | np.integer)
+    return items
+
+
+def _items(prompt: object) -> list[Any]:
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping | Set):
+        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
+    return list(prompt)
+
+
+def _texts(texts: object) -> list[str]:
+    if isinstance(texts, str):
+        return [texts]
+    given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Set) else None
+    if given is None or not all(isinstance(text, str) for text in given):
+        raise InvalidParameter(f"texts is {texts!r:.60}; give a string or a list of strings")
+    return given
 
 
 def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
@@ -202,10 +227,8 @@ def _is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 def _whole_numbers(ids: object) -> list[int]:
     """Token ids as plain integers; NumPy's count as such, bools and floats do not."""
-    if not isinstance(ids, Iterable) or isinstance(ids, bytes | dict):
-        raise InvalidParameter(f"the prompt is {ids!r:.60}; give a string, token ids, or a list of them")
     numbers = []
-    for token_id in ids:
+    for token_id in _items(ids):
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
             raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers")
         numbers.append(int(token_id))

@@ -37,10 +37,21 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; never returns."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    app()
+    guarded(app.__call__)()
+
+
+def _open_missing_streams() -> None:
+    """Put nothing in the place of streams the caller closed (`>&-`): Python leaves None there."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,12 +79,14 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _sentence(error: BaseException) -> str:
-    from kvarn.cli.text import printable
+    from kvarn.cli.text import printable, system_sentence
 
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory; set a smaller context= or use a smaller model"
+    if isinstance(error, OSError):
+        return system_sentence(error)
     text = printable(" ".join(str(error).split()))
-    if isinstance(error, KvarnError | OSError | MemoryError):
+    if isinstance(error, KvarnError | MemoryError):
         return text
     return f"internal error, {type(error).__name__}: {text}; KVARN_DEBUG=1 shows where"
 

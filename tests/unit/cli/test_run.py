@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -174,3 +175,44 @@ def test_an_interrupt_ends_with_130_and_no_traceback(endless: str, environment: 
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in error
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_failure(model: str, environment: dict[str, str], closed: str) -> None:
+    command = shlex.join([*COMMAND, "run", "-m", model, *FIXED, "hello"])
+    done = _shell(f"{command} {closed}", environment)
+    assert done.returncode == 0
+    assert b"error" not in done.stderr
+
+
+@pytest.mark.parametrize("stdin", ["<&-", "</dev/null"])
+def test_an_empty_stdin_is_no_prompt(model: str, environment: dict[str, str], stdin: str) -> None:
+    command = shlex.join([*COMMAND, "run", "-m", model, "-"])
+    done = _shell(f"{command} {stdin}", environment)
+    assert_one_sentence(done, "stdin is empty")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("doctor",), ("ls",), ("--version",)])
+def test_a_full_disk_under_the_output_is_one_sentence(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"kvarn: No space left on device; ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("offset", [8, 16, 40, 200, 2_000, 4_000])
+def test_a_damaged_model_is_one_sentence_with_the_file_and_a_remedy(
+    kvarn: Kvarn, model: str, tmp_path: Path, offset: int
+) -> None:
+    data = bytearray(Path(model).read_bytes())
+    data[offset : offset + 8] = b"\xff" * 8
+    path = tmp_path / "hurt.gguf"
+    path.write_bytes(data)
+    assert_one_sentence(kvarn("run", "-m", str(path), "hello"), "hurt.gguf", "again")
+
+
+def _shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(line, shell=True, capture_output=True, timeout=60, env=environment, check=False)
