@@ -20,8 +20,9 @@ from kvarn.cli.models import list_models, pull, remove
 from kvarn.cli.run import run
 from kvarn.cli.show import show
 from kvarn.config import is_debug
-from kvarn.errors import KvarnError
+from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
+WRONG_USAGE = 2
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -73,7 +74,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if is_debug():
                 raise
             print(f"kvarn: {_sentence(error)}", file=sys.stderr)
-            raise SystemExit(1) from None
+            raise SystemExit(WRONG_USAGE if isinstance(error, ConfigError | InvalidParameter) else 1) from None
 
     return wrapper
 

@@ -113,15 +113,18 @@ def test_a_truncated_model_is_one_sentence(kvarn: Kvarn, model: str, tmp_path: P
     ],
 )
 def test_values_out_of_range_are_named(kvarn: Kvarn, model: str, option: str, value: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, f"{option}={value}", "hello"), option.strip("-").replace("-", "_"))
+    assert_one_sentence(
+        kvarn("run", "-m", model, f"{option}={value}", "hello"), option.strip("-").replace("-", "_"), code=2
+    )
 
 
 def test_invalid_utf8_on_stdin_is_one_sentence_with_the_byte(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, "-", stdin=b"ok \xff\xfe"), "not valid UTF-8", "0xff at offset 3")
+    done = kvarn("run", "-m", model, "-", stdin=b"ok \xff\xfe")
+    assert_one_sentence(done, "not valid UTF-8", "0xff at offset 3", code=2)
 
 
 def test_an_invalid_utf8_argument_is_one_sentence(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, b"caf\xe9"), "not valid UTF-8")
+    assert_one_sentence(kvarn("run", "-m", model, b"caf\xe9"), "not valid UTF-8", code=2)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(kvarn: Kvarn, model: str) -> None:
@@ -130,7 +133,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(kvarn: Kv
 
 
 def test_a_context_beyond_the_models_is_refused(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, "--context", "100000", "hello"), "100,000", "2,048")
+    assert_one_sentence(kvarn("run", "-m", model, "--context", "100000", "hello"), "100,000", "2,048", code=2)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_a_closed_output_is_no_failure(model: str, environment: dict[str, str], 
 def test_an_empty_stdin_is_no_prompt(model: str, environment: dict[str, str], stdin: str) -> None:
     command = shlex.join([*COMMAND, "run", "-m", model, "-"])
     done = _shell(f"{command} {stdin}", environment)
-    assert_one_sentence(done, "stdin is empty")
+    assert_one_sentence(done, "stdin is empty", code=2)
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("doctor",), ("ls",), ("--version",)])
