@@ -63,7 +63,7 @@ clean:  ## remove the virtual environment and everything built; downloads stay
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(PYTHON) is missing or older than 3.11; install a newer Python or say make PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --upgrade-deps $(VENV)
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(NATIVE) $(PACKAGE)

@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from kvarn.config import EngineConfig
 from kvarn.engine.handle import Ticket
-from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single
+from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single, listed
 from kvarn.engine.runner import Submission
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import RequestError
@@ -99,9 +99,10 @@ class AsyncLLM:
         self, prompt: Prompt | Prompts, params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list. Cancelling the task cancels the requests."""
-        if is_single(prompt):
-            return (await self._complete([partial(self.llm._prepare, prompt, params)]))[0]
-        return await self._complete([partial(self.llm._prepare, one, params) for one in prompt])
+        given = listed(prompt)
+        if is_single(given):
+            return (await self._complete([partial(self.llm._prepare, given, params)]))[0]
+        return await self._complete([partial(self.llm._prepare, one, params) for one in given])
 
     async def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, tools: Sequence[Any] | None = None

@@ -1,7 +1,7 @@
 """EngineConfig, and the only place in Kvarn that reads environment variables.
 
 KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
-KVARN_OFFLINE   1: never open a connection
+KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, ...)
 KVARN_DEBUG     1: the command line shows tracebacks
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token

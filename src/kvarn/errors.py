@@ -83,7 +83,7 @@ class PromptTooLong(RequestError):
 
     def __init__(self, num_tokens: int, limit: int) -> None:
         super().__init__(
-            f"prompt has {num_tokens:,} tokens, the context allows {limit:,}; shorten the prompt or raise context="
+            f"prompt has {num_tokens:,} tokens, the context allows {limit:,}; shorten it or set a larger context"
         )
         self.num_tokens = num_tokens
         self.limit = limit

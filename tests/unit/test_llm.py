@@ -42,6 +42,17 @@ def test_a_list_gives_a_list_in_order(llm: LLM) -> None:
     assert [c.token_ids for c in llm.generate(ids, GREEDY)] == alone
 
 
+def test_an_iterator_of_prompts_or_tokens_is_read_from_its_first_item(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("hello")
+    assert llm.generate(iter(ids), GREEDY).usage.prompt_tokens == len(ids)  # type: ignore[call-overload]
+    assert len(llm.generate(iter(["one", "two"]), GREEDY)) == 2  # type: ignore[call-overload]
+
+
+def test_a_stream_of_several_texts_is_refused_with_what_takes_them(llm: LLM) -> None:
+    with pytest.raises(kvarn.InvalidParameter, match="generate several"):
+        llm.stream(["one", "two"], GREEDY)  # type: ignore[list-item]
+
+
 def test_a_stream_tells_the_same_as_generate(llm: LLM) -> None:
     events = list(llm.stream("hello", GREEDY))
     assert events[-1].completion is not None
@@ -161,7 +172,10 @@ def test_an_llm_that_is_dropped_stops_its_thread(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [[], [[]], [""], None, 5, 1.5, b"bytes", [1.5], [True], ["a", 5], [-1], [10**9], [[1], "a", None], "\ud800"],
+    [
+        *([], [[]], [""], None, 5, 1.5, b"bytes", [1.5], [True], ["a", 5], [-1], [10**9], [[1], "a", None], "\ud800"),
+        *({}, {"a": 1}, {1, 2}),
+    ],
     ids=repr,
 )
 def test_prompts_that_are_none_are_refused_and_nothing_is_left_behind(llm: LLM, prompt: Any) -> None:
@@ -225,6 +239,16 @@ def test_the_models_recommended_sampling_is_used(tmp_path: Path) -> None:
 def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
     with pytest.raises(kvarn.ConfigError):
         LLM("no such model", **options)
+
+
+def test_a_model_may_be_a_path_object(path: Path) -> None:
+    LLM(path, backend="reference").close()
+
+
+@pytest.mark.parametrize("model", [None, 5, b"bytes", ["smollm2"]], ids=repr)
+def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
+    with pytest.raises(kvarn.ConfigError, match="model is"):
+        LLM(model)
 
 
 def test_options_and_config_together_are_refused() -> None:

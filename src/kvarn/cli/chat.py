@@ -24,7 +24,7 @@ from kvarn.cli.options import (
     sampling,
     stats_line,
 )
-from kvarn.cli.text import Writer, checked, printable
+from kvarn.cli.text import Writer, checked, printable, system_sentence
 from kvarn.errors import InvalidParameter, PromptTooLong, RequestError
 from kvarn.types import FinishReason, SamplingParams
 
@@ -59,10 +59,12 @@ def chat(
     if system is not None:
         checked(system, "--system")
     with opened(model, threads, context) as llm:
+        conversation = Conversation(llm, params, system)
+        conversation.rehearse()
         with suppress(ImportError):
             import readline  # noqa: F401 - line editing and recall in input()
         _say(f"{printable(llm.spec.name)}, {llm.context:,} tokens of context. /help helps, Ctrl-D ends.")
-        Conversation(llm, params, system).run()
+        conversation.run()
 
 
 class Conversation:
@@ -75,6 +77,10 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         self._interrupt = Interrupt()
         self.reset()
+
+    def rehearse(self) -> None:
+        """Ask something and take it back: a model that cannot chat says so now, not after the first message."""
+        self._llm.stream([*self._messages, {"role": "user", "content": "?"}], self._params).close()
 
     def run(self) -> None:
         """Read, answer, repeat, until the input ends."""
@@ -102,7 +108,11 @@ class Conversation:
                 self._answer(checked(text, "the message"))
         except PromptTooLong as error:
             _say(f"{error}; /reset starts anew")
-        except (RequestError, OSError) as error:
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
+        except OSError as error:
+            _say(system_sentence(error))
+        except RequestError as error:
             _say(printable(str(error)))
 
     def _answer(self, text: str) -> None:

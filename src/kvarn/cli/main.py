@@ -21,8 +21,9 @@ from kvarn.cli.models import list_models, pull, remove
 from kvarn.cli.run import run
 from kvarn.cli.show import show
 from kvarn.config import is_debug
-from kvarn.errors import KvarnError
+from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
+WRONG_USAGE = 2
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -38,10 +39,21 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; never returns."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    app()
+    guarded(app.__call__)()
+
+
+def _open_missing_streams() -> None:
+    """Put nothing in the place of streams the caller closed (`>&-`): Python leaves None there."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,18 +75,20 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if is_debug():
                 raise
             print(f"kvarn: {_sentence(error)}", file=sys.stderr)
-            raise SystemExit(1) from None
+            raise SystemExit(WRONG_USAGE if isinstance(error, ConfigError | InvalidParameter) else 1) from None
 
     return wrapper
 
 
 def _sentence(error: BaseException) -> str:
-    from kvarn.cli.text import printable
+    from kvarn.cli.text import printable, system_sentence
 
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory; set a smaller context= or use a smaller model"
+    if isinstance(error, OSError):
+        return system_sentence(error)
     text = printable(" ".join(str(error).split()))
-    if isinstance(error, KvarnError | OSError | MemoryError):
+    if isinstance(error, KvarnError | MemoryError):
         return text
     return f"internal error, {type(error).__name__}: {text}; KVARN_DEBUG=1 shows where"
 

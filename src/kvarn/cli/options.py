@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 QUIET_LOAD_S = 1.0  # a load that takes less shows no bar
 
-Model = Annotated[str, typer.Option("--model", "-m", help="Path, alias (see `kvarn ls`), pypi:package or hf:org/repo.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Path, alias (smollm2, minilm), pypi:package or hf:org/repo.")
+]
 System = Annotated[str | None, typer.Option("--system", "-s", help="System message.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "-n", help="Longest answer. [default: context]")]
 Temperature = Annotated[

@@ -24,6 +24,8 @@ def read_prompt(argument: str) -> str:
     data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt")
+    if not data:
+        raise InvalidParameter("stdin is empty; pipe a text into it, or give the prompt in the place of -")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -39,6 +41,14 @@ def checked(text: str, what: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidParameter(f"{what} is not valid UTF-8 at character {error.start:,}; convert it first") from None
     return text
+
+
+def system_sentence(error: OSError) -> str:
+    """What the operating system refused, to which file, and what to look at."""
+    if error.strerror is None:
+        return printable(" ".join(str(error).split()))
+    where = f"{error.filename!r}: " if error.filename is not None else ""
+    return printable(f"{where}{error.strerror}; check the path, its permissions and the free space")
 
 
 class Writer:

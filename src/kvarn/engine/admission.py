@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvarn.errors import InvalidParameter, PromptTooLong
+from kvarn.sampling.custom import find_sampler
 from kvarn.types import SamplingParams
 
 
@@ -27,6 +28,8 @@ class Admission:
         self.check_tokens("logit_bias", params.logit_bias)
         if not prompt_ids:
             raise InvalidParameter("the prompt is empty; give at least one token")
+        if params.sampler is not None:
+            find_sampler(params.sampler)
         if params.deadline_s is not None and params.deadline_s <= 0:
             raise InvalidParameter(f"deadline_s is {params.deadline_s:g}, which has passed; give a later one")
         prompt = tuple(prompt_ids)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeGuard
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -15,16 +15,29 @@ Prompt = str | TokenIds
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
 
 
-def is_single(prompt: object) -> bool:
-    """A text, or a list of token ids; anything else is a list of prompts."""
+def listed(prompt: object) -> str | list[Any]:
+    """A text as it is; anything else as a list that is not empty, so that an iterator is read once."""
     if isinstance(prompt, str):
-        return True
-    if not isinstance(prompt, Iterable):
-        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
-    first = next(iter(prompt), None)
-    if first is None:
+        return prompt
+    items = _items(prompt)
+    if not items:
         raise InvalidParameter("the prompt is an empty list; give at least one prompt or token")
-    return isinstance(first, int | np.integer)
+    return items
+
+
+def listed_texts(texts: object) -> list[str]:
+    """One text or several, as a list."""
+    if isinstance(texts, str):
+        return [texts]
+    given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Set) else None
+    if given is None or not all(isinstance(text, str) for text in given):
+        raise InvalidParameter(f"texts is {texts!r:.60}; give a string or a list of strings")
+    return given
+
+
+def is_single(given: str | list[Any]) -> bool:
+    """A text, or a list of token ids; anything else is a list of prompts."""
+    return isinstance(given, str) or isinstance(given[0], int | np.integer)
 
 
 def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
@@ -33,11 +46,15 @@ def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 def whole_numbers(ids: object) -> list[int]:
     """Token ids as plain integers; NumPy's count as such, bools and floats do not."""
-    if not isinstance(ids, Iterable) or isinstance(ids, bytes | dict):
-        raise InvalidParameter(f"the prompt is {ids!r:.60}; give a string, token ids, or a list of them")
     numbers = []
-    for token_id in ids:
+    for token_id in _items(ids):
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
             raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers")
         numbers.append(int(token_id))
     return numbers
+
+
+def _items(prompt: object) -> list[Any]:
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping | Set):
+        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
+    return list(prompt)

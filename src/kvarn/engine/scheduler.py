@@ -142,7 +142,7 @@ class Scheduler:
 
     def fail(self, request: Request, error: KvarnError) -> None:
         request.fail(error)
-        self._forget(request)
+        self._forget(request, forget=True)  # whatever it computed may be damaged
 
     def reap(self) -> list[Request]:
         """End the requests that were cancelled or are overdue, in whatever state they are."""
@@ -195,7 +195,7 @@ class Scheduler:
         while len(self._running) >= self._config.max_running:
             if not self._displace(draft, request):
                 return False
-        num_computed = self._take_over(request)
+        num_computed = self._take_over(draft, request)
         has_place = not self._is_being_computed(draft, request, num_computed)
         while has_place and not self._fits(request, num_computed):
             has_place = self._displace(draft, request)
@@ -223,11 +223,11 @@ class Scheduler:
         self._drop(draft, victim)
         return True
 
-    def _take_over(self, request: Request) -> int:
+    def _take_over(self, draft: Draft, request: Request) -> int:
         """Share the blocks others have computed for the same tokens; how many tokens that is."""
         leader, num_shared = request.fork_of, request.num_prompt - 1
         is_new = request.num_output == 0 and request.num_preemptions == 0
-        if leader is not None and is_new and leader.id in self._running and 0 < num_shared <= leader.num_computed:
+        if leader is not None and is_new and self._can_fork(draft, leader) and 0 < num_shared <= leader.num_computed:
             self._kv.fork(request.id, leader.id, num_shared)
             return num_shared
         if not self._may_share(request):
@@ -236,6 +236,10 @@ class Scheduler:
         if hit.num_tokens:
             self._kv.fork(request.id, hit)
         return hit.num_tokens
+
+    def _can_fork(self, draft: Draft, leader: Request) -> bool:
+        """A copy that is still to be made would be lost with a leader dropped from the draft: do not build on it."""
+        return leader.id in self._running and not (leader.id in draft and draft[leader.id].copies)
 
     def _may_share(self, request: Request) -> bool:
         return self._shares_prefixes and request.params.reuse_cache and not request.wants_prompt_logprobs
@@ -277,14 +281,14 @@ class Scheduler:
             self._kv.fork(follower.id, leader.id, leader.num_prompt - 1)
             self._run(follower, leader.num_prompt - 1)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, *, forget: bool = False) -> None:
         """Let an ended request go; if it leaves followers, the first of them leads the others."""
         if self._running.pop(request.id, None) is None:
             if request in self._waiting:
                 self._waiting.remove(request)
             else:
                 self._families.discard(request)
-        self._kv.release(request.id, forget=request.params.free_cache_on_finish)
+        self._kv.release(request.id, forget=forget or request.params.free_cache_on_finish)
         self._decoder.forget(request)
         followers = self._families.take(request)
         for follower in followers[1:]:

@@ -138,7 +138,9 @@ def _refusal(plan: MemoryPlan, left: int) -> DoesNotFit:
     others = plan.scratch_bytes + plan.runtime_bytes
     fitting = max(0, left) // plan.kv_token_bytes
     changes = ["use a smaller quantisation or model"]
-    if fitting >= MIN_CONTEXT:
+    if fitting >= plan.context and plan.kv_bytes > left:  # a cache of several contexts was asked for
+        changes.insert(0, f"set kv_bytes={fitting * plan.kv_token_bytes} or less")
+    elif MIN_CONTEXT <= fitting < plan.context:
         changes.insert(0, f"set context={fitting} (kv_bytes={fitting * plan.kv_token_bytes})")
     return DoesNotFit(
         f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "

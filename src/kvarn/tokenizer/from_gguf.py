@@ -68,7 +68,10 @@ class _Additions:
 
 def _one(name: str, token_id: int | None) -> tuple[int, ...]:
     if token_id is None:
-        raise FormatError(f"tokenizer.ggml.add_{name}_token is set, but there is no tokenizer.ggml.{name}_token_id")
+        raise FormatError(
+            f"tokenizer.ggml.add_{name}_token is set, but there is no tokenizer.ggml.{name}_token_id; "
+            "get the model file again"
+        )
     return (token_id,)
 
 
@@ -95,5 +98,5 @@ def _rstrip_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozense
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
-        raise FormatError(f"{key} is a {type(value).__name__}, not a string")
+        raise FormatError(f"{key} is a {type(value).__name__}, not a string; get the model file again")
     return value

@@ -89,4 +89,7 @@ def _check_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> None:
     ids = vocabulary.ids
     for left, _, right in (merge.partition(" ") for merge in merges):
         if left not in ids or right not in ids or left + right not in ids:
-            raise FormatError(f"merge {f'{left} {right}'[:80]!r} names a token that is not in the vocabulary")
+            raise FormatError(
+                f"merge {f'{left} {right}'[:80]!r} names a token that is not in the vocabulary; "
+                "get the model file again"
+            )

@@ -82,7 +82,7 @@ def read_merges(metadata: Mapping[str, Any]) -> list[str]:
         raise FormatError("the file has no tokenizer.ggml.merges; convert the model again")
     merges = _list("tokenizer.ggml.merges", metadata["tokenizer.ggml.merges"])
     if not set(map(type, merges)) <= {str}:
-        raise FormatError("tokenizer.ggml.merges holds something that is not a string")
+        raise FormatError("tokenizer.ggml.merges holds something that is not a string; get the model file again")
     return merges
 
 
@@ -91,7 +91,7 @@ def merge_pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [tuple(merge.split(" ")) for merge in merges]
     if not set(map(len, pairs)) <= {2}:
         bad = next(merge for merge in merges if merge.count(" ") != 1)
-        raise FormatError(f"merge {bad[:80]!r} is not two tokens with one space between them")
+        raise FormatError(f"merge {bad[:80]!r} is not two tokens with one space between them; get the model file again")
     return cast("list[tuple[str, str]]", pairs)
 
 
@@ -141,9 +141,12 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
         raise FormatError("the file has no tokenizer.ggml.tokens; convert the model again with its tokenizer")
     tokens = _list("tokenizer.ggml.tokens", value)
     if not 1 <= len(tokens) <= MAX_TOKENS:
-        raise FormatError(f"tokenizer.ggml.tokens has {len(tokens):,} entries; 1 to {MAX_TOKENS:,} are possible")
+        raise FormatError(
+            f"tokenizer.ggml.tokens has {len(tokens):,} entries, 1 to {MAX_TOKENS:,} are possible; "
+            "get the model file again"
+        )
     if set(map(type, tokens)) != {str}:
-        raise FormatError("tokenizer.ggml.tokens holds something that is not a string")
+        raise FormatError("tokenizer.ggml.tokens holds something that is not a string; get the model file again")
     return tokens
 
 
@@ -151,7 +154,9 @@ def _ids_by_text(tokens: list[str]) -> dict[str, int]:
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         first = next(i for i, token in enumerate(tokens) if ids[token] != i)
-        raise FormatError(f"token {tokens[first]!r} occurs twice, as id {first} and id {ids[tokens[first]]}")
+        raise FormatError(
+            f"token {tokens[first]!r} occurs twice, as id {first} and id {ids[tokens[first]]}; get the model file again"
+        )
     return ids
 
 
@@ -161,7 +166,7 @@ def _named_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | 
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < num_tokens:
-        raise FormatError(f"{key} is {value!r}, but the vocabulary has {num_tokens:,} tokens")
+        raise FormatError(f"{key} is {value!r}, but the vocabulary has {num_tokens:,} tokens; get the model file again")
     return value
 
 
@@ -177,7 +182,9 @@ def _kinds(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, i
     for match in re.finditer(re.escape(bytes([Kind.BYTE])), kinds):
         token_id = match.start()
         if BYTE_TOKEN.fullmatch(tokens[token_id]) is None:
-            raise FormatError(f"byte token {token_id} is {tokens[token_id]!r}; it must be <0x00> to <0xFF>")
+            raise FormatError(
+                f"byte token {token_id} is {tokens[token_id]!r}, it must be <0x00> to <0xFF>; get the model file again"
+            )
     return bytes(kinds)
 
 
@@ -187,9 +194,9 @@ def _small_ints(key: str, value: Any, count: int) -> bytes:
     try:
         kinds = bytes(items)
     except (TypeError, ValueError) as error:
-        raise FormatError(f"{key} holds a value outside 0 to {max(Kind)}") from error
+        raise FormatError(f"{key} holds a value outside 0 to {max(Kind)}; get the model file again") from error
     if max(kinds) > max(Kind):
-        raise FormatError(f"{key} holds {max(kinds)}; 0 to {max(Kind)} are known")
+        raise FormatError(f"{key} holds {max(kinds)}, 0 to {max(Kind)} are known; get the model file again")
     return kinds
 
 
@@ -200,20 +207,23 @@ def _scores(metadata: Mapping[str, Any], count: int) -> list[float] | None:
     scores = _list("tokenizer.ggml.scores", value)
     _same_length("tokenizer.ggml.scores", len(scores), count)
     if not set(map(type, scores)) <= {float, int}:
-        raise FormatError("tokenizer.ggml.scores holds something that is not a number")
+        raise FormatError("tokenizer.ggml.scores holds something that is not a number; get the model file again")
     if not math.isfinite(sum(scores)):
-        raise FormatError("tokenizer.ggml.scores holds NaN or an infinity")
+        raise FormatError("tokenizer.ggml.scores holds NaN or an infinity; get the model file again")
     return scores
 
 
 def _same_length(key: str, found: int, tokens: int) -> None:
     if found != tokens:
-        raise FormatError(f"{key} has {found:,} entries, tokenizer.ggml.tokens has {tokens:,}; they must agree")
+        raise FormatError(
+            f"{key} has {found:,} entries, tokenizer.ggml.tokens has {tokens:,}, they must agree; "
+            "get the model file again"
+        )
 
 
 def _list(key: str, value: Any) -> list[Any]:
     if hasattr(value, "tolist"):  # a NumPy array
         value = value.tolist()
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise FormatError(f"{key} is a {type(value).__name__}, not an array")
+        raise FormatError(f"{key} is a {type(value).__name__}, not an array; get the model file again")
     return list(value)

@@ -49,7 +49,9 @@ def _bert_vocabulary(vocabulary: Vocabulary) -> dict[str, int]:
     for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
         ids[_bert_text(token, kind)] = token_id
     if len(ids) != len(vocabulary.tokens):
-        raise FormatError("two WordPiece tokens have the same text once U+2581 and ## are taken away")
+        raise FormatError(
+            "two WordPiece tokens have the same text once U+2581 and ## are taken away; get the model file again"
+        )
     return ids
 
 

@@ -20,6 +20,7 @@ from kvarn.cli.chat import Interrupt
 from kvarn.engine.handle import EventStream
 from kvarn.engine.runner import Runner
 from kvarn.types import FinishReason, SamplingParams
+from tests.chat_model import write_chat_model
 from tests.unit.cli.conftest import COMMAND
 from tests.unit.engine.fake import make_engine
 
@@ -198,3 +199,30 @@ def test_control_c_at_the_prompt_raises() -> None:
     interrupt = Interrupt()
     with interrupt.handled(), pytest.raises(KeyboardInterrupt), interrupt.raised():
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_model_that_cannot_chat_says_so_before_the_first_message(environment: dict[str, str], tmp_path: Path) -> None:
+    path = write_chat_model(tmp_path / "plain.gguf", **{"tokenizer.chat_template": None})
+    done = subprocess.run(
+        [*COMMAND, "chat", "-m", str(path)], input=b"", capture_output=True, timeout=60, env=environment, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"kvarn: the model has no chat template; ")
+
+
+def test_a_chat_ends_when_nobody_reads_its_answers(model: str, environment: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "chat", "-m", model, "-n", "8"],
+        input=b"one\ntwo\n",
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=60,
+        env=environment,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert b"Broken pipe" not in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -112,15 +113,18 @@ def test_a_truncated_model_is_one_sentence(kvarn: Kvarn, model: str, tmp_path: P
     ],
 )
 def test_values_out_of_range_are_named(kvarn: Kvarn, model: str, option: str, value: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, f"{option}={value}", "hello"), option.strip("-").replace("-", "_"))
+    assert_one_sentence(
+        kvarn("run", "-m", model, f"{option}={value}", "hello"), option.strip("-").replace("-", "_"), code=2
+    )
 
 
 def test_invalid_utf8_on_stdin_is_one_sentence_with_the_byte(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, "-", stdin=b"ok \xff\xfe"), "not valid UTF-8", "0xff at offset 3")
+    done = kvarn("run", "-m", model, "-", stdin=b"ok \xff\xfe")
+    assert_one_sentence(done, "not valid UTF-8", "0xff at offset 3", code=2)
 
 
 def test_an_invalid_utf8_argument_is_one_sentence(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, b"caf\xe9"), "not valid UTF-8")
+    assert_one_sentence(kvarn("run", "-m", model, b"caf\xe9"), "not valid UTF-8", code=2)
 
 
 def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(kvarn: Kvarn, model: str) -> None:
@@ -129,7 +133,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(kvarn: Kv
 
 
 def test_a_context_beyond_the_models_is_refused(kvarn: Kvarn, model: str) -> None:
-    assert_one_sentence(kvarn("run", "-m", model, "--context", "100000", "hello"), "100,000", "2,048")
+    assert_one_sentence(kvarn("run", "-m", model, "--context", "100000", "hello"), "100,000", "2,048", code=2)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +178,44 @@ def test_an_interrupt_ends_with_130_and_no_traceback(endless: str, environment: 
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in error
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_is_no_failure(model: str, environment: dict[str, str], closed: str) -> None:
+    command = shlex.join([*COMMAND, "run", "-m", model, *FIXED, "hello"])
+    done = _shell(f"{command} {closed}", environment)
+    assert done.returncode == 0
+    assert b"error" not in done.stderr
+
+
+@pytest.mark.parametrize("stdin", ["<&-", "</dev/null"])
+def test_an_empty_stdin_is_no_prompt(model: str, environment: dict[str, str], stdin: str) -> None:
+    command = shlex.join([*COMMAND, "run", "-m", model, "-"])
+    done = _shell(f"{command} {stdin}", environment)
+    assert_one_sentence(done, "stdin is empty", code=2)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("run", "--help"), ("doctor",), ("ls",), ("--version",)])
+def test_a_full_disk_under_the_output_is_one_sentence(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, timeout=60, env=environment, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"kvarn: No space left on device; ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("offset", [8, 16, 40, 200, 2_000, 4_000])
+def test_a_damaged_model_is_one_sentence_with_the_file_and_a_remedy(
+    kvarn: Kvarn, model: str, tmp_path: Path, offset: int
+) -> None:
+    data = bytearray(Path(model).read_bytes())
+    data[offset : offset + 8] = b"\xff" * 8
+    path = tmp_path / "hurt.gguf"
+    path.write_bytes(data)
+    assert_one_sentence(kvarn("run", "-m", str(path), "hello"), "hurt.gguf", "again")
+
+
+def _shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(line, shell=True, capture_output=True, timeout=60, env=environment, check=False)

@@ -158,3 +158,8 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
 def test_every_limit_of_the_configuration_is_optional() -> None:
     assert EngineConfig().requests_per_s is None
     make_engine(requests_per_s=None, tokens_per_s=None).submit([1], GREEDY)
+
+
+def test_an_unknown_sampler_is_refused_at_once() -> None:
+    with pytest.raises(InvalidParameter, match="nobody_registered_this"):
+        Admission(100, 64).admit([1, 2], SamplingParams(sampler="nobody_registered_this"))

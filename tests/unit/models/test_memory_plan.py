@@ -95,6 +95,14 @@ def test_a_context_that_does_not_fit_is_refused_with_the_numbers_and_a_smaller_o
     assert plan_memory(SPEC, weights(10 * MIB), suggested, None, memory(140 * MIB)).context == suggested
 
 
+def test_a_cache_of_many_contexts_that_does_not_fit_is_refused_with_one_that_does() -> None:
+    with pytest.raises(DoesNotFit, match="set kv_bytes=") as caught:
+        plan_memory(SPEC, weights(10 * MIB), None, 1 << 40, memory(1000 * MIB))
+    assert "context=" not in str(caught.value)
+    suggested = int(str(caught.value).split("kv_bytes=")[1].split()[0])
+    assert plan_memory(SPEC, weights(10 * MIB), None, suggested, memory(1000 * MIB)).context == 8192
+
+
 def test_weights_that_do_not_fit_are_refused_with_a_smaller_quantisation() -> None:
     with pytest.raises(DoesNotFit, match="smaller quantisation") as caught:
         plan_memory(SPEC, weights(500 * MIB), None, None, memory(300 * MIB))

@@ -13,6 +13,8 @@ from kvarn.errors import FormatError
 _UINT32 = struct.Struct("<I")
 _UINT64 = struct.Struct("<Q")
 
+DAMAGED = "it is truncated or corrupt, download it again"
+
 
 class Cursor:
     """Reads forward through a mapped file."""
@@ -29,17 +31,15 @@ class Cursor:
     def num_left(self) -> int:
         return self.size - self.position
 
-    def error(self, message: str, offset: int | None = None) -> FormatError:
-        """Make the error that names this file and place."""
-        return FormatError(message, file=self.file, offset=self.position if offset is None else offset)
+    def error(self, message: str, offset: int | None = None, *, remedy: str = DAMAGED) -> FormatError:
+        """Make the error that names this file and place, and what to do."""
+        where = self.position if offset is None else offset
+        return FormatError(f"{message}; {remedy}", file=self.file, offset=where)
 
     def skip(self, num_bytes: int, what: str) -> int:
         """Move past num_bytes and return where they begin."""
         if num_bytes > self.num_left:
-            raise self.error(
-                f"{what} needs {num_bytes:,} bytes, the file has {self.num_left:,} left; "
-                "it is truncated or corrupt, download it again"
-            )
+            raise self.error(f"{what} needs {num_bytes:,} bytes, the file has {self.num_left:,} left")
         begin = self.position
         self.position += num_bytes
         return begin
@@ -62,7 +62,7 @@ class Cursor:
         begin = self.position
         num_bytes = self.uint64(f"the length of {what}")
         if not min_bytes <= num_bytes <= max_bytes:
-            raise self.error(f"{what} has {num_bytes:,} bytes; {min_bytes:,} to {max_bytes:,} are allowed", begin)
+            raise self.error(f"{what} has {num_bytes:,} bytes, {min_bytes:,} to {max_bytes:,} are allowed", begin)
         try:
             return self.take(num_bytes, what).decode("utf-8")
         except UnicodeDecodeError as error:

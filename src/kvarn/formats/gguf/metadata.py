@@ -137,7 +137,7 @@ def read_metadata(cursor: Cursor, num_entries: int) -> dict[str, Any]:
             raise cursor.error(f"the metadata key {key!r} occurs twice", begin)
         type_ = _value_type(cursor, key)
         if key == "general.alignment" and type_ is not ValueType.UINT32:
-            raise cursor.error(f"general.alignment has type {type_.name}; it must be UINT32", begin)
+            raise cursor.error(f"general.alignment has type {type_.name}, it must be UINT32", begin)
         text_left -= cursor.position - begin
         begin = cursor.position
         metadata[key] = value = _read_value(cursor, key, type_, text_left)
@@ -154,7 +154,7 @@ def _value_type(cursor: Cursor, key: str) -> ValueType:
     try:
         return ValueType(number)
     except ValueError:
-        raise cursor.error(f"{key!r} has the unknown value type {number}; 0 to 12 are known", begin) from None
+        raise cursor.error(f"{key!r} has the unknown value type {number}, 0 to 12 are known", begin) from None
 
 
 def _read_value(cursor: Cursor, key: str, type_: ValueType, max_text: int) -> Any:
@@ -193,7 +193,7 @@ def _read_numbers(cursor: Cursor, key: str, type_: ValueType, count: int) -> npt
 def _read_strings(cursor: Cursor, key: str, count: int) -> StringArray:
     if count > min(limits.MAX_STRINGS, cursor.num_left // 8):
         raise cursor.error(
-            f"{key!r} claims {count:,} strings; {cursor.num_left:,} bytes are left in the file "
+            f"{key!r} claims {count:,} strings, {cursor.num_left:,} bytes are left in the file "
             f"and at most {limits.MAX_STRINGS:,} strings are allowed"
         )
     begin = cursor.position

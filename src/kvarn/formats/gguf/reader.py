@@ -103,13 +103,14 @@ class GGUFFile:
 def _read_header(cursor: Cursor) -> tuple[int, int]:
     magic = cursor.take(4, "the magic number")
     if magic != MAGIC:
-        hint = "; it is a Git LFS pointer, fetch the real file" if magic == b"vers" else ""
-        raise cursor.error(f"this is not a GGUF file: it begins with {magic!r}{hint}", 0)
+        is_pointer = magic == b"vers"
+        remedy = "it is a Git LFS pointer, fetch the real file" if is_pointer else "give the path of a .gguf file"
+        raise cursor.error(f"this is not a GGUF file: it begins with {magic!r}", 0, remedy=remedy)
     version = cursor.uint32("the version")
     if version not in limits.VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in limits.VERSIONS
-        hint = "the file is big-endian" if swapped else "convert the model again"
-        raise cursor.error(f"GGUF version {version} is not supported, versions 2 and 3 are; {hint}", 4)
+        remedy = "the file is big-endian, convert it to little-endian" if swapped else "convert the model again"
+        raise cursor.error(f"GGUF version {version} is not supported, versions 2 and 3 are", 4, remedy=remedy)
     num_tensors = _count(cursor, "tensors", limits.MAX_TENSORS, limits.MIN_TENSOR_BYTES)
     num_entries = _count(cursor, "metadata entries", limits.MAX_ENTRIES, limits.MIN_ENTRY_BYTES)
     return num_tensors, num_entries
@@ -119,13 +120,9 @@ def _count(cursor: Cursor, what: str, maximum: int, min_bytes: int) -> int:
     begin = cursor.position
     count = cursor.uint64(f"the number of {what}")
     if count > maximum:
-        raise cursor.error(f"the file claims {count:,} {what}; at most {maximum:,} are allowed", begin)
+        raise cursor.error(f"the file claims {count:,} {what}, at most {maximum:,} are allowed", begin)
     if count * min_bytes > cursor.num_left:
-        raise cursor.error(
-            f"the file claims {count:,} {what}, but has only {cursor.num_left:,} bytes left; "
-            "it is truncated or corrupt, download it again",
-            begin,
-        )
+        raise cursor.error(f"the file claims {count:,} {what}, but has only {cursor.num_left:,} bytes left", begin)
     return count
 
 
@@ -134,7 +131,7 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
     in_range = limits.MIN_ALIGNMENT <= alignment <= limits.MAX_ALIGNMENT
     if not in_range or alignment & (alignment - 1):
         raise cursor.error(
-            f"general.alignment is {alignment}; a power of two from {limits.MIN_ALIGNMENT} to "
+            f"general.alignment is {alignment}, a power of two from {limits.MIN_ALIGNMENT} to "
             f"{limits.MAX_ALIGNMENT:,} is allowed"
         )
     return alignment
@@ -163,10 +160,10 @@ def _read_dimensions(cursor: Cursor, name: str) -> list[int]:
     begin = cursor.position
     count = cursor.uint32(f"the number of dimensions of {name!r}")
     if count > limits.MAX_DIMENSIONS:
-        raise cursor.error(f"tensor {name!r} has {count:,} dimensions; at most 4 are allowed", begin)
+        raise cursor.error(f"tensor {name!r} has {count:,} dimensions, at most 4 are allowed", begin)
     dimensions = [cursor.uint64(f"a dimension of {name!r}") for _ in range(count)]
     if not all(1 <= size <= limits.MAX_DIMENSION for size in dimensions):
-        raise cursor.error(f"tensor {name!r} has the shape {dimensions}; each size must be 1 to 2^31 - 1", begin)
+        raise cursor.error(f"tensor {name!r} has the shape {dimensions}, each size must be 1 to 2^31 - 1", begin)
     return dimensions
 
 
@@ -198,9 +195,7 @@ def _check_data(cursor: Cursor, tensors: Mapping[str, TensorInfo], offsets: Mapp
         num_bytes = info.type.num_bytes(math.prod(info.shape))
         if begin + num_bytes > cursor.size:
             raise cursor.error(
-                f"tensor {name!r} ends at {begin + num_bytes:,}, the file has {cursor.size:,} bytes; "
-                "it is truncated or corrupt, download it again",
-                begin,
+                f"tensor {name!r} ends at {begin + num_bytes:,}, the file has {cursor.size:,} bytes", begin
             )
         if begin < end:
             raise cursor.error(f"tensors {before!r} and {name!r} overlap", begin)
