@@ -162,4 +162,4 @@ def test_every_limit_of_the_configuration_is_optional() -> None:
 
 def test_an_unknown_sampler_is_refused_at_once() -> None:
     with pytest.raises(InvalidParameter, match="nobody_registered_this"):
-        Admission(100, 64).admit([1, 2], SamplingParams(sampler="nobody_registered_this"))
+        make_engine().submit([1, 2], SamplingParams(sampler="nobody_registered_this"))
