@@ -51,12 +51,12 @@ class AsyncLLM:
         )
         self._loaded: LLM | None = None
         self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the mailboxes
+        self._loading = threading.Lock()
 
     async def load(self) -> None:
         """Fetch and load the model, unless that has been done."""
-        if self._loaded is None:
-            self._loaded = await asyncio.to_thread(self._make)
+        await asyncio.to_thread(self._load_once)
 
     async def close(self) -> None:
         """Free weights, cache and helper processes; later calls raise."""
@@ -138,6 +138,11 @@ class AsyncLLM:
                 ticket.cancel()
             raise
 
+    def _load_once(self) -> None:
+        with self._loading:
+            if self._loaded is None:
+                self._loaded = self._make()
+
     def _mailbox(self) -> Mailbox:
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -213,19 +218,14 @@ class Mailbox:
 
     def post(self, put: Callable[[Any], None], item: object) -> None:
         """Have put(item) called in the event loop; RuntimeError when that is closed."""
-        self._posted.append((put, item))
-        if self._is_called:
-            return
-        self._is_called = True
-        try:
-            loop = self._loop()
-            if loop is None:
-                raise RuntimeError("the event loop is gone")
-            loop.call_soon_threadsafe(self._empty)
-        except RuntimeError:
-            self._is_called = False
+        loop = self._loop()
+        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
             self._posted.clear()
-            raise
+            raise RuntimeError("the event loop is closed")
+        self._posted.append((put, item))
+        if not self._is_called:
+            self._is_called = True
+            loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
         # Cleared first: whoever posts while this runs is either seen below or calls again.

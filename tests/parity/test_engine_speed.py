@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvarn import LLM, EngineConfig, RequestHandle, SamplingParams, TokenEvent
+from kvarn import LLM, EngineConfig, RequestHandle, RequestState, SamplingParams, TokenEvent
 from kvarn.bench.engine import measure
 from tests.assets import smollm2
 
@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(str(smollm2()), config=EngineConfig(backend="native", kv_bytes=12_000 * KV_TOKEN_BYTES)) as llm:
+    with LLM(str(smollm2()), config=EngineConfig(backend="native", kv_bytes=16_000 * KV_TOKEN_BYTES)) as llm:
         llm.generate("warm up", GREEDY.replace(max_tokens=4))
         yield llm
 
@@ -92,7 +92,7 @@ class Listener:
 
 
 def start_answers(llm: LLM, listener: Listener, count: int, seed: int) -> list[RequestHandle]:
-    params = GREEDY.replace(max_tokens=1000)
+    params = GREEDY.replace(max_tokens=2000)
     handles = [llm.submit(random_ids(32, seed + i), params, on_token=listener) for i in range(count)]
     for handle in handles:
         for _ in range(5):
@@ -124,6 +124,7 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
     start = time.perf_counter()
     beside_s = first_token_s(llm, random_ids(num_tokens, seed=2))
     gaps = listener.gaps(start, time.perf_counter())
+    assert {handle.state for handle in handles} == {RequestState.RUNNING}, "the answers were too short to measure"
     end_answers(handles)
 
     figures = {

@@ -26,7 +26,7 @@ POISON = {BOMB: RuntimeError("poisoned"), NAN: "nan"}
 POOLS = {"tiny": (2, 3, 4), "small": (6, 10, 25), "large": (100, 500)}
 CONTEXT = 60
 MAX_OPEN = 14
-MAX_STEPS_OPEN = 600  # no request stays longer, whatever its priority and its neighbours
+MAX_STEPS_OPEN = 1000  # no request stays longer, whatever its priority and its neighbours
 Place = tuple[tuple[float, ...], int, int]  # key, number, preemptions
 PREFIXES = [tuple(random.Random(seed).choices(range(1, 250), k=30)) for seed in range(3)]
 
@@ -186,7 +186,7 @@ def random_engine(rng: random.Random, pools: Sequence[int]) -> Engine:
     return make_engine(
         num_blocks=rng.choice(pools),
         context=CONTEXT,
-        max_batch_tokens=rng.choice([4, 16, 64]),
+        max_batch_tokens=rng.choice([1, 4, 16, 64]),
         poison=POISON,  # type: ignore[arg-type]
         clock=clock,
         policy=rng.choice(POLICIES),

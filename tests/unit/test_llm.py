@@ -67,6 +67,17 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
     assert [event.token_id for event in llm.stream(messages, GREEDY)] == list(llm.chat(messages, GREEDY).token_ids)
 
 
+def test_logprobs_come_with_the_entropy_of_each_choice(llm: LLM) -> None:
+    completion = llm.generate("hello", GREEDY.replace(logprobs=20))
+    for entry in completion.logprobs or ():
+        shares = np.exp([logprob for _, logprob in entry.top])
+        assert entry.entropy is not None
+        # 20 of 260 tokens hold a part of it; the rest is at most as much as if they were all alike.
+        rest = max(1e-9, 1.0 - shares.sum())
+        part = float(-(shares * np.log(shares)).sum())
+        assert part <= entry.entropy <= part - rest * np.log(rest / 240) + 1e-4
+
+
 def test_score_is_teacher_forced(llm: LLM) -> None:
     completion = llm.generate("hello", GREEDY.replace(logprobs=0))
     ids = [*llm.tokenizer.encode("hello"), *completion.token_ids]

@@ -145,7 +145,7 @@ def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
     top_ids = sampled.top_ids[row, :num_top].tolist()
     top_logprobs = sampled.top_logprobs[row, :num_top].tolist()
     pairs = tuple(zip(top_ids, top_logprobs, strict=True))
-    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs)
+    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row]))
 
 
 def _broken_logits(span: Span) -> BackendError:

@@ -105,10 +105,10 @@ class Loop:
         self._inbox.put(None)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False when its step did not come back in time, or this is the thread itself."""
+        """End the thread; False when its step did not come back in time. On the thread itself: after this step."""
         self.ask_to_stop()
         if threading.current_thread() is self.thread:
-            return False
+            return True
         self.thread.join(0.0 if self._failure is not None and self.busy_s > self.step_timeout_s else timeout_s)
         return not self.thread.is_alive()
 
@@ -141,7 +141,8 @@ class Loop:
         if not self._engine.has_work:
             self._take(self._sleep())
         for _ in range(self._inbox.qsize()):  # not until empty: callers must not keep the engine from stepping
-            self._take(self._inbox.get())
+            with suppress(Empty):
+                self._take(self._inbox.get_nowait())
         if self._engine.has_work and not self._is_stopping:
             self._step()
         self._is_busy = False
@@ -154,6 +155,8 @@ class Loop:
         asked.run(self._engine)
         self._running = None
         self._recover()
+        if not self._housekeeping:  # it may have used blocks; asking alone must not put off what is planned
+            self._plan_housekeeping()
 
     def _step(self) -> None:
         self._is_busy = True
@@ -167,7 +170,7 @@ class Loop:
         self.tell(events)
         self._recover()
         if not self._engine.has_work:
-            self._housekeeping = [(self.heartbeat + COMPACT_AFTER_S, False), (self.heartbeat + FORGET_AFTER_S, True)]
+            self._plan_housekeeping()
         elif (wait_s := self._engine.wait_s) > 0:  # for company: more requests may share the first step
             with suppress(Empty):
                 self._take(self._inbox.get(timeout=wait_s))
@@ -176,7 +179,7 @@ class Loop:
         """An exception that no request caused: end them all, and go on unless it keeps happening."""
         log.exception("a step failed outside any request")
         self._num_failed_steps += 1
-        if self._num_failed_steps == MAX_FAILED_STEPS:
+        if self._num_failed_steps >= MAX_FAILED_STEPS:
             raise error
         failure = BackendError(f"the engine failed outside any request: {error or type(error).__name__}")
         failure.__cause__ = error
@@ -193,6 +196,9 @@ class Loop:
                 self._housekeeping.pop(0)
                 self._compact(drops_cached)
         return self._inbox.get()
+
+    def _plan_housekeeping(self) -> None:
+        self._housekeeping = [(self.heartbeat + COMPACT_AFTER_S, False), (self.heartbeat + FORGET_AFTER_S, True)]
 
     def _compact(self, drops_cached: bool) -> None:
         try:
@@ -233,8 +239,11 @@ class Loop:
 
     def _watch(self) -> None:
         period = min(WATCH_EVERY_S, self.step_timeout_s / 4)
+        looked_at = time.monotonic()
         while not self._stopped.wait(period):
-            if self.busy_s > self.step_timeout_s and self._failure is None:
+            was_asleep = time.monotonic() - looked_at > 2 * period  # the whole process was stopped: look again later
+            looked_at = time.monotonic()
+            if self.busy_s > self.step_timeout_s and self._failure is None and not was_asleep:
                 self._report_stuck()
 
     def _report_stuck(self) -> None:

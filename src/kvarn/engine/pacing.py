@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FIRST_ROWS = 16  # of a prompt beside decodes, as long as nothing is known about their cost
-MAX_GROWTH = 2.0  # of the chunk from step to step: one lucky measurement must not freeze the others
+MAX_GROWTH = 2  # of the chunk from step to step: one lucky measurement must not freeze the others
+ROOM = 0.9  # of the time allowed: a step that took less had room
 MIN_EXTRA = 0.1  # of the step: a prompt advances even when decoding alone takes longer than prefill_ms
 NUM_BASES = 3  # steps without prompts that are remembered for each number of decodes ...
 NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outliers
@@ -51,6 +52,7 @@ class Pacer:
         self._alone: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # the same with nobody decoding
         self._nobody = _Base(deque([0.0]), num_wanted=0)
         self._last_rows = 0
+        self._last_s = 0.0
 
     def prompt_rows(self, num_decodes: int) -> int:
         """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
@@ -59,8 +61,13 @@ class Pacer:
         base = self._bases.get(_bucket(num_decodes))
         if base is None or base.num_wanted > 0:
             return 0
-        rows = min(self._affordable_rows(base.median_s), max(FIRST_ROWS, MAX_GROWTH * self._last_rows))
-        return max(1, min(int(rows), self._max_rows))
+        extra_s = min(self._max_stretch * base.median_s, self._prefill_s) - base.median_s
+        extra_s = max(extra_s, MIN_EXTRA * base.median_s)
+        rows = FIRST_ROWS if self.row_s is None else int(extra_s / max(self.row_s, 1e-9))
+        if self._last_rows and self._last_s < ROOM * (base.median_s + extra_s):
+            # Costs are not proportional (kernels work in tiles): where there was room, there is room for a little more.
+            rows = max(rows, self._last_rows + 1 + self._last_rows // 8)
+        return max(1, min(rows, max(FIRST_ROWS, MAX_GROWTH * self._last_rows), self._max_rows))
 
     def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
         """Learn from a step that was just done."""
@@ -97,16 +104,9 @@ class Pacer:
         samples = self._beside or self._alone
         return _row_s(samples) if samples else None
 
-    def _affordable_rows(self, base_s: float) -> float:
-        row_s = self.row_s
-        if row_s is None:
-            return FIRST_ROWS
-        extra_s = min(self._max_stretch * base_s, self._prefill_s) - base_s
-        return max(extra_s, MIN_EXTRA * base_s) / max(row_s, 1e-9)
-
     def _learn_beside(self, base: _Base, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
         expected_s = self.expected_s(num_decodes, num_prompt_rows) if self._beside else None
-        self._last_rows = num_prompt_rows
+        self._last_rows, self._last_s = num_prompt_rows, seconds
         self._beside.append((seconds, num_prompt_rows, base))
         base.age += 1
         is_surprise = expected_s is not None and not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE

@@ -8,6 +8,7 @@ Knows nothing of scheduling, models or text.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -17,7 +18,7 @@ from typing import TypeVar
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
 from kvarn.engine.loop import STOP_TIMEOUT_S, Loop
-from kvarn.errors import BackendError, CapacityError
+from kvarn.errors import BackendError, CapacityError, RequestError
 from kvarn.request import Request
 from kvarn.types import SamplingParams
 
@@ -109,13 +110,15 @@ class Runner:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
+        if threading.current_thread() is self._loop.thread:
+            raise RequestError("draining inside on_token would wait for ever; do it on another thread")
         self._is_draining = True
         tickets = self.ask(lambda _: list(self._loop.tickets.values())).result()
         return not wait([ticket.done for ticket in tickets], timeout_s).not_done
 
     def close(self) -> None:
         """End what runs with an error, stop the thread and release the model; later calls raise."""
-        if not self._loop.stop(STOP_TIMEOUT_S) and self.is_stuck(STOP_TIMEOUT_S):
+        if not self._loop.stop(STOP_TIMEOUT_S):
             raise BackendError("a step is still running; the model's memory is freed when it ends")
 
     def _admit(self, engine: Engine, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> None:

@@ -196,13 +196,14 @@ class Scheduler:
             if not self._displace(draft, request):
                 return False
         num_computed = self._take_over(draft, request)
-        has_place = not self._is_being_computed(draft, request, num_computed)
-        while has_place and not self._fits(request, num_computed):
-            has_place = self._displace(draft, request)
-        if not has_place:
+        if self._is_being_computed(draft, request, num_computed):
             self._kv.release(request.id)
-            self._refused = (request.id, self._kv.num_free)
             return False
+        while not self._fits(request, num_computed):
+            if not self._displace(draft, request):
+                self._kv.release(request.id)
+                self._refused = (request.id, self._kv.num_free)
+                return False
         self._waiting.remove(request)
         self._run(request, num_computed)
         return True

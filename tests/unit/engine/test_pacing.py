@@ -81,6 +81,19 @@ def test_a_machine_that_slows_down_as_a_whole_does_not_starve_the_prompt() -> No
     assert max(again[40:]) <= usual + 1
 
 
+def test_a_cost_that_comes_with_the_first_row_does_not_pin_chunks_to_one_row() -> None:
+    """Kernels work in tiles, so one row may cost as much as four; a bad moment must not be for ever."""
+    pacer, took = Pacer(2.0, 0.150, 512), []
+    for n in range(200):
+        rows = pacer.prompt_rows(4)
+        is_disturbed = 40 <= n < 70 and rows > 0
+        seconds = BASE_S + (0.006 + 0.0002 * rows if rows else 0.0)
+        pacer.observe(4, rows, 5 * seconds if is_disturbed else seconds)
+        took.append(rows)
+    assert min(n for n in took[40:70] if n) == 1
+    assert max(took[150:]) in range(18, 22)
+
+
 def test_a_prompt_advances_even_when_decoding_alone_takes_longer_than_prefill_ms() -> None:
     pacer = Pacer(2.0, 0.005, 512)
     rows = steps(pacer, 30)

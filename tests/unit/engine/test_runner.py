@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -302,6 +303,53 @@ def test_a_stuck_step_is_reported_and_nobody_waits_for_it(engine: Engine) -> Non
     assert len(runner.submit([1], GREEDY).result(10).token_ids) == 15
     assert eventually(lambda: is_idle(runner))
     runner.close()
+
+
+def test_closing_says_when_a_step_is_stuck_and_the_model_is_released_when_it_ends(engine: Engine) -> None:
+    released = threading.Event()
+    gate, runner = Gate(engine), Runner(engine, step_timeout_s=0.2, release=released.set)
+    handle = runner.submit([1], GREEDY)
+    with pytest.raises(BackendError):
+        handle.result(10)
+    with pytest.raises(BackendError, match="still running"):
+        runner.close()
+    assert not released.is_set()
+    gate.opened.set()
+    assert released.wait(10)
+
+
+def test_an_idle_engine_waits_for_company_without_spinning() -> None:
+    engine = make_engine(max_wait_ms=200)
+    runner = Runner(engine)
+    before = time.process_time()
+    first = runner.submit([1], GREEDY.replace(max_tokens=1))
+    second = runner.submit([2], GREEDY.replace(max_tokens=1))
+    first.result(10), second.result(10)
+    assert _sizes(engine) == [2]
+    assert time.process_time() - before < 0.1
+    runner.close()
+
+
+def test_a_stopped_process_is_not_stuck_when_it_goes_on() -> None:
+    code = (
+        "import time\n"
+        "from kvarn.engine.runner import Runner\n"
+        "from kvarn.types import SamplingParams\n"
+        "from tests.unit.engine.fake import make_engine\n"
+        "runner = Runner(make_engine(lambda _: time.sleep(0.02) or 1), step_timeout_s=1)\n"
+        "handle = runner.submit([1], SamplingParams(max_tokens=20, ignore_eos=True))\n"
+        "next(handle)\n"
+        "print('ready', flush=True)\n"
+        "print(len(handle.result().token_ids))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=60)[0] == "20\n"
+    assert process.returncode == 0
 
 
 def test_long_work_that_gives_signs_of_life_is_not_stuck(engine: Engine) -> None:
