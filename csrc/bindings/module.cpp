@@ -235,6 +235,7 @@ std::map<std::string, std::string> kernel_isas(const std::string& isa) {
 
 NB_MODULE(_native, m) {
     m.doc() = "Kvarn's native CPU core";
+    nb::set_leak_warnings(false);  // the thread pool lives as long as the process, which is no leak
     nb::class_<ThreadPool>(m, "ThreadPool")
         .def(nb::init<int>(), "num_threads"_a)
         .def_prop_ro("num_threads", &ThreadPool::num_threads);

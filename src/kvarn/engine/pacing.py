@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FIRST_ROWS = 16  # of a prompt beside decodes, as long as nothing is known about their cost
-MAX_GROWTH = 2  # of the chunk from step to step: one lucky measurement must not freeze the others
-ROOM = 0.9  # of the time allowed: a step that took less had room
+MAX_GROWTH, MAX_SHRINK = 1.25, 0.7  # of the chunk from step to step: one lucky measurement must not freeze the others
+STEADY = 0.95  # a step that took about the time allowed keeps its rows
 MIN_EXTRA = 0.1  # of the step: a prompt advances even when decoding alone takes longer than prefill_ms
 NUM_BASES = 3  # steps without prompts that are remembered for each number of decodes ...
 NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outliers
 REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
 SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
-MIN_REFRESH_STEPS = 8
+MIN_REFRESH_STEPS = 16
 
 
 @dataclass(slots=True)
@@ -63,11 +63,19 @@ class Pacer:
             return 0
         extra_s = min(self._max_stretch * base.median_s, self._prefill_s) - base.median_s
         extra_s = max(extra_s, MIN_EXTRA * base.median_s)
-        rows = FIRST_ROWS if self.row_s is None else int(extra_s / max(self.row_s, 1e-9))
-        if self._last_rows and self._last_s < ROOM * (base.median_s + extra_s):
-            # Costs are not proportional (kernels work in tiles): where there was room, there is room for a little more.
-            rows = max(rows, self._last_rows + 1 + self._last_rows // 8)
-        return max(1, min(rows, max(FIRST_ROWS, MAX_GROWTH * self._last_rows), self._max_rows))
+        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+
+    def _steered_rows(self, base_s: float, extra_s: float) -> int:
+        """More than last time where the step had room, fewer where it was too long, in bounded moves.
+
+        Feedback and not a price per row: what a row costs grows with its depth, and not in proportion to the rows.
+        """
+        if not self._last_rows:
+            return FIRST_ROWS if self.row_s is None else min(FIRST_ROWS, int(extra_s / max(self.row_s, 1e-9)))
+        move = min(MAX_GROWTH, max(MAX_SHRINK, extra_s / max(self._last_s - base_s, 1e-9)))
+        if STEADY <= move <= 1 / STEADY:
+            return self._last_rows
+        return math.ceil(self._last_rows * move) if move > 1 else int(self._last_rows * move)
 
     def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
         """Learn from a step that was just done."""
