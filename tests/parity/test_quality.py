@@ -20,7 +20,7 @@ pytestmark = pytest.mark.model
 
 # Mean KL that llama.cpp reaches over the full text (benchmarks/results/quality-*.json): the yardstick where it is not
 # installed. A few hundred tokens scatter around the mean, so the short form may be half as far again.
-LLAMA_CPP_KL = {"smollm2": 0.0029, "gemma3": 0.0131, "qwen_coder": 0.0009}
+LLAMA_CPP_KL = {"smollm2": 0.0030, "gemma3": 0.0124, "qwen_coder": 0.00076}
 
 
 @pytest.mark.parametrize("model", [smollm2, gemma3, qwen_coder], ids=lambda model: model.__name__)
