@@ -2,7 +2,8 @@
 
 A long test has a short form from the same code: `size(short, long)` gives the small number in `make test` and the full
 one under `--long`. Tests marked `long` exist only at full size and run only with `--long`. `record(name, figures)`
-writes measured figures to `benchmarks/results/` under `--long`, else to the test's own temporary folder.
+writes measured figures to `benchmarks/results/` under `--long`, else to the test's own temporary folder. `patience`
+multiplies limits on the wall clock: 1 under `--long`, more in `make test`, which also runs on busy machines.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ def is_long(request: pytest.FixtureRequest) -> bool:
 def size(is_long: bool) -> Size:
     """Choose between a short and a full size: `size(200, 4_000)`."""
     return lambda short, long: long if is_long else short
+
+
+@pytest.fixture(scope="session")
+def patience(is_long: bool) -> float:
+    """Allow this many times a promised duration: on a busy machine the wall clock says little about us.
+
+    The promise itself is asserted by the long form, on a quiet machine; the short form catches what hangs or has become
+    several times slower.
+    """
+    return 1.0 if is_long else 4.0
 
 
 @pytest.fixture

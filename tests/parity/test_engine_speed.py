@@ -143,7 +143,9 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
     assert figures["prefill_share"] >= 0.45, figures
 
 
-def test_python_and_scheduling_take_little_of_a_step(llm: LLM, size: Size, is_long: bool, record: Record) -> None:
+def test_python_and_scheduling_take_little_of_a_step(
+    llm: LLM, size: Size, is_long: bool, patience: float, record: Record
+) -> None:
     cost = measure(llm._runner, llm.spec.vocab_size, 32, num_steps=size(12, 48), rounds=size(2, 5))
     figures = {
         "step_ms": cost.step_ms,
@@ -153,6 +155,6 @@ def test_python_and_scheduling_take_little_of_a_step(llm: LLM, size: Size, is_lo
         "throughput_share": cost.throughput_share,
     }
     record("engine-overhead-32", figures)
-    assert figures["overhead_share"] <= 0.05, figures
+    assert figures["overhead_share"] <= 0.05 * patience, figures
     if is_long:  # a ratio of two times: only a quiet machine can tell 95% from 92%
         assert figures["throughput_share"] >= 0.95, figures

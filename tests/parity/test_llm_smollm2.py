@@ -113,13 +113,13 @@ def test_an_encoder_embeds_and_refuses_to_generate() -> None:
                 encoder.embed(wrong)  # type: ignore[arg-type]
 
 
-def test_a_cold_run_answers_within_a_second(record: Record, tmp_path: Path) -> None:
+def test_a_cold_run_answers_within_a_second(record: Record, patience: float, tmp_path: Path) -> None:
     # Compiled modules are kept, as in an installation, whatever the environment of the tests says.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     # The best of five: other processes can only make it slower.
     seconds = min(_seconds_to_first_byte(environment) for _ in range(5))
     record("cold-run", {"first_token_s": round(seconds, 3)})
-    assert seconds <= 1.0
+    assert seconds <= 1.0 * patience
 
 
 def _seconds_to_first_byte(environment: dict[str, str]) -> float:

@@ -102,7 +102,7 @@ def test_pushing_and_rekeying_cost_the_logarithm_of_the_length() -> None:
     assert costs[10_000] < 35
 
 
-def test_ten_thousand_waiting_requests_are_submitted_and_rekeyed_in_bounded_time_and_memory() -> None:
+def test_ten_thousand_waiting_requests_are_submitted_and_rekeyed_in_bounded_time_and_memory(patience: float) -> None:
     engine = make_engine(queue_limit=20_000, policy="priority")
     tracemalloc.start()
     seconds = {}
@@ -116,7 +116,7 @@ def test_ten_thousand_waiting_requests_are_submitted_and_rekeyed_in_bounded_time
     num_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert engine.scheduler.num_waiting == 10_000
-    assert seconds[10_000] < 30 * seconds[1_000]
+    assert seconds[10_000] < 30 * patience * seconds[1_000]
     assert num_bytes < 40e6
     for request in requests:
         request.is_cancel_requested = True

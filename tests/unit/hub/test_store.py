@@ -83,7 +83,7 @@ def test_offline_says_how_to_get_the_model(home: Path, monkeypatch: pytest.Monke
         resolve("hf:org/repo")
 
 
-def test_a_stored_model_is_resolved_at_once_without_heavy_imports(home: Path) -> None:
+def test_a_stored_model_is_resolved_at_once_without_heavy_imports(home: Path, patience: float) -> None:
     name = parse("smollm2")
     assert isinstance(name, PypiName)
     put(name, {"m.gguf": b"abc"}, entry="m.gguf")
@@ -94,11 +94,11 @@ def test_a_stored_model_is_resolved_at_once_without_heavy_imports(home: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     seconds, heavy = done.stdout.splitlines()
-    assert float(seconds) < 0.02
+    assert float(seconds) < 0.02 * patience
     assert heavy == "[]"
 
 
-def test_resolving_does_not_read_the_weights_again(home: Path) -> None:
+def test_resolving_does_not_read_the_weights_again(home: Path, patience: float) -> None:
     model = put(NAME, {"m.gguf": b""}, entry="m.gguf")
     size = 40 << 30  # sparse: hashing 40 GB would take far longer than a test may
     with model.path.open("r+b") as file:
@@ -107,7 +107,7 @@ def test_resolving_does_not_read_the_weights_again(home: Path) -> None:
     (model.folder / store.MANIFEST).write_text(manifest)
     start = time.perf_counter()
     assert resolve(str(NAME)) == model.path
-    assert time.perf_counter() - start < 0.5
+    assert time.perf_counter() - start < 0.5 * patience
 
 
 def test_a_home_below_a_file_is_refused_in_one_sentence(hub: Site, home: Path) -> None:

@@ -202,20 +202,20 @@ def test_the_index_refuses_a_second_block_for_one_digest() -> None:
         index.add(b"other", 1)
 
 
-def test_lookup_of_8192_tokens_takes_less_than_two_milliseconds() -> None:
+def test_lookup_of_8192_tokens_takes_less_than_two_milliseconds(patience: float) -> None:
     cache, rng = KVCache(600, 16), random.Random(1)
     token_ids = [rng.randrange(150_000) for _ in range(8_193)]
     computed(cache, "a", token_ids)
     best = min(_seconds(lambda: cache.lookup(token_ids)) for _ in range(20))
     assert cache.lookup(token_ids).num_tokens == 8_192
-    assert best < 2e-3
+    assert best < 2e-3 * patience
 
 
-def test_publishing_a_step_costs_the_same_however_long_the_sequence_is() -> None:
+def test_publishing_a_step_costs_the_same_however_long_the_sequence_is(patience: float) -> None:
     cache = KVCache(20_000, 16)
     token_ids = [index % 1_000 for index in range(160_000)]
     per_step = [_seconds_per_step(cache, token_ids, length) for length in (160, 128_000)]
-    assert per_step[1] < 5 * per_step[0] + 2e-6, f"{per_step} s per step"
+    assert per_step[1] < 5 * patience * per_step[0] + 2e-6, f"{per_step} s per step"
 
 
 def _seconds_per_step(cache: KVCache, token_ids: list[int], length: int) -> float:

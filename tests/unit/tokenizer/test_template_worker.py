@@ -14,9 +14,7 @@ import pytest
 from kvarn.errors import TemplateError
 from kvarn.tokenizer.template_worker import TemplateLimits, TemplateWorker, shared_worker
 
-# The promise is 250 ms; on a machine that is busy with other tests the wall clock says less about us.
 MAX_REFUSAL_S = 0.25
-SLACK = 4 if (os.getloadavg()[0] > (os.cpu_count() or 1)) else 1
 MAX_GROWTH_BYTES = 16 << 20
 
 ESCAPES = [
@@ -73,17 +71,19 @@ def test_a_template_cannot_reach_out_of_its_language(worker: TemplateWorker, tem
 
 
 @pytest.mark.parametrize("template", BOMBS)
-def test_a_bomb_is_refused_in_time_and_the_next_template_renders(worker: TemplateWorker, template: str) -> None:
+def test_a_bomb_is_refused_in_time_and_the_next_template_renders(
+    worker: TemplateWorker, template: str, patience: float
+) -> None:
     assert worker.render("{{ x }}", {"x": "before"}) == "before"
     resident, begin = resident_bytes(), time.perf_counter()
     with pytest.raises(TemplateError):
         worker.render(template, {})
-    assert time.perf_counter() - begin < MAX_REFUSAL_S * SLACK
+    assert time.perf_counter() - begin < MAX_REFUSAL_S * patience
     assert resident_bytes() - resident < MAX_GROWTH_BYTES
     assert worker.render("{{ x }}", {"x": "after"}) == "after"
 
 
-def test_starting_does_not_wait_and_the_worker_is_soon_ready() -> None:
+def test_starting_does_not_wait_and_the_worker_is_soon_ready(patience: float) -> None:
     worker = TemplateWorker()
     begin = time.perf_counter()
     worker.start()
@@ -91,8 +91,8 @@ def test_starting_does_not_wait_and_the_worker_is_soon_ready() -> None:
     worker.render("{{ 1 }}", {})
     ready_s = time.perf_counter() - begin
     worker.close()
-    assert started_s < 0.05 * SLACK
-    assert ready_s < 0.1 * SLACK
+    assert started_s < 0.05 * patience
+    assert ready_s < 0.1 * patience
 
 
 def test_a_template_can_refuse_a_conversation_in_its_own_words(worker: TemplateWorker) -> None:
