@@ -1,19 +1,25 @@
-// A pool that shares out small tasks and tolerates a descheduled thread.
+// The threads of the process: one pool that shares out small tasks and tolerates a descheduled thread.
 //
-// The caller works too. Tasks are claimed one at a time from one 64-bit ticket (generation, count, next), so a
+// The caller works too. Tasks are claimed one at a time from one 64-bit ticket (generation, limit, count, next), so a
 // thread that is not running holds up nothing but the task it has already claimed. Idle workers spin briefly for
-// the next region of the same step, then sleep.
+// the next region of the same step, then sleep. Each model has a ThreadTeam: so many of the pool's threads, from the
+// first on. Which thread does a task never changes a result.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace kvarn {
 
 class ThreadPool {
 public:
+    // The pool of this process, with at least num_threads threads. Growing waits for the step in flight.
+    static ThreadPool& of_process(int num_threads);
+
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -21,40 +27,84 @@ public:
 
     int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Run task(index, worker) for every index in [0, count); worker is in [0, num_threads).
+    // Have at least num_threads threads; not while tasks run.
+    void grow(int num_threads);
+
+    // Run task(index, worker) for every index in [0, count) on the first `limit` threads; worker is in [0, limit).
     template <class Task>
-    void run(int count, Task&& task) {
+    void run(int count, int limit, Task&& task) {
         if (count <= 0) return;
-        if (count == 1 || workers_.empty()) {
-            for (int i = 0; i < count; ++i) task(i, 0);
+        if (count == 1 || limit <= 1) {
+            for (int i = 0; i < count; ++i) {
+                task(i, 0);
+                num_alone_.store(num_alone_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+            }
             return;
         }
+        using Plain = std::remove_reference_t<Task>;
         run_shared(
-            count, [](void* context, int index, int worker) { (*static_cast<Task*>(context))(index, worker); },
+            count, limit, [](void* context, int index, int worker) { (*static_cast<Plain*>(context))(index, worker); },
             const_cast<void*>(static_cast<const void*>(&task)));
     }
+
+    // Tasks of the present region that have been claimed, and all that a caller did by itself.
+    uint64_t num_claimed() const;
 
     // Engines of one process take turns: hold this for a whole step.
     std::mutex& turn() { return turn_; }
 
 private:
     using Invoke = void (*)(void* context, int index, int worker);
+    struct alignas(64) Bed {
+        std::atomic<uint32_t> is_asleep{0};
+    };
 
-    void run_shared(int count, Invoke invoke, void* context);
+    void run_shared(int count, int limit, Invoke invoke, void* context);
     void work(int worker);
-    bool claim(uint64_t& ticket);
+    bool claim(uint64_t& ticket, int worker);
     void do_tasks(int worker);
-    void sleep_until_work(uint64_t seen_ticket);
+    void sleep_until_work(int worker, uint64_t seen_ticket);
+    void wake(int worker);
 
     std::vector<std::thread> workers_;
+    std::unique_ptr<Bed[]> beds_;  // by worker, so that only those are woken that may work
     std::mutex turn_;
     Invoke invoke_ = nullptr;
     void* context_ = nullptr;
+    std::atomic<uint64_t> num_alone_{0};  // tasks of callers without company; only who holds the turn writes
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int> num_done_{0};
-    alignas(64) std::atomic<uint32_t> alarm_{0};
-    std::atomic<int> num_sleeping_{0};
     std::atomic<bool> is_stopping_{false};
+};
+
+// The threads one model computes with.
+class ThreadTeam {
+public:
+    explicit ThreadTeam(int num_threads) : pool_(ThreadPool::of_process(num_threads)), num_threads_(num_threads) {}
+
+    int num_threads() const { return num_threads_; }
+    std::mutex& turn() { return pool_.turn(); }
+
+    // Run task(index, worker) for every index in [0, count); worker is in [0, num_threads). Hold turn() meanwhile.
+    template <class Task>
+    void run(int count, Task&& task) {
+        num_regions_.store(num_regions_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        is_running_.store(true, std::memory_order_relaxed);
+        pool_.run(count, num_threads_, task);
+        is_running_.store(false, std::memory_order_relaxed);
+    }
+
+    // A number that changes while this model computes: tells a long step from one that hangs.
+    uint64_t progress() const {
+        uint64_t claimed = is_running_.load(std::memory_order_relaxed) ? pool_.num_claimed() : 0;
+        return (num_regions_.load(std::memory_order_relaxed) << 20) + claimed;
+    }
+
+private:
+    ThreadPool& pool_;
+    const int num_threads_;
+    std::atomic<uint64_t> num_regions_{0};  // only who holds the turn writes, so no lock prefix
+    std::atomic<bool> is_running_{false};
 };
 
 }  // namespace kvarn

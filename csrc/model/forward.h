@@ -9,7 +9,7 @@ namespace kvarn {
 
 class Model {
 public:
-    Model(ModelSpec spec, const KernelTable& kernels, std::shared_ptr<ThreadPool> pool)
+    Model(ModelSpec spec, const KernelTable& kernels, std::shared_ptr<ThreadTeam> pool)
         : spec_(std::move(spec)), kernels_(kernels), pool_(std::move(pool)) {}
 
     Weights& weights() { return weights_; }
@@ -37,7 +37,7 @@ private:
 
     ModelSpec spec_;
     const KernelTable& kernels_;
-    std::shared_ptr<ThreadPool> pool_;
+    std::shared_ptr<ThreadTeam> pool_;
     Weights weights_;
     ModelPlan plan_;
     KVCache cache_;

@@ -10,7 +10,7 @@ namespace kvarn {
 // Who computes: the chosen kernels and the threads.
 struct Compute {
     const KernelTable& kernels;
-    ThreadPool& pool;
+    ThreadTeam& pool;
 };
 
 // n rows of k floats (contiguous), and the same rows quantised in tiles of kTileTokens.

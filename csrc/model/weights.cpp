@@ -23,7 +23,7 @@ size_t Weights::packed_bytes(Type type, int parts, int rows, int columns) {
 }
 
 void Weights::add_matrices(const std::string& name, Type type, int parts, int rows, int columns, const uint8_t* source,
-                           ThreadPool& pool) {
+                           ThreadTeam& pool) {
     BlockShape shape = block_shape(type);
     require(parts > 0 && rows > 0 && columns > 0 && columns % shape.values == 0,
             name + ": shape " + shape_text(parts, rows, columns) + " does not fit its type");

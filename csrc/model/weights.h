@@ -28,7 +28,7 @@ public:
 
     // Pack a row-major (parts, rows, columns) tensor as stored in a file.
     void add_matrices(const std::string& name, Type type, int parts, int rows, int columns, const uint8_t* source,
-                      ThreadPool& pool);
+                      ThreadTeam& pool);
     void add_vector(const std::string& name, std::vector<float> values) { vectors_[name] = std::move(values); }
 
     const Matrix& matrix(const std::string& name, int rows, int columns) const;  // throws unless it is exactly so
