@@ -17,11 +17,13 @@ std::span<const T> part(const In1<T>& values, const In1<int32_t>& starts, size_t
 }  // namespace
 
 std::vector<Choice> read_choices(const ChoiceArrays& arrays) {
-    const auto& [numbers, wholes, bias_ids, bias_values, bias_starts, seen_ids, seen_counts, seen_starts] = arrays;
+    const auto& [numbers, wholes, bias_ids, bias_values, bias_starts, seen_ids, seen_counts, seen_starts, masked_rows,
+                 masks] = arrays;
     size_t rows = numbers.shape(0);
     require(numbers.shape(1) == 9 && wholes.shape(0) == rows && wholes.shape(1) == 4 &&
                 bias_starts.size() == rows + 1 && seen_starts.size() == rows + 1 &&
-                bias_ids.size() == bias_values.size() && seen_ids.size() == seen_counts.size(),
+                bias_ids.size() == bias_values.size() && seen_ids.size() == seen_counts.size() &&
+                masks.shape(0) == masked_rows.size(),
             "the arrays of the choices do not fit together");
     std::vector<Choice> choices(rows);
     for (size_t i = 0; i < rows; ++i) {
@@ -35,6 +37,11 @@ std::vector<Choice> read_choices(const ChoiceArrays& arrays) {
         c.index = static_cast<uint32_t>(w[2]), c.position = static_cast<uint32_t>(w[3]);
         c.bias_ids = part(bias_ids, bias_starts, i), c.bias_values = part(bias_values, bias_starts, i);
         c.seen_ids = part(seen_ids, seen_starts, i), c.seen_counts = part(seen_counts, seen_starts, i);
+    }
+    for (size_t i = 0; i < masked_rows.size(); ++i) {
+        int32_t row = masked_rows.data()[i];
+        require(row >= 0 && static_cast<size_t>(row) < rows, "a mask names a row that is not there");
+        choices[static_cast<size_t>(row)].mask = view(masks).subspan(i * masks.shape(1), masks.shape(1));
     }
     return choices;
 }

@@ -29,8 +29,10 @@ auto view(const Array& array) {
 //   bias_ids, bias_values     of all rows one after the other; row i has [bias_starts[i], bias_starts[i + 1])
 //   bias_starts (rows + 1)
 //   seen_ids, seen_counts     likewise with seen_starts
+//   masked_rows (m)           rows that have a mask
+//   masks (m, words)          theirs
 using ChoiceArrays = std::tuple<In2<float>, In2<uint64_t>, In1<int32_t>, In1<float>, In1<int32_t>, In1<int32_t>,
-                                In1<int32_t>, In1<int32_t>>;
+                                In1<int32_t>, In1<int32_t>, In1<int32_t>, In2<uint32_t>>;
 
 // The choices keep views of the arrays. Throws when they do not fit together.
 std::vector<Choice> read_choices(const ChoiceArrays& arrays);

@@ -29,7 +29,7 @@ using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // A loaded model with its cache, head and sampler. Arrays for results are made by Python.
 class NativeModel {
 public:
-    NativeModel(nb::handle spec, std::shared_ptr<ThreadPool> pool, const std::string& isa)
+    NativeModel(nb::handle spec, std::shared_ptr<ThreadTeam> pool, const std::string& isa)
         : kernels_(select_table(isa.c_str())), model_(read_spec(spec), kernels_, pool), head_(model_),
           sampler_(kernels_, model_.spec().vocab_size, pool->num_threads()), pool_(std::move(pool)) {}
 
@@ -178,6 +178,8 @@ private:
     void check_choice(const Choice& choice) const {
         for (int32_t id : choice.bias_ids) check_token(id);
         for (int32_t id : choice.seen_ids) check_token(id);
+        size_t words = (static_cast<size_t>(head_.vocab_size()) + 31) / 32;
+        require(choice.mask.empty() || choice.mask.size() == words, "a mask does not fit the vocabulary");
     }
     void check_top(const In2<float>& hidden, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
         require(ids.shape(0) == hidden.shape(0) && logprobs.shape(0) == hidden.shape(0) &&
@@ -193,7 +195,7 @@ private:
     Model model_;
     Head head_;
     Sampler sampler_;
-    std::shared_ptr<ThreadPool> pool_;
+    std::shared_ptr<ThreadTeam> pool_;
     std::vector<std::vector<float>> plain_ = std::vector<std::vector<float>>(static_cast<size_t>(pool_->num_threads()));
 };
 
@@ -236,11 +238,16 @@ std::map<std::string, std::string> kernel_isas(const std::string& isa) {
 NB_MODULE(_native, m) {
     m.doc() = "Kvarn's native CPU core";
     nb::set_leak_warnings(false);  // the thread pool lives as long as the process, which is no leak
-    nb::class_<ThreadPool>(m, "ThreadPool")
-        .def(nb::init<int>(), "num_threads"_a)
-        .def_prop_ro("num_threads", &ThreadPool::num_threads);
+    nb::class_<ThreadTeam>(m, "ThreadTeam")
+        .def(nb::init<int>(), "num_threads"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("num_threads", &ThreadTeam::num_threads)
+        .def_prop_ro("progress", &ThreadTeam::progress);
+    m.def("pool_threads", [] {
+        nb::gil_scoped_release release;  // growing may wait for a step
+        return ThreadPool::of_process(1).num_threads();
+    });
     nb::class_<NativeModel>(m, "Model")
-        .def(nb::init<nb::handle, std::shared_ptr<ThreadPool>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
+        .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)
         .def_prop_ro("scratch_bytes", &NativeModel::scratch_bytes)
         .def("reserve_weights", &NativeModel::reserve_weights)

@@ -48,6 +48,15 @@ Sampler::Sampler(const KernelTable& kernels, int vocab_size, int num_workers)
     for (auto& candidates : scratch_) candidates.reserve(static_cast<size_t>(vocab_size));
 }
 
+void Sampler::forbid(std::span<const uint32_t> mask, float* logits) const {
+    for (size_t word = 0; word < mask.size(); ++word) {
+        if (mask[word] == ~0u) continue;
+        int first = static_cast<int>(word) * 32, count = std::min(32, vocab_size_ - first);
+        for (int i = 0; i < count; ++i)
+            if (!(mask[word] >> i & 1)) logits[first + i] = -HUGE_VALF;
+    }
+}
+
 void Sampler::adjust(const Choice& choice, float* logits) const {
     for (size_t i = 0; i < choice.bias_ids.size(); ++i) logits[choice.bias_ids[i]] += choice.bias_values[i];
     for (size_t i = 0; i < choice.seen_ids.size(); ++i) {
@@ -180,6 +189,7 @@ double Sampler::collect(const Choice& choice, const float* logits, float largest
 }
 
 int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
+    forbid(choice.mask, logits);
     adjust(choice, logits);
     int best = 0;
     float largest = 0;
@@ -195,6 +205,8 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
                                                           static_cast<double>(choice.xtc_probability);
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
     double total = collect(choice, logits, largest, u, drops_top, candidates);
+    if (!choice.mask.empty())
+        while (candidates.back().logit == -HUGE_VALF) candidates.pop_back();  // the largest is finite and stays
     if (choice.typical_p < 1.0f) {
         keep_typical(static_cast<double>(choice.typical_p), largest, candidates);
         total = total_mass(candidates, largest);

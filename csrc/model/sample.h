@@ -17,6 +17,7 @@ struct Choice {
     uint32_t index = 0, position = 0;
     std::span<const int32_t> bias_ids, seen_ids, seen_counts;
     std::span<const float> bias_values;
+    std::span<const uint32_t> mask;  // bit i % 32 of word i / 32: token i may be chosen; empty: all may
 };
 
 struct Top {
@@ -61,7 +62,7 @@ public:
 
     static constexpr int32_t kNoToken = -1;
 
-    // Changes logits in place. kNoToken when the logits are not finite.
+    // Changes logits in place. kNoToken when the logits are not finite or the mask has no bit.
     int32_t choose(const Choice& choice, float* logits, int worker);
 
     // Of the plain softmax.
@@ -75,6 +76,7 @@ private:
         int32_t id;
     };
 
+    void forbid(std::span<const uint32_t> mask, float* logits) const;
     void adjust(const Choice& choice, float* logits) const;
     void collect_top(const float* logits, int k, std::vector<Candidate>& out) const;
     void collect_mass(const float* logits, float largest, double mass, std::vector<Candidate>& out) const;

@@ -12,15 +12,22 @@
     │   ├── InvalidParameter a sampling value, message or prompt out of range
     │   ├── PromptTooLong    carries num_tokens and limit
     │   ├── TemplateError    the model's chat template is missing, failed or was stopped
+    │   ├── ConstraintError  a schema, pattern or grammar cannot be used, or led to a dead end
     │   ├── Cancelled
     │   └── DeadlineExceeded
+    ├── AuthError            no key, a wrong one, or one that may not do this (reason)
     ├── CapacityError        queue full; carries retry_after_s
+    │   └── RateLimited      more than the tier of a key allows now; carries headers
     └── BackendError         the batch failed; the engine keeps serving
+        └── BrokenScores     the model's scores are not numbers
 
 A message says what happened, with which value, and what to do about it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
 
 
 class KvarnError(Exception):
@@ -93,12 +100,24 @@ class TemplateError(RequestError):
     """The model's chat template is missing, failed or was stopped."""
 
 
+class ConstraintError(RequestError):
+    """A schema, pattern or grammar cannot be used, or the answer came to a point where nothing it allows may follow."""
+
+
 class Cancelled(RequestError):
     """The caller cancelled the request."""
 
 
 class DeadlineExceeded(RequestError):
     """The request's deadline passed."""
+
+
+class AuthError(KvarnError):
+    """The caller may not do this; a "forbidden" key is a valid one, but its tier does not allow it."""
+
+    def __init__(self, message: str, *, reason: Literal["missing", "invalid", "forbidden"]) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class CapacityError(KvarnError):
@@ -109,5 +128,20 @@ class CapacityError(KvarnError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(CapacityError):
+    """More than the tier of a key allows now; headers tell what is left of each limit."""
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, reason: str, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.reason = reason  # "requests", "tokens" or "concurrency"
+        self.headers = dict(headers or {})
+
+
 class BackendError(KvarnError):
     """The batch failed; the engine keeps serving."""
+
+
+class BrokenScores(BackendError):
+    """The model's scores are not numbers."""

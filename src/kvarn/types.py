@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from kvarn.constraints import Constraint
 from kvarn.errors import InvalidParameter
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the OpenAI API
@@ -64,6 +65,7 @@ class SamplingParams:
     xtc_probability: float = 0.0  # 0: off; now and then drops the most probable tokens but the last above the threshold
     xtc_threshold: float = 0.1
     sampler: str | None = None  # chooses instead of all of the above; made known with kvarn.register_sampler
+    constraint: Constraint | None = None  # kvarn.JsonSchema, Regex or Grammar that the answer follows
     priority: int = 0  # higher runs first
     deadline_s: float | None = None  # ended with FinishReason.DEADLINE this long after submission
     slo_ms: float | None = None  # wished time to the first token, for policy="slo"
@@ -103,6 +105,8 @@ class SamplingParams:
             raise InvalidParameter(f"sampler is {_short(self.sampler)}; give the name of a registered one")
         if self.truncate not in (None, "left"):
             raise InvalidParameter(f"truncate is {_short(self.truncate)}; give None or 'left'")
+        if self.constraint is not None:
+            _check_constraint(self.constraint, ignore_eos=self.ignore_eos)
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; give True or False")
@@ -217,6 +221,13 @@ def _breakers(breakers: object) -> tuple[str, ...]:
     if len(breakers) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}")
     return tuple(breakers)
+
+
+def _check_constraint(constraint: object, *, ignore_eos: bool) -> None:
+    if not isinstance(constraint, Constraint):
+        raise InvalidParameter(f"constraint is {_short(constraint)}; give a kvarn.JsonSchema, Regex or Grammar")
+    if ignore_eos:
+        raise InvalidParameter("ignore_eos and constraint contradict each other: an answer ends where it is complete")
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,57 @@ def test_ids_outside_the_vocabulary_are_refused(backends: tuple[NativeBackend, R
         row = RowSampling(**{field: np.array([token], np.int32), values: np.ones(1, kind)})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="vocabulary"):
             backends[0].sample(np.zeros((1, VOCAB), np.float32), SampleRows(np.zeros(1, np.int32), (row,)))
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 7},
+        {"top_k": 500},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"typical_p": 0.7},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0, "top_k": 500},
+        {"xtc_probability": 0.7, "xtc_threshold": 0.05, "typical_p": 0.8, "min_p": 0.02},
+        {"temperature": 1e-38, "typical_p": 0.9},
+        {"repetition_penalty": 1.5, "presence_penalty": 0.7, "frequency_penalty": -0.3},
+    ],
+    ids=str,
+)
+def test_masked_choices_equal_the_definition(
+    backends: tuple[NativeBackend, ReferenceBackend], filters: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(13)
+    logits = rng.normal(0, 3, (200, VOCAB)).astype(np.float32)
+    rows = _rows(rng, 200, **filters)
+    allowed = rng.random((200, VOCAB)) < rng.random((200, 1)) ** 3
+    allowed[np.arange(200), rng.integers(0, VOCAB, 200)] = True
+    masks = np.packbits(allowed, axis=1, bitorder="little").view("<u4")
+    # Every third row has no mask: rows with and without one stand side by side.
+    params = tuple(row if i % 3 == 0 else replace(row, mask=masks[i]) for i, row in enumerate(rows.params))
+    ours, defined = (backend.sample(logits, replace(rows, params=params)) for backend in backends)
+    np.testing.assert_array_equal(ours.token_ids, defined.token_ids)
+    assert all(allowed[i, ours.token_ids[i]] for i in range(200) if i % 3)
+    # Log-probabilities are those of the model, whatever was allowed.
+    np.testing.assert_allclose(ours.logprobs, defined.logprobs, atol=2e-6)
+    np.testing.assert_array_equal(ours.top_ids, backends[0].sample(logits, rows).top_ids)
+
+
+def test_a_mask_without_a_bit_gives_no_token(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+    empty = np.zeros(VOCAB // 32, np.uint32)
+    rows = _rows(np.random.default_rng(0), 2)
+    params = (replace(rows.params[0], mask=empty), rows.params[1])
+    for backend in backends:
+        sampled = backend.sample(np.zeros((2, VOCAB), np.float32), replace(rows, params=params))
+        assert sampled.token_ids[0] == NO_TOKEN
+        assert sampled.token_ids[1] >= 0
+
+
+def test_a_mask_of_the_wrong_size_is_refused(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+    row = RowSampling(mask=np.ones(VOCAB // 32 + 1, np.uint32))
+    with pytest.raises(ValueError, match="mask"):
+        backends[0].sample(np.zeros((1, VOCAB), np.float32), SampleRows(np.zeros(1, np.int32), (row,)))

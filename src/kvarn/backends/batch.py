@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.models.memory import kv_head_bytes
+from kvarn.sampling import sampler
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+UInt32 = npt.NDArray[np.uint32]
 
-NO_TOKEN = -1
+NO_TOKEN = sampler.NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Batch:
 class RowSampling:
     """All that one choice of a token depends on.
 
-    Order: bias (logit_bias, DRY), penalties (repetition, then frequency and presence), temperature, top_k, typical_p,
-    top_p, min_p, XTC, choice. temperature 0 takes the largest logit, ties to the lower id.
+    Order: mask, bias (logit_bias, DRY), penalties (repetition, then frequency and presence), temperature, top_k,
+    typical_p, top_p, min_p, XTC, choice. temperature 0 takes the largest logit, ties to the lower id.
     Random numbers come from Philox 4x32-10 with key = seed and counter = (position, choice, purpose, 0).
     """
 
@@ -64,6 +66,7 @@ class RowSampling:
     bias_values: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
     seen_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # distinct; prompt and output
     seen_counts: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # in the output; 0: prompt only
+    mask: UInt32 | None = None  # bit i % 32 of word i // 32: token i may be chosen; None: all may
 
     def at(self, position: int, **changes: Any) -> RowSampling:
         """The same choice for another position: dataclasses.replace at a tenth of its time, for every row of a step."""
@@ -86,7 +89,7 @@ class SampleRows:
 class Sampled:
     """Log-probabilities are of the plain softmax of the logits, before bias, penalties and temperature."""
 
-    token_ids: Int32  # (rows); NO_TOKEN where the logits were not finite
+    token_ids: Int32  # (rows); NO_TOKEN where the logits were not finite, or the mask had no bit
     logprobs: Float32  # (rows)
     entropy: Float32  # (rows) nats
     top_ids: Int32  # (rows, num_top), most probable first, ties to the lower id

@@ -71,6 +71,7 @@ class FakeBackend:
     """
 
     name = "fake"
+    progress = 0
 
     def __init__(
         self,

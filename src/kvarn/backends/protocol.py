@@ -20,6 +20,10 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def progress(self) -> int:
+        """A number that changes while a step computes, read by other threads; 0 where nothing is known."""
+
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec this backend cannot run; empty means it can."""
 

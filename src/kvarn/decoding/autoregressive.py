@@ -15,7 +15,7 @@ from kvarn.decoding.choice import Choice, SamplingDefaults
 from kvarn.decoding.custom import choose_own
 from kvarn.decoding.decoder import Commit, CommittedToken, Span
 from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
-from kvarn.errors import BackendError
+from kvarn.errors import BackendError, BrokenScores
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers
 from kvarn.types import TokenLogprob
@@ -70,22 +70,22 @@ class AutoregressiveDecoder:
         commits = self._commit_rows(plain, hidden) if plain else {}
         for row, span in choosing:
             if span.request.params.sampler is not None:
-                commits[span.request.id] = choose_own(
-                    self._backend, hidden[row : row + 1], span, self._choice(span.request).row(span.request)
-                )
+                choice = self._choice(span.request)
+                commits[span.request.id] = choose_own(self._backend, hidden[row : row + 1], span, choice)
         return commits
 
     def _commit_rows(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
         spans = [span for _, span in choosing]
         wanted = [span.request.params.logprobs for span in spans if span.request.params.logprobs is not None]
-        params = tuple([self._choice(span.request).row(span.request) for span in spans])
+        choices = [self._choice(span.request) for span in spans]
+        params = tuple([choice.row(span.request) for choice, span in zip(choices, spans, strict=True)])
         num_top = min(max(wanted, default=0), self._vocab_size)
         rows = SampleRows(np.array([row for row, _ in choosing], np.int32), params, num_top, want_logprobs=bool(wanted))
         started_at = time.perf_counter()
         sampled = self._backend.sample(hidden, rows)
         self.backend_s += time.perf_counter() - started_at
         token_ids = sampled.token_ids.tolist()
-        return {span.request.id: _commit(span, token_ids[i], sampled, i) for i, span in enumerate(spans)}
+        return {span.request.id: _commit(span, choices[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
 
     def _score(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
         """Add the log-probabilities of prompts to the commits of those who asked for them."""
@@ -133,11 +133,11 @@ def _choosing_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     return choosing
 
 
-def _commit(span: Span, token_id: int, sampled: Sampled, row: int) -> Commit:
+def _commit(span: Span, choice: Choice, token_id: int, sampled: Sampled, row: int) -> Commit:
     if token_id == NO_TOKEN:
-        return Commit(span.request, 0, error=_broken_logits(span))
+        return Commit(span.request, 0, error=choice.error or _broken_logits(span))
     logprob = None if span.request.params.logprobs is None else _logprob(span, sampled, row)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob),))
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, choice.take(token_id)),))
 
 
 def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
@@ -149,7 +149,7 @@ def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
 
 
 def _broken_logits(span: Span) -> BackendError:
-    return BackendError(
+    return BrokenScores(
         f"the model's scores at position {span.end - 1:,} are not numbers; "
         "the model file may be damaged: fetch it again or try another quantisation"
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvarn.backends.batch import Float32, Int32, RowSampling
 from kvarn.decoding.seen import SeenTokens
+from kvarn.errors import ConstraintError
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
 from kvarn.types import SamplingParams
@@ -43,11 +44,13 @@ class Choice:
         self._row_before_min = _biased(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
         self._seen = SeenTokens(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
         self._repeats = DryBias(request, breakers) if params.dry_multiplier > 0 else None
+        self._matcher = None if request.constraint is None else request.constraint.matcher()
+        self._is_fixed = self._seen is None and self._repeats is None and self._matcher is None
 
     def row(self, request: Request) -> RowSampling:
         """Everything the choice of the next token depends on."""
         row = self._row_before_min if request.num_output < request.params.min_tokens else self._row
-        if self._seen is None and self._repeats is None:
+        if self._is_fixed:
             return row.at(len(request.token_ids))
         changes: dict[str, Any] = {}
         if self._seen is not None:
@@ -55,7 +58,18 @@ class Choice:
             changes = {"seen_ids": self._seen.ids, "seen_counts": self._seen.counts}
         if self._repeats is not None:
             changes |= self._repeats.added_to(row, request)
+        if self._matcher is not None:
+            changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)
         return row.at(len(request.token_ids), **changes)
+
+    @property
+    def error(self) -> ConstraintError | None:
+        """Why nothing can be chosen."""
+        return None if self._matcher is None else self._matcher.error
+
+    def take(self, token_id: int) -> bool:
+        """Take the token chosen from row(); whether the answer's constraint is satisfied and nothing may follow."""
+        return self._matcher is not None and self._matcher.take(token_id)
 
 
 class DryBias:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvarn.backends.batch import RowSampling
 from kvarn.backends.protocol import Backend, Hidden
+from kvarn.decoding.choice import Choice
 from kvarn.decoding.decoder import Commit, CommittedToken, Span
 from kvarn.errors import BackendError
 from kvarn.sampling.custom import choose_by, find_sampler
 from kvarn.types import TokenLogprob
 
 
-def choose_own(backend: Backend, hidden: Hidden, span: Span, row: RowSampling) -> Commit:
+def choose_own(backend: Backend, hidden: Hidden, span: Span, choice: Choice) -> Commit:
     """Commit the token that the request's own sampler takes; hidden is one row."""
     params = span.request.params
     assert params.sampler is not None
     logits = backend.logits(hidden)[0]
     if not np.isfinite(logits).all():
         return _failed(span, f"the model's scores at position {span.end - 1:,} are not numbers", None)
+    row = choice.row(span.request)
+    if choice.error is not None:
+        return Commit(span.request, 0, error=choice.error)
     try:
         token_id = choose_by(find_sampler(params.sampler), logits, row, span.request.token_ids)
     except Exception as error:
@@ -28,7 +31,7 @@ def choose_own(backend: Backend, hidden: Hidden, span: Span, row: RowSampling) -
         scored = backend.score(hidden, np.array([token_id], np.int32), min(params.logprobs, len(logits)))
         pairs = zip(scored.top_ids[0].tolist(), scored.top_logprobs[0].tolist(), strict=True)
         logprob = TokenLogprob(token_id, float(scored.logprobs[0]), tuple(pairs))
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob),))
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, choice.take(token_id)),))
 
 
 def _failed(span: Span, message: str, cause: Exception | None) -> Commit:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.backends.protocol import Hidden
-from kvarn.errors import BackendError
+from kvarn.errors import KvarnError
 from kvarn.request import Request
 from kvarn.types import TokenLogprob
 
@@ -34,6 +34,7 @@ class Span:
 class CommittedToken:
     token_id: int
     logprob: TokenLogprob | None = None
+    ends_answer: bool = False  # a constraint is satisfied, and nothing may follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Commit:
     num_computed: int
     tokens: tuple[CommittedToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens that follow the computed ones, if asked for
-    error: BackendError | None = None
+    error: KvarnError | None = None
 
 
 class Decoder(Protocol):

@@ -1,7 +1,8 @@
 """Samplers of the user's own: a registry by name, filled by register_sampler. docs/adding-a-sampler.md shows one.
 
 A sampler is a function sampler(logits, token_ids, draw) -> token id:
-    logits     float32 (vocabulary), with bias and penalties applied, before temperature; yours to change
+    logits     float32 (vocabulary), with bias and penalties applied, before temperature; yours to change.
+               -inf: the request's constraint does not allow that token, and choosing it is an error
     token_ids  prompt and answer so far
     draw()     the next of the random numbers in [0, 1) that belong to this request's seed and this position
 With these it gives the same token whenever the request is run again, whatever runs beside it.
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import ConfigError, InvalidParameter
+from kvarn.sampling.masks import is_allowed
 from kvarn.sampling.philox import USER_SAMPLER, uniform
 from kvarn.sampling.sampler import Choice, penalised
 
@@ -57,4 +59,6 @@ def choose_by(function: SamplerFunction, logits: Float32, choice: Choice, token_
     token_id = function(penalised(logits, choice), tuple(token_ids), draw)
     if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):
         raise ValueError(f"it returned {token_id!r:.80}, not a token id below {len(logits)}")
+    if choice.mask is not None and not is_allowed(choice.mask, int(token_id)):
+        raise ValueError(f"it returned token {token_id}, which the constraint does not allow (its logit was -inf)")
     return int(token_id)

@@ -1,10 +1,11 @@
 """The choice of one token from its logits: the definition every backend's sampler is tested against.
 
     logits (float32)
+      -inf where a mask has no bit; no bit at all: NO_TOKEN
       + bias (DRY is part of it), repetition, then frequency and presence penalties     float32
       temperature 0: the largest logit, ties to the lower id           done, also where / temperature overflows
       / temperature                                                    float32
-    sort by (descending logit, ascending id)
+    sort by (descending logit, ascending id); with a mask, those at -inf are no candidates
     weight = exp(double(logit) - double(largest logit))                float64 from here on
       top_k, typical_p, top_p, min_p                                   each over what the one before kept
       XTC, if Philox(key = seed, counter = (position, choice, 1, 0)) < xtc_probability
@@ -22,11 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.masks import forbid
 from kvarn.sampling.penalties import add_bias, penalise_counts, penalise_repetition
 from kvarn.sampling.philox import XTC, uniform
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
+
+NO_TOKEN = -1  # nothing can be chosen
 
 
 class Choice(Protocol):
@@ -66,10 +70,14 @@ class Choice(Protocol):
     def seen_ids(self) -> Int32: ...
     @property
     def seen_counts(self) -> Int32: ...
+    @property
+    def mask(self) -> npt.NDArray[np.uint32] | None: ...
 
 
 def choose(logits: Float32, choice: Choice) -> int:
     """Choose a token."""
+    if choice.mask is not None and not choice.mask.any():
+        return NO_TOKEN
     logits = penalised(logits, choice)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = logits / np.float32(choice.temperature)
@@ -82,8 +90,8 @@ def choose(logits: Float32, choice: Choice) -> int:
 
 
 def penalised(logits: Float32, choice: Choice) -> Float32:
-    """Apply bias and penalties."""
-    logits = add_bias(logits, choice.bias_ids, choice.bias_values)
+    """Apply the mask, bias and penalties."""
+    logits = add_bias(forbid(logits, choice.mask), choice.bias_ids, choice.bias_values)
     logits = penalise_repetition(logits, choice.seen_ids, choice.repetition_penalty)
     return penalise_counts(
         logits, choice.seen_ids, choice.seen_counts, choice.frequency_penalty, choice.presence_penalty
@@ -94,6 +102,8 @@ def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], n
     """Sort and filter: the ids kept and their weights, the most probable first."""
     top_p, min_p, typical_p = (float(np.float32(p)) for p in (choice.top_p, choice.min_p, choice.typical_p))
     ids = np.argsort(-logits, kind="stable")
+    if choice.mask is not None:
+        ids = ids[logits[ids] > -np.inf]
     ids = ids[keep_top_k(ids, choice.top_k)]
     logs = logits[ids].astype(np.float64)
     logs -= logs[0]

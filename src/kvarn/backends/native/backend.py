@@ -27,7 +27,7 @@ from kvarn.backends.batch import (
 from kvarn.backends.native import _native
 from kvarn.backends.native.names import matrix_names, vector_names
 from kvarn.backends.pooling import pool_rows
-from kvarn.config import KV_DTYPES
+from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, WeightSource
 from kvarn.models.spec import FeedForward, ModelSpec, Pooling
@@ -41,11 +41,18 @@ class NativeBackend:
     def __init__(self, threads: int, isa: str | None = None) -> None:
         if isa and isa not in _native.isa_names():
             raise ConfigError(f"isa is {isa!r}; this machine and build have {', '.join(_native.isa_names())}")
-        self._pool = _shared_pool(threads)
+        if not 1 <= threads <= MAX_THREADS:
+            raise ConfigError(f"threads is {threads}; give 1 to {MAX_THREADS}")
+        self._team = _native.ThreadTeam(threads)  # of the one pool of the process
         self._isa = isa or ""
         self._model: _native.Model | None = None
         self._width = 0
         self._vocab_size = 0
+
+    @property
+    def progress(self) -> int:
+        """Changes with every task of its threads."""
+        return self._team.progress
 
     @property
     def isa(self) -> str:
@@ -63,7 +70,7 @@ class NativeBackend:
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
-        model = _native.Model(spec, self._pool, self._isa)
+        model = _native.Model(spec, self._team, self._isa)
         # Largest first: while a matrix is packed its file pages are resident beside everything packed before it.
         matrices = sorted((weights.tensors[name] for name in matrix_names(spec)), key=lambda m: -m.num_bytes)
         model.reserve_weights(sum(_native.packed_bytes(m.type.id, *_stack_shape(m)) for m in matrices))
@@ -171,17 +178,6 @@ class NativeBackend:
         return self._model
 
 
-_pools: dict[int, _native.ThreadPool] = {}  # one pool per process; a second size only where a caller asks for it
-
-
-def _shared_pool(threads: int) -> _native.ThreadPool:
-    if not 1 <= threads <= 1024:
-        raise ConfigError(f"threads is {threads}; give 1 to 1024")
-    if threads not in _pools:
-        _pools[threads] = _native.ThreadPool(threads)
-    return _pools[threads]
-
-
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
     """(parts, rows, columns) of a matrix or of a stack of experts."""
     parts = info.shape[0] if len(info.shape) == 3 else 1
@@ -201,6 +197,7 @@ _numbers = attrgetter(
 )
 _wholes = attrgetter("top_k", "seed", "choice", "position")
 _NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
+_NO_MASKS = np.empty((0, 0), np.uint32)
 
 
 def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
@@ -210,6 +207,7 @@ def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
     wholes = np.array([_wholes(row) for row in rows], np.uint64).reshape(len(rows), 4)
     biased, seen = [row.bias_ids for row in rows], [row.seen_ids for row in rows]
     bias_starts, seen_starts = _starts(biased), _starts(seen)
+    masked = [i for i, row in enumerate(rows) if row.mask is not None]
     return (
         numbers,
         wholes,
@@ -219,6 +217,8 @@ def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
         np.concatenate(seen) if seen_starts[-1] else _NO_IDS,
         np.concatenate([row.seen_counts for row in rows]) if seen_starts[-1] else _NO_IDS,
         seen_starts,
+        np.array(masked, np.int32) if masked else _NO_IDS,
+        np.stack([row.mask for row in rows if row.mask is not None]) if masked else _NO_MASKS,
     )
 
 

@@ -37,6 +37,7 @@ class ReferenceBackend:
     """Interprets a ModelSpec with NumPy."""
 
     name = "reference"
+    progress = 0
 
     def __init__(self, *, dense: bool = True) -> None:
         self._dense = dense
@@ -95,6 +96,8 @@ class ReferenceBackend:
                 continue
             logprobs = log_softmax(logits)
             chosen[i] = choose(logits, params)
+            if chosen[i] == NO_TOKEN:
+                continue
             entropy[i] = -np.sum(np.exp(logprobs) * logprobs)
             scored.put(i, logprobs, int(chosen[i]))
         return Sampled(chosen, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
