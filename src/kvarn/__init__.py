@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
+    from kvarn.constraints import Grammar, JsonSchema, Regex
     from kvarn.engine.handle import EventStream, RequestHandle
     from kvarn.engine.stats import EngineStats
     from kvarn.errors import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         Cancelled,
         CapacityError,
         ConfigError,
+        ConstraintError,
         DeadlineExceeded,
         DoesNotFit,
         DownloadError,
@@ -44,6 +46,9 @@ _HOMES = {
     "RequestState": "kvarn.request",
     "LLM": "kvarn.llm",
     "EngineConfig": "kvarn.config",
+    "Grammar": "kvarn.constraints",
+    "JsonSchema": "kvarn.constraints",
+    "Regex": "kvarn.constraints",
     "EngineStats": "kvarn.engine.stats",
     "register_sampler": "kvarn.sampling.custom",
     "Completion": "kvarn.types",
@@ -63,6 +68,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "CapacityError",
     "Completion",
     "ConfigError",
+    "ConstraintError",
     "DeadlineExceeded",
     "DoesNotFit",
     "DownloadError",
@@ -71,12 +77,15 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "EventStream",
     "FinishReason",
     "FormatError",
+    "Grammar",
     "InvalidParameter",
+    "JsonSchema",
     "KvarnError",
     "LLM",
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
+    "Regex",
     "RequestError",
     "RequestHandle",
     "RequestState",

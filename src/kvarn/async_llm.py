@@ -87,7 +87,7 @@ class AsyncLLM:
     ) -> AsyncEventStream:
         """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
         prepare = partial(self.llm._prepare, prompt, params, tools, tenant=tenant)
-        return AsyncEventStream(self.llm, prepare, self._mailbox())
+        return AsyncEventStream(self.llm, prepare, self.mailbox())
 
     @overload
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
@@ -115,10 +115,14 @@ class AsyncLLM:
         return await asyncio.to_thread(self.llm.score, token_ids)
 
     async def embed(
-        self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True
+        self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
     ) -> Float32:
-        """One vector per text, (n, dim); for encoder models."""
-        return await asyncio.to_thread(self.llm.embed, texts, pooling, normalize)
+        """One vector per text or list of token ids, (n, dim); for encoder models. Cancelling stops between groups."""
+        llm = self.llm
+        chosen = llm._pooling(pooling)
+        groups = await asyncio.to_thread(llm._embed_groups, texts)
+        vectors = [await asyncio.wrap_future(llm._embed_group(group, chosen)) for group in groups]
+        return llm._joined(vectors, normalize)
 
     async def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
@@ -127,6 +131,10 @@ class AsyncLLM:
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
         return await asyncio.to_thread(self.llm.drain, timeout_s)
+
+    async def send(self, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> None:
+        """Queue prepared requests all together, or raise why none of them is accepted."""
+        await asyncio.wrap_future(self.llm._runner.send(submissions, tickets))
 
     async def _complete(self, prepare: Sequence[Callable[[], Submission]]) -> list[Completion]:
         tickets = [Ticket(keeps_events=False) for _ in prepare]
@@ -143,7 +151,8 @@ class AsyncLLM:
             if self._loaded is None:
                 self._loaded = self._make()
 
-    def _mailbox(self) -> Mailbox:
+    def mailbox(self) -> Mailbox:
+        """The way from the engine's thread into the running event loop, shared by all its streams."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._mailboxes:

@@ -4,6 +4,8 @@ KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, ...)
 KVARN_DEBUG     1: the command line shows tracebacks
+KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` show to a server
+KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
 """
 
@@ -59,6 +61,17 @@ def hf_endpoint() -> str | None:
 def hf_token() -> str | None:
     """The hub's access token from the environment; None lets the client look for a saved one."""
     return os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN") or None
+
+
+def client_key() -> str | None:
+    """The key to show to a server that was named by its URL."""
+    return os.environ.get("KVARN_API_KEY") or None
+
+
+def server_environment() -> dict[str, str]:
+    """What KVARN_SERVER_* variables say, by setting in lower case."""
+    prefix = "KVARN_SERVER_"
+    return {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix)}
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.config import EngineConfig, is_offline
+from kvarn.engine.admission import Admission
 from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
 from kvarn.engine.passes import embed_group, groups, score_tokens
@@ -21,7 +22,7 @@ from kvarn.engine.prompts import (
     is_messages,
     is_single,
     listed,
-    listed_texts,
+    listed_inputs,
     whole_numbers,
 )
 from kvarn.engine.runner import Runner, Submission
@@ -30,6 +31,7 @@ from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
 from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
 from kvarn.models.memory import MemoryPlan
 from kvarn.models.spec import Encoder, ModelSpec, Pooling
+from kvarn.sampling.constraint import ConstraintCompiler
 from kvarn.types import Completion, Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class LLM:
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
+        self._constraints = ConstraintCompiler(self._model.tokenizer, self._model.spec.vocab_size)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -83,13 +86,33 @@ class LLM:
         return self._model.engine.admission.context
 
     @property
+    def admission(self) -> Admission:
+        """The bounds of this model: what it would refuse, and how long an answer may get."""
+        return self._model.engine.admission
+
+    @property
     def backend_name(self) -> str:
         return self._model.backend.name
+
+    @property
+    def isa(self) -> str:
+        """The kernel table in use; the backend's name where it has none."""
+        return str(getattr(self._model.backend, "isa", self.backend_name))
 
     @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs and no step is stuck."""
         return self._runner.is_alive
+
+    @property
+    def sign_of_life(self) -> tuple[float, int] | None:
+        """Differs from the last one as long as work advances, also within a long native step; None while idle."""
+        return self._runner.sign_of_life
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, as last seen; asks nobody and waits for nothing."""
+        return self._model.engine.scheduler.num_waiting
 
     def submit(
         self,
@@ -168,29 +191,17 @@ class LLM:
             lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, beat), len(ids)
         )
 
-    def embed(self, texts: str | Sequence[str], pooling: Pooling | None = None, normalize: bool = True) -> Float32:
-        """One vector per text, (n, dim); for encoder models."""
+    def embed(
+        self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
+    ) -> Float32:
+        """One vector per text or list of token ids, (n, dim); for encoder models."""
         chosen = self._pooling(pooling)
-        ids = [self.tokenizer.encode(text) for text in listed_texts(texts)]
-        engine = self._model.engine
-        for one in ids:
-            engine.admission.check_length(len(one), self.context)
-        if not ids:
-            return np.empty((0, self.spec.width), np.float32)
-
-        def embed_one(group: Sequence[TokenIds]) -> Float32:
-            """One group between two steps, so that callers share the engine."""
-            return self._runner.exclusively(lambda engine: embed_group(engine.backend, engine.kv, group, chosen))
-
-        vectors = np.concatenate([embed_one(group) for group in groups(engine.kv, ids, engine.max_batch_tokens)])
-        if not normalize:
-            return vectors
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+        vectors = [self._embed_group(group, chosen).result() for group in self._embed_groups(texts)]
+        return self._joined(vectors, normalize)
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
-        return self._runner.exclusively(lambda engine: engine.stats())
+        return self._runner.ask(lambda engine: engine.stats()).result()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
@@ -239,10 +250,31 @@ class LLM:
             raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams")
         if not isinstance(tenant, str):
             raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string")
-        return Submission(ids, params or SamplingParams(), starts_text, tenant)
+        if params is None or params.constraint is None:
+            return Submission(ids, params or SamplingParams(), starts_text, tenant)
+        return Submission(ids, params, starts_text, tenant, constraint=self._constraints.compile(params.constraint))
 
     def _encode(self, prompt: object) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else whole_numbers(prompt)
+
+    def _embed_groups(self, texts: object) -> list[list[TokenIds]]:
+        """Texts as token ids, checked, in groups that each fit into one batch."""
+        engine = self._model.engine
+        ids: list[TokenIds] = [self._encode(text) for text in listed_inputs(texts)]
+        for one in ids:
+            engine.admission.check_tokens("texts", one)
+            engine.admission.check_length(len(one), self.context)
+        return list(groups(engine.kv, ids, engine.max_batch_tokens))
+
+    def _embed_group(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
+        """One group between two steps, so that callers share the engine."""
+        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
+
+    def _joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
+        joined = np.concatenate([np.empty((0, self.spec.width), np.float32), *vectors])
+        if not normalize:
+            return joined
+        return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
     def _pooling(self, pooling: Pooling | None) -> Pooling:
         if not isinstance(self.spec.generation, Encoder):

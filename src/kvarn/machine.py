@@ -90,6 +90,15 @@ def available_memory(root: Path = ROOT) -> MemoryAvailable:
     return MemoryAvailable(free, "free memory of the system", total, tightest)
 
 
+def cpu_throttled_s(root: Path = ROOT) -> float:
+    """Seconds for which the most throttled cgroup of our chain was held back; 0.0 where nothing counts it."""
+    held_back = [0.0]
+    for folder in _cgroup_chain(root, "cpu"):
+        stat = _stat(folder / "cpu.stat")
+        held_back.append(stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9)  # v2, v1
+    return max(held_back)
+
+
 def parse_cpu_list(text: str) -> set[int]:
     """Read the kernel's list form: '0-3,8' is {0, 1, 2, 3, 8}."""
     cpus: set[int] = set()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kvarn.constraints import Compiled
 from kvarn.errors import Cancelled, DeadlineExceeded, KvarnError
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 
@@ -65,6 +66,7 @@ class Request:
     fork_of: Request | None = None  # choice 0, whose prompt this one shares
     clock: Clock = time.perf_counter
     number: int = 0  # in order of submission
+    constraint: Compiled | None = None  # params.constraint, ready for the model's vocabulary
     priority: int = field(init=False)
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer

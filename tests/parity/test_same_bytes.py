@@ -43,7 +43,7 @@ KINDS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sam
 class NoText:
     """Tiny models have no tokeniser."""
 
-    def __init__(self, _starts_text: bool) -> None: ...
+    def __init__(self, _starts_text: bool, _visible_ids: frozenset[int]) -> None: ...
 
     def push(self, token_id: int) -> str:
         return ""

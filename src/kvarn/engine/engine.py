@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvarn.backends.protocol import Backend
 from kvarn.config import EngineConfig
+from kvarn.constraints import Compiled
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.plan import Entry, Plan, make_plan
@@ -15,6 +16,7 @@ from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import EngineStats, Step, StepMeter
 from kvarn.engine.stream import Stream
 from kvarn.engine.throttle import Throttle
+from kvarn.engine.turnstile import Demand
 from kvarn.errors import BackendError, InvalidParameter
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request, draw_seed
@@ -65,6 +67,11 @@ class Engine:
         """Seconds for which step() will do nothing, because company is awaited (max_wait_ms)."""
         return self.scheduler.wait_s
 
+    @property
+    def demand(self) -> Demand:
+        """What there is to do, for a fair share among the engines of the process."""
+        return Demand(len(self._open), max((request.priority for request in self._open.values()), default=0))
+
     def submit(
         self,
         prompt_ids: Sequence[int],
@@ -72,6 +79,8 @@ class Engine:
         *,
         starts_text: bool = False,
         tenant: str = "",
+        visible_ids: frozenset[int] = frozenset(),
+        constraint: Compiled | None = None,
         request_id: str | None = None,
         choice: int = 0,
         fork_of: Request | None = None,
@@ -84,13 +93,16 @@ class Engine:
         request_id = f"r{number}" if request_id is None else request_id
         if request_id in self._open:
             raise InvalidParameter(f"request id {request_id!r:.60} is in use; give every request its own")
+        if params.constraint is not None and constraint is None:
+            raise InvalidParameter("the constraint was not compiled for this model; submit through kvarn.LLM")
         prompt, max_tokens = self.admission.admit(prompt_ids, params)
         seed = params.seed if params.seed is not None else draw_seed() if fork_of is None else fork_of.seed
         total, clock = len(prompt) + max_tokens, self._clock
-        request = Request(request_id, prompt, params, total, seed, tenant, choice, fork_of, clock, number)
+        request = Request(request_id, prompt, params, total, seed, tenant, choice, fork_of, clock, number, constraint)
         assert fork_of is None or fork_of.prompt_ids == prompt
         self._throttle.admit(request, self.scheduler.num_waiting)
-        self.stream.open(request, starts_text=starts_text)
+        # What a constraint allows is the text as it is: no space before its first word is taken away.
+        self.stream.open(request, starts_text=starts_text and constraint is None, visible_ids=visible_ids)
         self._open[request.id] = request
         self.scheduler.submit(request)
         return request
@@ -145,6 +157,10 @@ class Engine:
             tokens_per_s=meter.tokens_per_s,
             step_s=meter.step_s,
             overhead_share=meter.overhead_share,
+            block_size=self.kv.block_size,
+            waiting_for_prompt=scheduler.num_following,
+            prefix_query_tokens=scheduler.num_query_tokens,
+            distributions={"iteration_tokens_total": meter.step_tokens.now(), **self.kv.distributions()},
         )
 
     @property

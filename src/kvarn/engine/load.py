@@ -105,7 +105,10 @@ def text_stream(tokenizer: Tokenizer) -> Stream:
     """A Stream that reads text with the model's tokeniser."""
     from kvarn.tokenizer.incremental import IncrementalDecoder
 
-    return Stream(lambda starts_text: IncrementalDecoder(tokenizer, at_start=starts_text), tokenizer.eos_ids)
+    def make_decoder(starts_text: bool, visible_ids: frozenset[int]) -> IncrementalDecoder:
+        return IncrementalDecoder(tokenizer, at_start=starts_text, visible_ids=visible_ids)
+
+    return Stream(make_decoder, tokenizer.eos_ids)
 
 
 def _load_tokenizer(source: WeightSource) -> Tokenizer:

@@ -9,15 +9,16 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket, settle
+from kvarn.engine.inbox import Asked, Inbox, fresh, refuse_all
+from kvarn.engine.turnstile import Turnstile
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.types import TokenEvent
 
@@ -28,36 +29,25 @@ COMPACT_AFTER_S = 2.0  # idle this long: pages of free blocks go back to the sys
 FORGET_AFTER_S = 600.0  # ... and those of cached prefixes too
 MAX_FAILED_STEPS = 3  # in a row, outside any request: then the engine is given up
 STOP_TIMEOUT_S = 60.0  # a step in flight cannot be interrupted
+CLOSED = "this LLM is closed; make a new one"
 WATCH_EVERY_S = 10.0  # or a quarter of the step timeout, where that is shorter
-
-
-@dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
-    """One piece of work for the engine's thread."""
-
-    work: Callable[[Engine], T]
-    answer: Future[T]
-
-    def run(self, engine: Engine) -> None:
-        if not self.answer.set_running_or_notify_cancel():
-            return
-        try:
-            settle(self.answer, result=self.work(engine))
-        except BaseException as error:  # the caller's to handle
-            settle(self.answer, error=error)
 
 
 class Loop:
     """Owns the engine, the inbox and the open tickets; private methods run on its thread."""
 
-    def __init__(self, engine: Engine, step_timeout_s: float, release: Callable[[], None]) -> None:
+    def __init__(
+        self, engine: Engine, step_timeout_s: float, release: Callable[[], None], turnstile: Turnstile
+    ) -> None:
         self.step_timeout_s = step_timeout_s
         self.thread = threading.Thread(target=self._run, name="kvarn-engine", daemon=True)
         self.heartbeat = time.monotonic()  # the last sign of life
         self.tickets: dict[str, Ticket] = {}  # by request id
         self._engine = engine
         self._release = release
-        self._inbox: SimpleQueue[Asked[Any] | None] = SimpleQueue()  # None: only a reason to wake up
+        self._turnstile = turnstile
+        self._lane = turnstile.lane()
+        self._inbox: Inbox = SimpleQueue()
         self._running: Asked[Any] | None = None
         self._is_busy = False
         self._is_stopping = False
@@ -82,6 +72,11 @@ class Loop:
         """Time since the last sign of life while there is work; 0.0 while idle."""
         return time.monotonic() - self.heartbeat if self._is_busy else 0.0
 
+    @property
+    def sign_of_life(self) -> tuple[float, int] | None:
+        """Differs from the last one as long as work advances, also within a long native step; None while idle."""
+        return (self.heartbeat, self._engine.backend.progress) if self._is_busy else None
+
     def beat(self) -> None:
         self.heartbeat = time.monotonic()
 
@@ -97,7 +92,7 @@ class Loop:
         if failure is None and not self.is_alive:  # also in a forked child, which has no such thread
             failure = BackendError("the engine's thread is not running in this process; load the model here")
         if failure is not None:
-            self._refuse_asked(failure)
+            refuse_all(self._inbox, failure)
         return asked.answer
 
     def ask_to_stop(self) -> None:
@@ -111,6 +106,22 @@ class Loop:
             return True
         self.thread.join(0.0 if self._failure is not None and self.busy_s > self.step_timeout_s else timeout_s)
         return not self.thread.is_alive()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """This engine's turn among those of the process, for a piece of work that computes."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._lane.leave(wants_more=self._engine.has_work)
+
+    def breathe(self) -> None:
+        """Between two computations of one piece of work: say that it is alive, and let other engines step."""
+        self.beat()
+        if self._turnstile.is_contended:
+            self._lane.leave(wants_more=True)
+            self._enter()
 
     def step_until(self, is_enough: Callable[[Engine], bool]) -> None:
         """Step inside a piece of work, until is_enough or nothing is left to do."""
@@ -162,7 +173,7 @@ class Loop:
         self._is_busy = True
         self.beat()
         try:
-            events = self._engine.step()
+            events = self._step_in_turn()
             self._num_failed_steps = 0
         except Exception as error:
             self._step_failed(error)
@@ -174,6 +185,22 @@ class Loop:
         elif (wait_s := self._engine.wait_s) > 0:  # for company: more requests may share the first step
             with suppress(Empty):
                 self._take(self._inbox.get(timeout=wait_s))
+
+    def _step_in_turn(self) -> list[TokenEvent]:
+        if not self._is_called():
+            return []  # stopped while others stepped
+        try:
+            return self._engine.step()
+        finally:
+            self._lane.leave(wants_more=self._engine.has_work and self._engine.wait_s <= 0)
+
+    def _enter(self) -> None:
+        if not self._is_called():
+            raise RequestError(CLOSED)
+
+    def _is_called(self) -> bool:
+        """Wait for the turn; False when the loop was told to stop meanwhile."""
+        return self._lane.enter(lambda: self._engine.demand, lambda: not self._is_stopping, self.beat)
 
     def _step_failed(self, error: Exception) -> None:
         """An exception that no request caused: end them all, and go on unless it keeps happening."""
@@ -209,26 +236,18 @@ class Loop:
     def _end(self) -> None:
         """Leave nobody waiting, then let go of the model."""
         atexit.unregister(self.stop)
+        self._lane.forfeit()
         if self._failure is None:
-            self._failure = RequestError("this LLM is closed; make a new one")
+            self._failure = RequestError(CLOSED)
         for ticket in list(self.tickets.values()):
-            ticket.fail(_fresh(self._failure))
+            ticket.fail(fresh(self._failure))
         self._stopped.set()
-        self._refuse_asked(self._failure)
+        refuse_all(self._inbox, self._failure)
         try:
             self._engine.reap()
             self._release()
         except Exception:
             log.exception("the model was not released cleanly")
-
-    def _refuse_asked(self, failure: KvarnError) -> None:
-        while True:
-            try:
-                asked = self._inbox.get_nowait()
-            except Empty:
-                return
-            if asked is not None:
-                settle(asked.answer, error=_fresh(failure))
 
     def _recover(self) -> None:
         """A stuck step that came back: the loop serves again."""
@@ -258,13 +277,9 @@ class Loop:
             self._failure = None
             return
         log.error("%s", failure)
+        self._lane.forfeit()  # the other engines of the process go on
         if self._running is not None:
-            settle(self._running.answer, error=_fresh(failure))
+            settle(self._running.answer, error=fresh(failure))
         for ticket in list(self.tickets.values()):
-            ticket.fail(_fresh(failure))
-        self._refuse_asked(failure)
-
-
-def _fresh(error: KvarnError) -> KvarnError:
-    """A copy for one more caller: an exception object collects the traceback of everybody who raises it."""
-    return type(error)(*error.args)
+            ticket.fail(fresh(failure))
+        refuse_all(self._inbox, failure)

@@ -20,6 +20,8 @@ NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outl
 REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
 SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
 MIN_REFRESH_STEPS = 16
+BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+RETRY_EVERY = 64  # a number of low decodes that was too slow once may have met a bad moment
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class Pacer:
         self._nobody = _Base(deque([0.0]), num_wanted=0)
         self._last_rows = 0
         self._last_s = 0.0
+        self._num_asked = 0
 
     def prompt_rows(self, num_decodes: int) -> int:
         """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
@@ -61,9 +64,42 @@ class Pacer:
         base = self._bases.get(_bucket(num_decodes))
         if base is None or base.num_wanted > 0:
             return 0
-        extra_s = min(self._max_stretch * base.median_s, self._prefill_s) - base.median_s
-        extra_s = max(extra_s, MIN_EXTRA * base.median_s)
+        extra_s = self._allowed_s(base.median_s) - base.median_s
         return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+
+    def background_rows(self, num_decodes: int, num_background: int) -> int:
+        """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
+
+        By price and not by feedback: such steps come now and then, and say nothing about the chunks of the others.
+        """
+        base_s, all_s = self.base_s(num_decodes), self.base_s(num_decodes + num_background)
+        if base_s is None or all_s is None:
+            return 0
+        extra_s = max(self._allowed_s(base_s) - all_s, MIN_EXTRA * base_s)
+        rows = FIRST_ROWS if self.row_s is None else int(extra_s / max(self.row_s, 1e-9))
+        return max(1, min(rows, self._max_rows))
+
+    def background_decodes(self, num_decodes: int, num_wanted: int) -> int:
+        """Decodes of low priorities beside num_decodes of higher ones, by the same measure.
+
+        As many as are known to fit, or the next larger number that has not been tried; now and then one is tried again.
+        """
+        base_s, best = self.base_s(num_decodes), 1
+        if base_s is None:
+            return min(1, num_wanted)
+        self._num_asked += 1
+        for number in BACKGROUND_DECODES:
+            known_s = self.base_s(num_decodes + number)
+            if known_s is None or (known_s > self._allowed_s(base_s) and self._num_asked % RETRY_EVERY == 0):
+                return min(number, num_wanted)
+            if known_s > self._allowed_s(base_s):
+                break
+            best = number
+        return min(best, num_wanted)
+
+    def _allowed_s(self, base_s: float) -> float:
+        """How long a step may take that would take base_s without what is added to it."""
+        return max(min(self._max_stretch * base_s, self._prefill_s), (1 + MIN_EXTRA) * base_s)
 
     def _steered_rows(self, base_s: float, extra_s: float) -> int:
         """More than last time where the step had room, fewer where it was too long, in bounded moves.
@@ -77,8 +113,8 @@ class Pacer:
             return self._last_rows
         return math.ceil(self._last_rows * move) if move > 1 else int(self._last_rows * move)
 
-    def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
-        """Learn from a step that was just done."""
+    def observe(self, num_decodes: int, num_prompt_rows: int, seconds: float, *, steers: bool = True) -> None:
+        """Learn from a step that was just done; steers: the next chunk follows from how long this one took."""
         if num_prompt_rows == 0:
             base = self._bases.setdefault(_bucket(num_decodes), _Base())
             base.seconds.append(seconds)
@@ -88,6 +124,8 @@ class Pacer:
             self._alone.append((seconds, num_prompt_rows, self._nobody))
         elif (known := self._bases.get(_bucket(num_decodes))) is not None:
             self._learn_beside(known, num_decodes, num_prompt_rows, seconds)
+            if steers:
+                self._last_rows, self._last_s = num_prompt_rows, seconds
 
     def base_s(self, num_decodes: int) -> float | None:
         """Seconds of a step with num_decodes and no prompt rows; None: not known."""
@@ -114,7 +152,6 @@ class Pacer:
 
     def _learn_beside(self, base: _Base, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
         expected_s = self.expected_s(num_decodes, num_prompt_rows) if self._beside else None
-        self._last_rows, self._last_s = num_prompt_rows, seconds
         self._beside.append((seconds, num_prompt_rows, base))
         base.age += 1
         is_surprise = expected_s is not None and not expected_s / SURPRISE <= seconds <= expected_s * SURPRISE
@@ -132,8 +169,18 @@ class BackgroundShare:
         self._credit_s = 0.0
 
     @property
+    def is_full(self) -> bool:
+        """Whether low priorities are not held back at all."""
+        return self._share >= 1.0
+
+    @property
     def may_run(self) -> bool:
-        return self._credit_s > 0 or self._share >= 1.0
+        return self._credit_s > 0 or self.is_full
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much was earned that waiting for a better moment earns nothing more."""
+        return self._credit_s >= self._max_credit_s or self.is_full
 
     def settle(self, step_s: float, background_s: float) -> None:
         """Account one step during which somebody waited in the background."""

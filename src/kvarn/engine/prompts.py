@@ -25,14 +25,16 @@ def listed(prompt: object) -> str | list[Any]:
     return items
 
 
-def listed_texts(texts: object) -> list[str]:
-    """One text or several, as a list."""
+def listed_inputs(texts: object) -> list[str] | list[list[int]]:
+    """One text or several, or lists of token ids none of which is empty, as a list."""
     if isinstance(texts, str):
         return [texts]
     given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Set) else None
-    if given is None or not all(isinstance(text, str) for text in given):
-        raise InvalidParameter(f"texts is {texts!r:.60}; give a string or a list of strings")
-    return given
+    if given is not None and all(isinstance(text, str) for text in given):
+        return given
+    if given is None or not all(isinstance(ids, Sequence | np.ndarray) and len(ids) for ids in given):
+        raise InvalidParameter(f"texts is {texts!r:.60}; give a string, a list of strings, or lists of token ids")
+    return [whole_numbers(ids) for ids in given]
 
 
 def is_single(given: str | list[Any]) -> bool:

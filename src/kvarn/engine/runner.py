@@ -13,11 +13,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from kvarn.constraints import Compiled
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
 from kvarn.engine.loop import STOP_TIMEOUT_S, Loop
+from kvarn.engine.turnstile import Turnstile, process_turnstile
 from kvarn.errors import BackendError, CapacityError, RequestError
 from kvarn.request import Request
 from kvarn.types import SamplingParams
@@ -35,16 +38,23 @@ class Submission:
     params: SamplingParams
     starts_text: bool = False
     tenant: str = ""  # salts the prefix cache: tenants never share blocks
+    visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
+    constraint: Compiled | None = None  # params.constraint, ready for the model's vocabulary
 
 
 class Runner:
     """Dropping the last reference stops the thread, as close() does; handles count as references."""
 
     def __init__(
-        self, engine: Engine, *, step_timeout_s: float = STEP_TIMEOUT_S, release: Callable[[], None] | None = None
+        self,
+        engine: Engine,
+        *,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        release: Callable[[], None] | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
-        """release is called once, when nothing uses the backend any more."""
-        self._loop = Loop(engine, step_timeout_s, release or _nothing)
+        """release is called once, when nothing uses the backend any more. turnstile: by default the process's."""
+        self._loop = Loop(engine, step_timeout_s, release or _nothing, turnstile or process_turnstile())
         self._is_draining = False
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._loop.ask_to_stop).atexit = False
@@ -59,6 +69,11 @@ class Runner:
     def heartbeat(self) -> float:
         """time.monotonic() at the last sign of life; an idle thread gives none."""
         return self._loop.heartbeat
+
+    @property
+    def sign_of_life(self) -> tuple[float, int] | None:
+        """Differs from the last one as long as work advances, also within a long native step; None while idle."""
+        return self._loop.sign_of_life
 
     def is_stuck(self, step_timeout_s: float | None = None) -> bool:
         """Whether the step in flight has been running longer than step_timeout_s (default: the configuration's)."""
@@ -92,21 +107,26 @@ class Runner:
         return self.ask(lambda engine: self._admit(engine, submissions, tickets))
 
     def ask(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Run work on the engine's thread between two steps."""
+        """Run work on the engine's thread between two steps; nothing that computes, see compute()."""
         return self._loop.ask(work)
 
-    def exclusively(self, work: Callable[[Engine], T], num_tokens: int = 0) -> T:
-        """Run work between two steps, once num_tokens fit into the cache beside the running requests; wait for it."""
+    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0) -> Future[T]:
+        """Run work in the engine's turn, once num_tokens fit into the cache beside the running requests."""
 
         def run(engine: Engine) -> T:
             self._loop.step_until(lambda engine: engine.kv.num_free >= engine.kv.blocks_for(num_tokens))
-            return work(engine)
+            with self._loop.turn():
+                return work(engine)
 
-        return self.ask(run).result()
+        return self.ask(run)
+
+    def exclusively(self, work: Callable[[Engine], T], num_tokens: int = 0) -> T:
+        """Run work as compute() does, and wait for it."""
+        return self.compute(work, num_tokens).result()
 
     def beat(self) -> None:
-        """Say that a long piece of work is alive; called by the work itself."""
-        self._loop.beat()
+        """Called by a long piece of work between its steps: it is alive, and other engines may take their turn."""
+        self._loop.breathe()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
@@ -138,18 +158,19 @@ class Runner:
 
 def _submit_choices(engine: Engine, one: Submission) -> Iterator[Request]:
     """Queue the n answers to one prompt; those after the first start on its computed prompt."""
-    first = engine.submit(one.prompt_ids, one.params, starts_text=one.starts_text, tenant=one.tenant)
+    submit = partial(
+        engine.submit,
+        one.prompt_ids,
+        one.params,
+        starts_text=one.starts_text,
+        tenant=one.tenant,
+        visible_ids=one.visible_ids,
+        constraint=one.constraint,
+    )
+    first = submit()
     yield first
     for choice in range(1, one.params.n):
-        yield engine.submit(
-            one.prompt_ids,
-            one.params,
-            starts_text=one.starts_text,
-            tenant=one.tenant,
-            request_id=f"{first.id}.{choice}",
-            choice=choice,
-            fork_of=first,
-        )
+        yield submit(request_id=f"{first.id}.{choice}", choice=choice, fork_of=first)
 
 
 def _nothing() -> None:

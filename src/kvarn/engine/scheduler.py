@@ -41,6 +41,7 @@ class Scheduler:
         self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, config.max_batch_tokens)
         self.num_preemptions = 0
         self.num_hit_tokens = 0
+        self.num_query_tokens = 0
         self._decoder = decoder
         self._kv = kv
         self._config = config
@@ -61,6 +62,11 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._families)
+
+    @property
+    def num_following(self) -> int:
+        """Of those waiting: choices whose prompt another one computes."""
+        return len(self._families)
 
     @property
     def num_running(self) -> int:
@@ -99,7 +105,7 @@ class Scheduler:
             self._place(draft, request, 1)
         if turn.prompts or self._waiting:
             budget = self._config.max_batch_tokens - len(draft)
-            budget = min(budget, self.pacer.prompt_rows(turn.num_disturbed))
+            budget = min(budget, self._turns.prompt_rows(turn))
             for request in sorted(turn.prompts, key=self._policy.order):
                 budget -= self._place(draft, request, budget)
             self._start_waiting(draft, budget)
@@ -212,7 +218,9 @@ class Scheduler:
         is_first = request.started_at is None
         request.start(num_computed)
         self._running[request.id] = request
-        self.num_hit_tokens += num_computed if is_first else 0
+        if is_first:
+            self.num_hit_tokens += num_computed
+            self.num_query_tokens += request.num_prompt if num_computed or self._may_share(request) else 0
 
     def _displace(self, draft: Draft, request: Request) -> bool:
         """Make room for a waiting request by taking a lower one's place, if there is one."""

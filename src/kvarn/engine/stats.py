@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvarn.observe.distribution import TOKENS, Distribution, Observed
 
 NUM_RECENT = 64  # steps that "recent" figures look back on
 
@@ -28,6 +31,10 @@ class EngineStats:
     tokens_per_s: float  # generated
     step_s: float  # median
     overhead_share: float  # of step time outside the backend: scheduling, text, Python
+    block_size: int = 1  # tokens
+    waiting_for_prompt: int = 0  # of those waiting: further answers to a prompt that is being computed
+    prefix_query_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
+    distributions: Mapping[str, Observed] = field(default_factory=dict, repr=False)  # by the name of their metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +55,14 @@ class StepMeter:
         self.num_retried = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.step_tokens = Distribution(TOKENS)
         self._recent: deque[Step] = deque(maxlen=NUM_RECENT)
 
     def add(self, step: Step) -> None:
         self.num_steps += 1
         self.prompt_tokens += step.prompt_tokens
         self.generated_tokens += step.generated_tokens
+        self.step_tokens.observe(step.prompt_tokens + step.generated_tokens)
         self._recent.append(step)
 
     @property

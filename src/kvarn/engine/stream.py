@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvarn.decoding.decoder import Commit
+from kvarn.decoding.decoder import Commit, CommittedToken
 from kvarn.engine.finish import finish_after
 from kvarn.engine.stop import StopMatcher
 from kvarn.request import Finish, Request
@@ -42,17 +42,22 @@ class Reading:
 class Stream:
     """Readers of all open requests."""
 
-    def __init__(self, make_decoder: Callable[[bool], TextDecoder], eos_ids: tuple[int, ...]) -> None:
-        """make_decoder(starts_text) makes the reader of one answer."""
+    def __init__(
+        self, make_decoder: Callable[[bool, frozenset[int]], TextDecoder], eos_ids: tuple[int, ...]
+    ) -> None:
+        """make_decoder(starts_text, visible_ids) makes the reader of one answer."""
         self._make_decoder = make_decoder
         self._eos_ids = eos_ids
         self._readers: dict[str, _Reader] = {}
 
-    def open(self, request: Request, *, starts_text: bool) -> None:
-        """Begin to read a request; starts_text: its answer is a text of its own, not the rest of the prompt."""
+    def open(self, request: Request, *, starts_text: bool, visible_ids: frozenset[int] = frozenset()) -> None:
+        """Begin to read a request; starts_text: its answer is a text of its own, not the rest of the prompt.
+
+        visible_ids: control tokens that count as text, such as the mark before a tool call.
+        """
         stop = request.params.stop
         assert isinstance(stop, tuple)
-        self._readers[request.id] = _Reader(self._make_decoder(starts_text), StopMatcher(stop))
+        self._readers[request.id] = _Reader(self._make_decoder(starts_text, visible_ids), StopMatcher(stop))
 
     def read(self, commits: Iterable[Commit]) -> list[Reading]:
         """Turn committed tokens into text and find out who is finished; tokens after an end are dropped."""
@@ -76,7 +81,7 @@ class Stream:
         texts: list[str] = []
         for index, token in enumerate(commit.tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
-            text, finish = self._advance(reader, token.token_id, finish, is_early=index < request.params.min_tokens)
+            text, finish = self._advance(reader, token, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
                 kept = replace(commit, tokens=commit.tokens[: len(texts)])
@@ -84,11 +89,13 @@ class Stream:
         return Reading(commit, tuple(texts), None)
 
     def _advance(
-        self, reader: _Reader, token_id: int, finish: Finish | None, *, is_early: bool
+        self, reader: _Reader, token: CommittedToken, finish: Finish | None, *, is_early: bool
     ) -> tuple[str, Finish | None]:
         """Text that became certain with one token; a stop string found in it is an earlier end."""
         is_stop_token = finish is not None and finish.reason is FinishReason.STOP
-        piece = "" if is_stop_token else reader.decoder.push(token_id)
+        piece = "" if is_stop_token else reader.decoder.push(token.token_id)
+        if token.ends_answer and not is_stop_token:
+            finish = Finish(FinishReason.STOP)
         text = piece if is_early else reader.matcher.push(piece)
         if finish is not None and reader.matcher.found is None:
             text += self._flush(reader)

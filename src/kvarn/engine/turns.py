@@ -5,14 +5,17 @@ Knows priorities and times; knows no block.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Span
 from kvarn.engine.pacing import BackgroundShare, Pacer
 from kvarn.engine.policy import Policy
 from kvarn.request import Clock, Request
+
+Part = Literal["decodes", "prompts", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +36,34 @@ class Turns:
         self._clock = clock
         self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
         self._background: frozenset[str] = frozenset()
+        self._part: Part | None = None  # of the background in the step being planned
+        self._prefers_decodes = False
         self._num_steps = 0
 
     def take(self, running: Collection[Request]) -> Turn:
         """Choose who takes part in the next step."""
         self._background = self._find_background(running)
-        if not self._background:
-            self._share.reset()
-        active = [r for r in running if r.id not in self._background or self._share.may_run]
-        decodes = [request for request in active if not request.is_prefilling]
-        decodes.sort(key=lambda request: request.served_in)
-        prompts = [request for request in active if request.is_prefilling]
-        return Turn(decodes, prompts, sum(request.id not in self._background for request in decodes))
+        decodes, prompts = _split(request for request in running if request.id not in self._background)
+        low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
+        num_disturbed = len(decodes)
+        self._part = self._background_part(bool(prompts), bool(decodes), bool(low_decodes))
+        if self._part in ("decodes", "all"):
+            decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
+        if self._part == "all":
+            prompts += low_prompts
+        elif self._part == "prompts" and low_prompts:
+            prompts = low_prompts  # those of higher ones wait for one step: else these would never get a row
+        return Turn(sorted(decodes, key=_served_in), prompts, num_disturbed)
+
+    def prompt_rows(self, turn: Turn) -> int:
+        """How many prompt rows a step may have, by the time they take from others."""
+        if self._part in ("decodes", "prompts"):
+            return self._pacer.background_rows(turn.num_disturbed, len(turn.decodes) - turn.num_disturbed)
+        return self._pacer.prompt_rows(turn.num_disturbed)
 
     def includes(self, request: Request, running: Collection[Request]) -> bool:
         """Whether a request that has just started takes part at once."""
-        if self._share.may_run:
+        if self._part in ("prompts", "all"):
             return True
         top = max(other.priority for other in running)
         return request.priority >= top or not self._policy.is_background(request, top, self._clock())
@@ -60,7 +75,29 @@ class Turns:
             span.request.served_in = self._num_steps
         if self._background:
             self._share.settle(seconds, self._background_s(spans, seconds))
-        self._pacer.observe(*_count(spans), seconds)
+        is_mixed = any(span.request.id in self._background for span in spans)
+        self._pacer.observe(*_count(spans), seconds, steers=not is_mixed)
+
+    def _background_part(self, has_prompts: bool, has_decodes: bool, has_low_decodes: bool) -> Part | None:
+        """What low priorities may do in this step beside higher ones; None: they sit it out.
+
+        Decodes or prompts, in turn: both together would make a long step. Beside a prompt of a higher priority, whose
+        rows make the step long already, only when they are due.
+        """
+        if not self._background:
+            self._share.reset()
+            return "all" if self._share.may_run else None
+        if not (self._share.is_due if has_prompts else self._share.may_run):
+            return None
+        if not has_decodes or self._share.is_full:
+            return "all"
+        self._prefers_decodes = has_low_decodes and not self._prefers_decodes
+        return "decodes" if self._prefers_decodes else "prompts"
+
+    def _num_low_decodes(self, num_disturbed: int, num_wanted: int) -> int:
+        if self._part == "all":
+            return num_wanted
+        return self._pacer.background_decodes(num_disturbed, num_wanted)
 
     def _find_background(self, running: Collection[Request]) -> frozenset[str]:
         top = max((request.priority for request in running), default=0)
@@ -79,6 +116,19 @@ class Turns:
         if expected_s is not None:
             return max(0.0, seconds - expected_s)
         return seconds * (1 - sum(_count(higher)) / sum(_count(spans)))
+
+
+def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+    """Decodes, least recently served first, and prompts."""
+    decodes: list[Request] = []
+    prompts: list[Request] = []
+    for request in requests:
+        (prompts if request.is_prefilling else decodes).append(request)
+    return sorted(decodes, key=_served_in), prompts
+
+
+def _served_in(request: Request) -> int:
+    return request.served_in
 
 
 def _count(spans: Sequence[Span]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from kvarn.backends.batch import BlockCopy
 from kvarn.kv.pool import BlockPool
 from kvarn.kv.prefix import BlockHasher, PrefixHit, PrefixIndex
 from kvarn.kv.table import BlockTable, blocks_for
+from kvarn.observe.distribution import Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,10 @@ class KVCache:
             hit_tokens=self._num_hit_tokens,
             evictions=pool.num_evictions,
         )
+
+    def distributions(self) -> dict[str, Observed]:
+        """How long cached blocks live, lie idle and wait for their next use, by the name of the metric."""
+        return self._pool.distributions()
 
     def check(self) -> None:
         """Assert every invariant; run after each step in tests."""

@@ -5,8 +5,11 @@ Knows which blocks are worth keeping, never what is in them.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+from kvarn.observe.distribution import LONG_SECONDS, Distribution, Observed
 
 
 class BlockPool:
@@ -18,7 +21,7 @@ class BlockPool:
         cached    worth keeping; the least recently freed first, so that evicting it loses the least
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_blocks = num_blocks
         self.num_shared = 0  # blocks with two references or more
         self.num_evictions = 0
@@ -27,6 +30,10 @@ class BlockPool:
         self._idle: list[int] = []
         self._returned = list(reversed(range(num_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._clock = clock
+        self._filled_at: dict[int, float] = {}  # of blocks worth keeping
+        self._used_at: dict[int, float] = {}
+        self._lifetimes, self._idle_times, self._reuse_gaps = (Distribution(LONG_SECONDS) for _ in range(3))
 
     @property
     def num_free(self) -> int:
@@ -62,6 +69,7 @@ class BlockPool:
         for block_id in block_ids:
             if self._counts[block_id] == 0:
                 del self._cached[block_id]
+                self._reuse_gaps.observe(self._clock() - self._used_at[block_id])
             self._counts[block_id] += 1
             self.num_shared += self._counts[block_id] == 2
 
@@ -81,10 +89,11 @@ class BlockPool:
         """From now on the content of this referenced block is worth keeping when it becomes free."""
         assert self._counts[block_id] > 0
         self._is_kept[block_id] = True
+        self._filled_at[block_id] = self._used_at[block_id] = self._clock()
 
     def drop(self, block_id: int) -> None:
         """The content is worth nothing any more."""
-        self._is_kept[block_id] = False
+        self._lose(block_id)
         if block_id in self._cached:
             del self._cached[block_id]
             self._idle.append(block_id)
@@ -95,6 +104,14 @@ class BlockPool:
         self._idle.clear()
         self._returned.extend(reversed(reclaimed))
         return reclaimed
+
+    def distributions(self) -> dict[str, Observed]:
+        """Seconds of cached blocks, by the name of the metric."""
+        return {
+            "kv_block_lifetime_seconds": self._lifetimes.now(),
+            "kv_block_idle_before_evict_seconds": self._idle_times.now(),
+            "kv_block_reuse_gap_seconds": self._reuse_gaps.now(),
+        }
 
     def check(self, references: Iterable[int]) -> None:
         """Assert that counts equal the given references and that free + referenced = total."""
@@ -115,12 +132,21 @@ class BlockPool:
         if self._returned:
             return self._returned.pop()
         block_id, _ = self._cached.popitem(last=False)
-        self._is_kept[block_id] = False
+        self._lose(block_id)
         self.num_evictions += 1
         return block_id
+
+    def _lose(self, block_id: int) -> None:
+        """What the block held is gone."""
+        if self._is_kept[block_id]:
+            now = self._clock()
+            self._lifetimes.observe(now - self._filled_at.pop(block_id))
+            self._idle_times.observe(now - self._used_at.pop(block_id))
+        self._is_kept[block_id] = False
 
     def _free(self, block_id: int) -> None:
         if self._is_kept[block_id]:
             self._cached[block_id] = None
+            self._used_at[block_id] = self._clock()
         else:
             self._idle.append(block_id)

@@ -27,7 +27,7 @@ LAYOUT = KVLayout(4, ((1, 8),))
 class ByteText:
     """Token i is the byte i; a character comes out when it is whole."""
 
-    def __init__(self, _starts_text: bool) -> None:
+    def __init__(self, _starts_text: bool, _visible_ids: frozenset[int]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:

@@ -1,0 +1,130 @@
+"""Low priorities beside high ones, in simulated time: a flood that the others hardly notice, and that ends.
+
+Step times are those of SmolLM2 on two cores; noise and HTTP are left out, see tests/server/test_tiers.py for those.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from kvarn.engine.engine import Engine
+from kvarn.request import Request
+from kvarn.types import SamplingParams, TokenEvent
+from tests.unit.engine.fake import SimulatedClock, make_engine
+
+NUM_PAID, NUM_FREE_AT_ONCE = 8, 16
+PAID, FREE = 20, 0  # priorities of the default tiers
+
+
+@dataclass(slots=True)
+class Times:
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+    def p99(self) -> tuple[float, float]:
+        return _percentile(self.first, 0.99), _percentile(self.between, 0.99)
+
+
+class Load:
+    """Clients of an engine that send their next request when the last one has ended."""
+
+    def __init__(self, engine: Engine, clock: SimulatedClock) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.paid = Times()
+        self.num_free_ended = 0
+        self._open: dict[str, tuple[Request, int | None]] = {}  # with the number of a paid client
+        self._told_at: dict[str, float] = {}
+        self._turns = itertools.count()
+        for number in range(NUM_PAID):
+            self._send_paid(number)
+
+    def run(self, is_over: Callable[[], bool], max_steps: int = 200_000) -> None:
+        for _ in range(max_steps):
+            if is_over():
+                return
+            for event in self.engine.step():
+                self._take(event)
+        raise AssertionError(f"the flood does not end: {self.num_free_ended} have")
+
+    def flood(self, num_prompt: int) -> None:
+        for _ in range(NUM_FREE_AT_ONCE):
+            self.send_free(num_prompt)
+
+    def send_free(self, num_prompt: int) -> None:
+        self._submit(num_prompt, 12, FREE, None)
+
+    def _send_paid(self, number: int) -> None:
+        self._submit(40, 36 + 4 * (number + next(self._turns)) % 32, PAID, number)
+
+    def _submit(self, num_prompt: int, num_tokens: int, priority: int, number: int | None) -> None:
+        turn = next(self._turns)
+        prompt = [1 + turn % 250, 1 + turn // 250 % 250, *([7] * (num_prompt - 2))]
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, priority=priority)
+        request = self.engine.submit(prompt, params)
+        self._open[request.id] = request, number
+
+    def _take(self, event: TokenEvent) -> None:
+        request, number = self._open[event.request_id]
+        if number is not None:
+            before = self._told_at.get(request.id)
+            times = self.paid.first if before is None else self.paid.between
+            times.append(self.clock.now - (request.submitted_at if before is None else before))
+            self._told_at[request.id] = self.clock.now
+        if event.finish_reason is None:
+            return
+        del self._open[request.id]
+        if number is not None:
+            self._send_paid(number)
+        else:
+            self.num_free_ended += 1
+            self.send_free(request.num_prompt)
+
+
+def machine(step_s: float = 0.015, row_s: float = 0.0018) -> Load:
+    clock = SimulatedClock(step_s, row_s)
+    options = {"num_blocks": 2000, "context": 500, "max_batch_tokens": 512, "policy": "priority"}
+    return Load(make_engine(clock=clock, **options), clock)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_prompt", [10, 40, 150])
+def test_a_flood_of_low_priorities_moves_p99_of_the_others_by_at_most_a_fifth(num_prompt: int) -> None:
+    load = machine()
+    load.run(lambda: len(load.paid.first) >= 30)
+    load.paid = quiet = Times()
+    load.run(lambda: len(load.paid.first) >= 300)
+    load.paid = busy = Times()
+    load.flood(num_prompt)
+    began = load.clock.now
+    load.run(lambda: load.num_free_ended >= 64)
+    print(load.clock.now - began, [round(1000 * t) for t in (*quiet.p99(), *busy.p99())])
+    for before, after in zip(quiet.p99(), busy.p99(), strict=True):
+        assert after <= 1.2 * before
+
+
+def test_the_flood_gets_its_share_and_ends() -> None:
+    load = machine()
+    load.run(lambda: len(load.paid.first) >= 100)
+    load.flood(40)
+    began = load.clock.now
+    load.run(lambda: load.num_free_ended >= 64)
+    # 64 prompts of 40 rows and 768 tokens take 6 s by themselves: within 15% of the time they are done in 40 s.
+    assert load.clock.now - began < 80
+
+
+def test_a_slow_machine_does_not_starve_the_flood() -> None:
+    load = machine(step_s=0.075, row_s=0.009)  # five times as slow: a step takes as long as prefill_ms
+    load.run(lambda: len(load.paid.first) >= 100)
+    load.flood(10)
+    began = load.clock.now
+    load.run(lambda: load.num_free_ended >= 64)
+    assert load.clock.now - began < 5 * 80
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
