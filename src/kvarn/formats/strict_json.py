@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from kvarn.errors import FormatError
@@ -19,7 +20,7 @@ def parse_object(data: bytes, file: str) -> dict[str, Any]:
     if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
         raise FormatError(f"the JSON has more than {MAX_CONTAINERS:,} lists and objects", file=file)
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse)
+        value = parse_value(data.decode("utf-8"))
     except RecursionError:
         raise FormatError("the JSON is nested too deeply", file=file) from None
     except ValueError as error:  # also UnicodeDecodeError and JSONDecodeError
@@ -27,6 +28,12 @@ def parse_object(data: bytes, file: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"the JSON is a {type(value).__name__}, not an object", file=file)
     return value
+
+
+def parse_value(text: str, *, is_finite: bool = False) -> Any:
+    """Parse any JSON or raise ValueError; is_finite also refuses numbers too large for a float (it costs time)."""
+    parse_float = _finite if is_finite else None
+    return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=parse_float)
 
 
 def read_object(path: str) -> dict[str, Any]:
@@ -47,6 +54,13 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice!r} occurs twice")
     return result
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"the number {digits:.40} is too large")
+    return value
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -24,17 +24,28 @@ class TokenBytes(Protocol):
 class IncrementalDecoder:
     """Decodes one completion, token by token."""
 
-    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool = True, at_start: bool = True) -> None:
-        """at_start=False: the tokens continue a text, so the space before its first word stays."""
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        *,
+        skip_special: bool = True,
+        at_start: bool = True,
+        visible_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """at_start=False: the tokens continue a text, so the space before its first word stays.
+
+        visible_ids: control tokens to write even when the others are skipped.
+        """
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._visible_ids = visible_ids
         self._drop_space = at_start and tokenizer.drops_first_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Return the text that became certain with this token."""
         is_control = self._tokenizer.is_control(token_id)
-        if is_control and self._skip_special:
+        if is_control and self._skip_special and token_id not in self._visible_ids:
             return ""
         data = self._tokenizer.token_bytes(token_id)
         if self._drop_space and data and not is_control:

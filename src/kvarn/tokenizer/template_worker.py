@@ -33,7 +33,8 @@ MAX_ANSWER_BYTES = (8 << 20) + 4096
 class TemplateLimits:
     """What one rendering may cost."""
 
-    deadline_s: float = 0.2
+    deadline_s: float = 0.2  # of computing; of waiting where the system does not tell the two apart
+    patience_s: float = 10.0  # of waiting, on a machine that has no time for the worker
     bytes_per_s: int = 20_000_000  # long conversations get that much more time
     start_s: float = 10.0
     memory_bytes: int = 96 << 20  # beyond what the idle worker has mapped
@@ -74,12 +75,12 @@ class TemplateWorker:
     def _ask(self, request: bytes) -> str:
         process = self._ensure_started()
         if not self._is_ready:
-            self._receive(process, time.monotonic() + self._limits.start_s, "did not start")
+            self._receive(process, Allowance(process.pid, self._limits.start_s, 0.0), "did not start")
             self._is_ready = True
         allowed_s = self._limits.deadline_s + len(request) / self._limits.bytes_per_s
-        deadline = time.monotonic() + allowed_s
-        self._send(process, len(request).to_bytes(4, "little") + request, deadline)
-        status, text = self._receive(process, deadline, f"took longer than {allowed_s:.1f} s")
+        allowance = Allowance(process.pid, allowed_s, self._limits.patience_s)
+        self._send(process, len(request).to_bytes(4, "little") + request, allowance)
+        status, text = self._receive(process, allowance, f"took longer than {allowed_s:.1f} s")
         if status != 0:
             raise TemplateError(f"the model's chat template failed: {text}; use generate, or --raw, to do without it")
         return text
@@ -90,27 +91,27 @@ class TemplateWorker:
             self._is_ready = False
         return self._process
 
-    def _send(self, process: Popen[bytes], data: bytes, deadline: float) -> None:
+    def _send(self, process: Popen[bytes], data: bytes, allowance: Allowance) -> None:
         assert process.stdin is not None
         target = process.stdin.fileno()
         unsent = memoryview(data)
         while unsent:
-            if not _wait(deadline, write=target):
+            if not allowance.wait(target, select.POLLOUT):
                 self._give_up("was not ready in time")
             unsent = unsent[os.write(target, unsent[:65536]) :]
 
-    def _receive(self, process: Popen[bytes], deadline: float, lateness: str) -> tuple[int, str]:
+    def _receive(self, process: Popen[bytes], allowance: Allowance, lateness: str) -> tuple[int, str]:
         assert process.stdout is not None
-        head = self._read(process.stdout.fileno(), 5, deadline, lateness)
+        head = self._read(process.stdout.fileno(), 5, allowance, lateness)
         length = int.from_bytes(head[1:], "little")
         if length > MAX_ANSWER_BYTES:
             self._give_up(f"wrote {length:,} bytes")
-        return head[0], self._read(process.stdout.fileno(), length, deadline, lateness).decode("utf-8", "replace")
+        return head[0], self._read(process.stdout.fileno(), length, allowance, lateness).decode("utf-8", "replace")
 
-    def _read(self, source: int, count: int, deadline: float, lateness: str) -> bytes:
+    def _read(self, source: int, count: int, allowance: Allowance, lateness: str) -> bytes:
         received = bytearray()
         while len(received) < count:
-            if not _wait(deadline, read=source):
+            if not allowance.wait(source, select.POLLIN):
                 self._give_up(lateness)
             chunk = os.read(source, min(count - len(received), 1 << 20))
             if not chunk:
@@ -148,6 +149,38 @@ class TemplateWorker:
                 pipe.close()
 
 
+class Allowance:
+    """How long the worker may take: until it has computed for allowed_s, or patience_s if it does not get to compute.
+
+    Engines may keep every core busy, and a conversation must not be refused for that.
+    """
+
+    def __init__(self, pid: int, allowed_s: float, patience_s: float) -> None:
+        self._pid = pid
+        self._allowed_s = allowed_s
+        self._computed_before_s = _computed_s(pid)
+        self._deadline = time.monotonic() + allowed_s
+        self._last = self._deadline + patience_s
+
+    def wait(self, pipe: int, event: int) -> bool:
+        """Wait until a pipe is ready; False when the worker has had its time."""
+        poller = select.poll()
+        poller.register(pipe, event)
+        while True:
+            if poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+                return True
+            left_s = self._left_s()
+            if left_s <= 0:
+                return False
+            self._deadline = min(time.monotonic() + left_s, self._last)
+
+    def _left_s(self) -> float:
+        computed_s = _computed_s(self._pid)
+        if computed_s is None or self._computed_before_s is None or time.monotonic() >= self._last:
+            return 0.0
+        return self._allowed_s - (computed_s - self._computed_before_s)
+
+
 @cache
 def shared_worker() -> TemplateWorker:
     """Return this process's worker; it is not started yet."""
@@ -177,15 +210,14 @@ def _spawn(limits: TemplateLimits) -> Popen[bytes]:
     )
 
 
-def _wait(deadline: float, *, read: int | None = None, write: int | None = None) -> bool:
-    """Wait until a pipe is ready; False when the deadline passes first."""
-    poller = select.poll()
-    if read is not None:
-        poller.register(read, select.POLLIN)
-    if write is not None:
-        poller.register(write, select.POLLOUT)
-    left_s = deadline - time.monotonic()
-    return left_s > 0 and bool(poller.poll(left_s * 1000))
+def _computed_s(pid: int) -> float | None:
+    """Processor time a process has used; None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # Linux's clock of a process, as clock_getcpuclockid(3) makes it
+    except OSError:
+        return None
 
 
 def _written(request: Mapping[str, Any]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -111,6 +112,28 @@ def test_a_worker_killed_while_idle_is_replaced_unnoticed(worker: TemplateWorker
     worker._process.send_signal(signal.SIGKILL)
     worker._process.wait()
     assert worker.render("{{ 2 }}", {}) == "2"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a process has computed")
+def test_a_worker_that_gets_no_processor_for_a_while_is_waited_for(worker: TemplateWorker) -> None:
+    assert worker.render("{{ 1 }}", {}) == "1"
+    process = worker._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(0.6, process.send_signal, [signal.SIGCONT]).start()  # three times its deadline
+    assert worker.render("{{ 2 }}", {}) == "2"
+    assert worker._process is process
+
+
+def test_a_worker_that_never_comes_back_is_given_up() -> None:
+    worker = TemplateWorker(TemplateLimits(patience_s=0.2))
+    worker.render("{{ 1 }}", {})
+    assert worker._process is not None
+    worker._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(TemplateError, match="took longer"):
+        worker.render("{{ 2 }}", {})
+    assert worker.render("{{ 3 }}", {}) == "3"
+    worker.close()
 
 
 def test_a_closed_worker_starts_again_when_needed(worker: TemplateWorker) -> None:

@@ -151,3 +151,10 @@ def test_a_merge_cannot_make_a_control_token_of_text() -> None:
         ids = tokenizer.encode(text)
         assert not any(map(tokenizer.is_control, ids))
         assert tokenizer.decode(ids) == text
+
+
+def test_a_long_text_has_the_tokens_of_its_words() -> None:
+    words = "hello unaffable, é 日 [mask] qqq "
+    once = WORD_PIECE.encode(words, add_special=False)
+    assert len(once) > 8
+    assert WORD_PIECE.encode(words * 1000, add_special=False) == once * 1000
