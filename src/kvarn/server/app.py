@@ -1,0 +1,73 @@
+"""The application: routes, and what every request passes before it reaches one.
+
+edge (id, host, CORS) -> auth (who) -> lifecycle gate (may it still begin) -> routes -> failures as bodies
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+
+from kvarn import __version__
+from kvarn.errors import KvarnError
+from kvarn.server.auth import AuthMiddleware
+from kvarn.server.edge import Edge
+from kvarn.server.failures import failure_response, refuse
+from kvarn.server.lifecycle import LifecycleGate
+from kvarn.server.openapi import describe
+from kvarn.server.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    metrics,
+    models,
+    requests,
+    responses,
+    tokens,
+)
+from kvarn.server.state import ServerState
+
+ROUTES = (chat, completions, responses, messages, embeddings, models, tokens, requests, health, metrics)
+
+
+def make_app(state: ServerState) -> FastAPI:
+    """The ASGI application of one server."""
+    keys, is_loopback = state.keys, state.config.is_loopback
+    app = FastAPI(
+        title="Kvarn",
+        version=__version__,
+        docs_url=None,  # the usual pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[
+            Middleware(Edge, config=state.config),
+            Middleware(AuthMiddleware, keys=keys, refuse=refuse, is_loopback=is_loopback),
+            Middleware(LifecycleGate, lifecycle=state.lifecycle, refuse=refuse),
+        ],
+        exception_handlers={KvarnError: _fail, HTTPException: _fail},  # the edge answers for all others
+    )
+    app.state.kvarn = state
+    for module in ROUTES:
+        app.include_router(module.router)
+    app.openapi = lambda: describe(app, needs_key=not keys.is_open)  # type: ignore[method-assign]
+    return app
+
+
+async def _fail(http: Request, error: Exception) -> Response:
+    path = http.scope["path"]
+    response = failure_response(error, path, http.scope.get("kvarn.request_id", ""))
+    if "allow" in response.headers:  # the router tells of the first route with this path only
+        response.headers["allow"] = ", ".join(_methods(path))
+    return response
+
+
+def _methods(path: str) -> list[str]:
+    """The methods of all routes with a path; the edge makes GET of HEAD."""
+    routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
+    methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))

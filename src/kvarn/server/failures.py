@@ -1,0 +1,172 @@
+"""Exceptions become HTTP: the only place that knows status codes and the shapes of error bodies.
+
+What a client caused is told in the exception's own words. What went wrong on our side is logged and told in general
+words, because those messages may name files, devices or other requests.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvarn import errors
+from kvarn.server.lifecycle import NotReady, ShuttingDown
+from kvarn.server.schema.common import InvalidField
+
+log = logging.getLogger("kvarn.server")
+OUR_FAULT = "the server failed on this request; it was logged under the request's id"
+MAX_MESSAGE = 1000
+
+
+class BadBody(errors.RequestError):
+    """The bytes of the body are not what they should be."""
+
+
+class BodyTooLarge(errors.RequestError):
+    """More bytes than the server takes."""
+
+
+class UnsupportedMediaType(errors.RequestError):
+    """The body is of a kind or an encoding that the server does not read."""
+
+
+class UnknownRequest(errors.RequestError):
+    """No running request has this id, or it belongs to somebody else."""
+
+
+class ClientGone(errors.RequestError):
+    """The client closed the connection; nobody will read the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one class of exceptions is told."""
+
+    status: int
+    type: str
+    code: str | None
+    told: str | None = None  # instead of the exception's own words
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One exception as a client sees it."""
+
+    status: int
+    type: str
+    code: str | None
+    message: str
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def openai(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def anthropic(self) -> dict[str, Any]:
+        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+# The rule of the nearest class in an exception's family counts.
+RULES: Mapping[type[BaseException], Rule] = {
+    errors.RequestError: Rule(400, "invalid_request_error", "invalid_request"),
+    errors.InvalidParameter: Rule(400, "invalid_request_error", "invalid_value"),
+    errors.PromptTooLong: Rule(400, "invalid_request_error", "context_length_exceeded"),
+    errors.TemplateError: Rule(400, "invalid_request_error", "template_error"),
+    errors.ConstraintError: Rule(400, "invalid_request_error", "constraint_error"),
+    errors.Cancelled: Rule(499, "invalid_request_error", "cancelled"),
+    errors.DeadlineExceeded: Rule(504, "timeout_error", "deadline_exceeded"),
+    BadBody: Rule(400, "invalid_request_error", "invalid_body"),
+    BodyTooLarge: Rule(413, "invalid_request_error", "body_too_large"),
+    UnsupportedMediaType: Rule(415, "invalid_request_error", "unsupported_media_type"),
+    UnknownRequest: Rule(404, "invalid_request_error", "request_not_found"),
+    ClientGone: Rule(499, "invalid_request_error", "client_closed_request"),
+    errors.ModelNotFound: Rule(404, "invalid_request_error", "model_not_found"),
+    errors.UnsupportedModel: Rule(400, "invalid_request_error", "unsupported_by_model"),
+    errors.ModelError: Rule(503, "api_error", "model_unavailable", "the model could not be loaded; ask for another"),
+    errors.DoesNotFit: Rule(503, "api_error", "model_does_not_fit", "the model does not fit; ask for another"),
+    errors.AuthError: Rule(401, "authentication_error", "invalid_api_key"),
+    errors.CapacityError: Rule(429, "rate_limit_error", "overloaded"),
+    errors.RateLimited: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
+    ShuttingDown: Rule(503, "api_error", "shutting_down"),
+    NotReady: Rule(503, "api_error", "not_ready"),
+    BaseException: Rule(500, "api_error", "internal_error", OUR_FAULT),
+}
+HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported"}
+ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What a client is told about an exception."""
+    if isinstance(error, HTTPException):  # the router's: unknown path, wrong method
+        code = HTTP_CODES.get(error.status_code)
+        headers = dict(error.headers or {})
+        return Failure(error.status_code, "invalid_request_error", code, str(error.detail), headers=headers)
+    rule = next(RULES[family] for family in type(error).__mro__ if family in RULES)
+    if isinstance(error, errors.AuthError) and error.reason == "forbidden":
+        rule = Rule(403, "permission_error", "forbidden")
+    message = rule.told or str(error)[:MAX_MESSAGE] or OUR_FAULT
+    headers = _headers(error)
+    if isinstance(error, InvalidField):
+        return Failure(rule.status, rule.type, error.code or rule.code, message, error.param, headers)
+    param = "model" if isinstance(error, errors.ModelNotFound) else None
+    return Failure(rule.status, rule.type, rule.code, message, param, headers)
+
+
+def failure_body(error: BaseException, path: str) -> bytes:
+    """The body in the shape that clients of a path read."""
+    failure = failure_of(error)
+    shape = failure.anthropic() if speaks_anthropic(path) else failure.openai()
+    return json.dumps(shape, separators=(",", ":")).encode()
+
+
+def failure_response(error: BaseException, path: str, request_id: str = "") -> Response:
+    """The whole response; what is our fault is logged."""
+    failure = failure_of(error)
+    report(error, request_id)
+    return Response(failure_body(error, path), failure.status, dict(failure.headers), "application/json")
+
+
+def refuse(error: BaseException) -> ASGIApp:
+    """An ASGI application that answers with an exception; for what stands before the routes."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope.get("kvarn.request_id", "")
+        await failure_response(error, scope["path"], request_id)(scope, receive, send)
+
+    return answer
+
+
+def report(error: BaseException, request_id: str) -> None:
+    """Log what is our fault."""
+    if failure_of(error).status == 500:
+        log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _headers(error: BaseException) -> dict[str, str]:
+    headers = dict(getattr(error, "headers", None) or {})
+    if isinstance(error, errors.CapacityError):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.AuthError) and error.reason != "forbidden":
+        headers["www-authenticate"] = "Bearer"
+    return headers

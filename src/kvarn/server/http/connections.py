@@ -1,0 +1,69 @@
+"""All connections of one server: how many there are, and one clock that looks at every deadline.
+
+No timer per connection and none per byte: a connection notes its deadline, and one tick at least each second compares
+all of them with the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvarn.server.http.limits import MAX_BODIES, ConnectionLimits
+
+if TYPE_CHECKING:
+    from kvarn.server.http.ending import EndingProtocol
+
+
+class Connections:
+    """Shared by the connections of one event loop; make_protocol() joins them."""
+
+    def __init__(self, limits: ConnectionLimits, closes: Callable[[], bool] = lambda: False) -> None:
+        """closes: whether each response is now the last of its connection."""
+        self.limits = limits
+        self.closes = closes
+        self.num_refused = 0  # by the connection itself, before the application saw the request
+        self.num_dropped = 0  # clients that did not read
+        self.num_body_bytes = 0  # received for requests that are not answered yet
+        self._open: set[EndingProtocol] = set()
+        self._overflow: set[EndingProtocol] = set()
+        self._tick: asyncio.TimerHandle | None = None
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def has_room_for_bodies(self) -> bool:
+        return self.num_body_bytes <= MAX_BODIES * self.limits.max_body_bytes
+
+    def admit(self, connection: EndingProtocol) -> bool:
+        """Watch a new connection; False: there are too many already, and it only gets told so."""
+        self._schedule(connection.loop)
+        if len(self._open) < self.limits.max_connections:
+            self._open.add(connection)
+            return True
+        self._overflow.add(connection)
+        return False
+
+    @property
+    def has_room_to_explain(self) -> bool:
+        """Whether a connection beyond the limit may stay for a moment to read why, and to send what we ignore."""
+        return len(self._overflow) <= self.limits.max_overflow
+
+    def forget(self, connection: EndingProtocol) -> None:
+        self._open.discard(connection)
+        self._overflow.discard(connection)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._tick is None:
+            self._tick = loop.call_later(self.limits.tick_s, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._tick = None
+        now = loop.time()
+        for connection in [*self._open, *self._overflow]:
+            connection.look(now)
+        if self._open or self._overflow:
+            self._schedule(loop)

@@ -1,0 +1,74 @@
+"""How much one connection, and all of them together, may take; and the room for them in this process."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from dataclasses import dataclass, replace
+
+from kvarn.server.settings import ServerConfig
+
+log = logging.getLogger("kvarn.server.http")
+
+MAX_URL_BYTES = 8192
+MAX_PIPELINED = 16  # requests that wait behind the one being answered
+MAX_BODIES = 32  # bodies of the largest size that are held at a time
+LINGER_S = 2.0  # a refused client may still send for this long, so that it gets to read the refusal
+MIN_TAKEN_BYTES = 64 << 10  # a reading client takes so much, or all there is, within write_timeout_s
+CHUNK_OVERHEAD = 8  # bytes on the wire for one of the body: chunks of a single byte need six ...
+CHUNK_ALLOWANCE = 64 << 10  # ... and so much besides, for extensions and trailers
+OWN_DESCRIPTORS = 192  # files and pipes of our own, and connections accepted but not yet counted
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What the connections need to know of the settings."""
+
+    header_timeout_s: float
+    body_timeout_s: float
+    keep_alive_s: float
+    write_timeout_s: float
+    max_buffered_bytes: int
+    max_header_bytes: int
+    max_headers: int
+    max_connections: int
+    max_body_bytes: int
+    max_overflow: int = 256  # connections beyond the limit that get time to read why; even more are closed at once
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> ConnectionLimits:
+        """The limits a server was configured with."""
+        return cls(
+            header_timeout_s=config.header_timeout_s,
+            body_timeout_s=config.body_timeout_s,
+            keep_alive_s=config.keep_alive_s,
+            write_timeout_s=config.write_timeout_s,
+            max_buffered_bytes=config.max_buffered_bytes,
+            max_header_bytes=config.max_header_bytes,
+            max_headers=config.max_headers,
+            max_connections=config.max_connections,
+            max_body_bytes=config.max_body_bytes,
+        )
+
+    @property
+    def tick_s(self) -> float:
+        """Between two looks at all deadlines: an eighth of the shortest, at most a second."""
+        shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_timeout_s)
+        return min(1.0, shortest / 8)
+
+
+def fit_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
+    """Raise the process's limit on open files so that the connections fit, or lower the number of connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + limits.max_overflow + OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return limits
+    overflow = min(limits.max_overflow, soft // 8)
+    fitting = soft - overflow - min(OWN_DESCRIPTORS, soft // 2)
+    log.warning(
+        "at most %d connections instead of %d: the limit on open files is %d", fitting, limits.max_connections, soft
+    )
+    return replace(limits, max_connections=fitting, max_overflow=overflow)

@@ -1,0 +1,126 @@
+"""The sending side of one connection: counts bytes, sees clients that do not read, closes so that refusals arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kvarn.server.http.limits import MIN_TAKEN_BYTES, ConnectionLimits
+
+NOTSENT_BYTES = 16 << 10  # the system holds little that cannot be sent yet: what waits, waits where it is counted
+STREAM_GRACE_S = 1.0  # a stream's client may be max_buffered_bytes behind for this long
+
+_OPTIONS = {
+    # asyncio sets it only for sockets that name their protocol; without it each answer waits 40 ms for an
+    # acknowledgement of its head.
+    "TCP_NODELAY": 1,
+    "TCP_NOTSENT_LOWAT": NOTSENT_BYTES,
+    # A vanished machine is noticed after 60 + 4 * 15 s, although nothing is being sent to it.
+    "TCP_KEEPIDLE": 60,
+    "TCP_KEEPINTVL": 15,
+    "TCP_KEEPCNT": 4,
+}
+
+
+class CountingTransport(asyncio.Transport):
+    """Stands before the event loop's transport. close() asks the owner how to part: at once, or politely."""
+
+    __slots__ = ("_inner", "_on_close", "_says_goodbye", "num_written")
+
+    def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._on_close = on_close
+        self._says_goodbye = False
+        self.num_written = 0
+        _tune(inner.get_extra_info("socket"))
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that the client has not taken yet, beside those in the system's hands."""
+        return self._inner.get_write_buffer_size()
+
+    @property
+    def num_taken(self) -> int:
+        return self.num_written - self.num_unsent
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing():
+            return
+        self.num_written += len(data)
+        self._inner.write(data)
+
+    def close(self) -> None:
+        self._on_close()
+
+    def close_now(self) -> None:
+        """Send what is written, then close; a client that still sends may lose it."""
+        self._inner.close()
+
+    def say_goodbye(self) -> None:
+        """Send what is written and the end of it, and go on reading: closing would destroy it on its way."""
+        if self._says_goodbye or self._inner.is_closing():
+            return
+        if not self._inner.can_write_eof():
+            self._inner.close()
+            return
+        self._says_goodbye = True
+        self._inner.write_eof()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def is_closing(self) -> bool:
+        return self._says_goodbye or self._inner.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._inner.get_extra_info(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._inner.set_write_buffer_limits(high=high, low=low)
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_unsent
+
+    def pause_reading(self) -> None:
+        self._inner.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._inner.resume_reading()
+
+
+class ReadingWatch:
+    """Whether a client takes what is written for it: all that waits, or a decent part, within each write_timeout_s."""
+
+    __slots__ = ("_began_at", "_goal", "_limits", "_transport")
+
+    def __init__(self, transport: CountingTransport, limits: ConnectionLimits) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._began_at: float | None = None  # of the time in which the goal must be reached; None: nothing waits
+        self._goal = 0
+
+    def is_stuck(self, now: float) -> bool:
+        """Look again; called at every tick."""
+        if not self._transport.num_unsent:
+            self._began_at = None
+            return False
+        taken = self._transport.num_taken
+        if self._began_at is None or taken >= self._goal:
+            self._began_at = now
+            self._goal = min(self._transport.num_written, taken + MIN_TAKEN_BYTES)
+            return False
+        return now - self._began_at > self._limits.write_timeout_s
+
+
+def _tune(connection: socket.socket | None) -> None:
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # it may be gone already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _OPTIONS.items():
+            if hasattr(socket, name):  # not every system has all of them
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,188 @@
+"""The file of API keys: digests, never keys. Read by the server, written by `kvarn keys`.
+
+[[keys]]
+name = "alice"              # unique; appears in logs
+sha256 = "9f86d0…"          # of the key
+prefix = "sk-kvarn-Ab3d"    # to recognise it by
+tier = "pro"
+group = "team-a"            # keys of one group share a prefix cache; default: the name
+expires = 2027-01-31T00:00:00Z      # optional
+revoked = 2026-11-01T12:00:00Z      # optional
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvarn.errors import ConfigError
+
+KEY_PREFIX = "sk-kvarn-"
+SHOWN_CHARACTERS = len(KEY_PREFIX) + 4
+MAX_FILE_BYTES = 32 << 20
+MAX_NAME = 128
+DIGEST = re.compile(r"[0-9a-f]{64}")
+FIELDS = ("name", "sha256", "prefix", "tier", "group", "expires", "revoked")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One key as the file has it."""
+
+    name: str
+    digest: bytes
+    prefix: str
+    tier: str
+    group: str
+    expires: datetime | None = None
+    revoked: datetime | None = None
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.revoked is not None
+
+    def has_expired(self, now: datetime) -> bool:
+        return self.expires is not None and self.expires <= now
+
+
+def draw_key(name: str, tier: str, group: str | None = None, expires: datetime | None = None) -> tuple[str, KeyEntry]:
+    """Draw a key; the first of the two is for its owner, and nobody else will ever see it."""
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    digest = hashlib.sha256(key.encode()).digest()
+    return key, KeyEntry(name, digest, key[:SHOWN_CHARACTERS], tier, name if group is None else group, expires)
+
+
+def read_keys(path: Path) -> list[KeyEntry]:
+    """The entries of a file, each checked; raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"the file of API keys cannot be read ({error.strerror})") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"the file of API keys has more than {MAX_FILE_BYTES:,} bytes; is it the right one?")
+    return parse_keys(data)
+
+
+def parse_keys(data: bytes) -> list[KeyEntry]:
+    """The entries of a file's contents, each checked; raises ConfigError."""
+    try:
+        document = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"the file of API keys is not TOML: {_where(error)}") from error
+    tables = document.pop("keys", [])
+    if document or not isinstance(tables, list):
+        raise ConfigError(f"the file of API keys has {next(iter(document), 'keys')!r:.60}; give [[keys]] tables only")
+    entries = [_entry(number, table) for number, table in enumerate(tables, 1)]
+    _require_unique("name", [entry.name for entry in entries])
+    _require_unique("sha256", [entry.digest for entry in entries])
+    return entries
+
+
+def write_keys(path: Path, entries: Sequence[KeyEntry]) -> None:
+    """Replace the file as a whole: a server that reads it meanwhile sees the old one or the new one."""
+    data = _document(entries).encode("utf-8")
+    parse_keys(data)  # what could not be read again is never written
+    target = path.resolve()  # through a link, not over it
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def editing(path: Path) -> Iterator[list[KeyEntry]]:
+    """The entries, to be changed in place; written when the block ends well. One editor at a time."""
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock"), timeout=30):
+        entries = read_keys(path) if path.exists() else []
+        yield entries
+        write_keys(path, entries)
+
+
+def _document(entries: Sequence[KeyEntry]) -> str:
+    parts = ["# API keys of a Kvarn server: digests only. Written by `kvarn keys`; comments are not kept.\n"]
+    for entry in entries:
+        parts += ["\n[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _fields(entry))]
+    return "".join(parts)
+
+
+def _entry(number: int, table: object) -> KeyEntry:
+    where = f"[[keys]] table {number}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is {table!r:.60}; give a table")
+    unknown = [field for field in table if field not in FIELDS]
+    if unknown:
+        raise ConfigError(f"{where} has {unknown[0]!r:.60}; choose from {', '.join(FIELDS)}")
+    name = _text(where, table, "name")
+    digest = table.get("sha256")
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        # The value is not shown: somebody may have put the key itself there.
+        raise ConfigError(f"sha256 of key {name!r} is not a digest; give 64 hexadecimal digits in lower case")
+    return KeyEntry(
+        name=name,
+        digest=bytes.fromhex(digest),
+        prefix=_text(where, table, "prefix", default=""),
+        tier=_text(where, table, "tier"),
+        group=_text(where, table, "group", default=name),
+        expires=_moment(where, table, "expires"),
+        revoked=_moment(where, table, "revoked"),
+    )
+
+
+def _text(where: str, table: dict[str, Any], field: str, default: str | None = None) -> str:
+    value = table.get(field, default)
+    if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable() or (not value and default != ""):
+        raise ConfigError(f"{field} of {where} is {value!r:.60}; give up to {MAX_NAME} printable characters")
+    return value
+
+
+def _moment(where: str, table: dict[str, Any], field: str) -> datetime | None:
+    value = table.get(field)
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise ConfigError(f"{field} of {where} is {value!r:.60}; give a moment such as 2027-01-31T00:00:00Z")
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+def _require_unique(field: str, values: Sequence[object]) -> None:
+    if len(set(values)) < len(values):
+        twice = next(value for index, value in enumerate(values) if value in values[:index])
+        shown = f"{twice!r:.80}" if field == "name" else "a digest"
+        raise ConfigError(f"the file of API keys has {shown} twice; every {field} must be unique")
+
+
+def _fields(entry: KeyEntry) -> Iterator[tuple[str, str | datetime]]:
+    values = (entry.name, entry.digest.hex(), entry.prefix, entry.tier, entry.group, entry.expires, entry.revoked)
+    for field, value in zip(FIELDS, values, strict=True):
+        if value is not None:
+            yield field, value
+
+
+def _toml(value: str | datetime) -> str:
+    # A JSON string is a TOML basic string, except that TOML also forbids DEL; names are printable.
+    return value.isoformat() if isinstance(value, datetime) else json.dumps(value, ensure_ascii=False)
+
+
+def _where(error: Exception) -> str:
+    """What is wrong, without quoting the file."""
+    return re.sub(r"'[^']*'", "something", str(error)) if isinstance(error, tomllib.TOMLDecodeError) else "bad bytes"

@@ -1,0 +1,78 @@
+"""The OpenAPI document: what FastAPI finds out by itself, and the bodies, errors and keys it cannot see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from kvarn.server.failures import speaks_anthropic
+
+METHODS = ("get", "post", "delete")
+OPENAI_ERROR = {
+    "type": "object",
+    "title": "Error",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+ANTHROPIC_ERROR = {
+    "type": "object",
+    "title": "AnthropicError",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
+
+def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
+    """The document; made once, then remembered by the application."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for path, operations in document["paths"].items():
+            for method in METHODS:
+                if method in operations:
+                    _complete(path, operations[method], schemas)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(unused, None)
+        schemas.update(Error=OPENAI_ERROR, AnthropicError=ANTHROPIC_ERROR)
+        if needs_key:
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}]
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Move a body's definitions to where references look for them, and add the errors every route may give."""
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        schemas.update(media["schema"].pop("$defs", {}))
+        name = media["schema"].get("title")
+        if name is not None:
+            schemas[name] = media["schema"]
+            media["schema"] = {"$ref": f"#/components/schemas/{name}"}
+    answers = operation["responses"]
+    answers.pop("422", None)
+    kind = "AnthropicError" if speaks_anthropic(path) else "Error"
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
+    for status, words in (("4XX", "the request cannot be served as asked"), ("5XX", "the server could not serve it")):
+        answers.setdefault(status, {"description": words, "content": content})

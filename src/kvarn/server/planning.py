@@ -1,0 +1,100 @@
+"""From a checked body to submissions the engine can take: every number is compared with the model before it costs.
+
+Runs in worker threads. Knows token counts and limits; knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvarn.engine.runner import Submission
+from kvarn.errors import InvalidParameter
+from kvarn.server.schema.common import InvalidField
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+    from kvarn.server.call import Call
+
+Prepare = Callable[[], Sequence[Submission]]
+MAX_LOGPROB_ENTRIES = 1_000_000  # of one call, held until it ends: about 100 bytes each
+MAX_PROMPT_LOGPROB_ENTRIES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller may ask for beside sampling."""
+
+    priority: int | None = None  # clamped to the tier; None: the tier's own
+    cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
+    limit_field: str = "max_tokens"  # what the body calls the longest answer
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Checked submissions, and the tokens they may take together."""
+
+    submissions: tuple[Submission, ...]
+    num_tokens: int
+    is_open_ended: bool  # somebody named no max_tokens
+
+
+def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
+    """Runs in a worker thread: encode, then check every number against the model."""
+    submissions = tuple(prepare())
+    rooms = [_room(llm, one, wishes.limit_field) for one in submissions]
+    _require_bounded(call, submissions, rooms)
+    num_tokens = sum(
+        num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
+    )
+    left_s = call.state.config.request_timeout_s - (time.monotonic() - call.received_at)
+    principal = call.principal
+    tenant = f"{principal.tenant}\0{wishes.cache_salt}" if wishes.cache_salt else principal.tenant
+    changes = {"deadline_s": max(left_s, 1e-3), "priority": principal.tier.clamp(wishes.priority)}
+    ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
+    return Plan(ready, num_tokens, any(one.params.max_tokens is None for one in submissions))
+
+
+def _room(llm: LLM, submission: Submission, limit_field: str) -> tuple[int, int]:
+    """Tokens of the prompt and of the longest answer; an answer that cannot get as long as asked for is refused."""
+    params = submission.params
+    prompt, room = llm.admission.admit(submission.prompt_ids, params)
+    if params.prefill_only:
+        return len(prompt), 0
+    if params.max_tokens is not None and room < params.max_tokens:
+        raise InvalidField(
+            f"{limit_field} is {params.max_tokens:,} and the prompt has {len(prompt):,} tokens; the context allows "
+            f"{llm.context:,} together; lower it to {room:,} or shorten the prompt",
+            limit_field,
+            "context_length_exceeded",
+        )
+    return len(prompt), room
+
+
+def _require_bounded(call: Call, submissions: Sequence[Submission], rooms: Sequence[tuple[int, int]]) -> None:
+    """Refuse what could never be queued, and logprobs that would fill the memory."""
+    num_choices, limit = sum(one.params.n for one in submissions), call.state.config.queue_limit
+    if num_choices > limit:
+        raise InvalidParameter(f"{num_choices:,} answers were asked for at once, the queue holds {limit:,}; send less")
+    pairs = list(zip(submissions, rooms, strict=True))
+    entries = sum(_entries(one.params.logprobs) * one.params.n * room for one, (_, room) in pairs)
+    if entries > MAX_LOGPROB_ENTRIES:
+        raise InvalidField(
+            f"{entries:,} logprobs could be returned, at most {MAX_LOGPROB_ENTRIES:,} are; "
+            "lower top_logprobs, max_tokens or n",
+            "logprobs",
+        )
+    read = sum(_entries(one.params.prompt_logprobs) * num_prompt for one, (num_prompt, _) in pairs)
+    if read > MAX_PROMPT_LOGPROB_ENTRIES:
+        raise InvalidField(
+            f"{read:,} logprobs of prompt tokens would be returned, at most {MAX_PROMPT_LOGPROB_ENTRIES:,} are; "
+            "shorten the prompt or lower prompt_logprobs",
+            "prompt_logprobs",
+        )
+
+
+def _entries(top: int | None) -> int:
+    """Logprobs of one token: the chosen one and the most probable ones."""
+    return 0 if top is None else 1 + top

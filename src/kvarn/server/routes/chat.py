@@ -1,0 +1,37 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.server.call import Called
+from kvarn.server.generation import begin
+from kvarn.server.openai.chat import ChatWriter
+from kvarn.server.openai.chat_stream import chat_events
+from kvarn.server.openai.heading import Heading
+from kvarn.server.schema.chat import ChatAnswer, ChatBody
+from kvarn.server.schema.common import EVENT_STREAM, body_of, parse
+from kvarn.server.sse import stream_response
+from kvarn.server.translate import chat_submission, conversation_of, wishes_of
+
+router = APIRouter(tags=["chat"])
+RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
+
+
+@router.post("/v1/chat/completions", response_model=ChatAnswer, responses=RESPONSES, openapi_extra=body_of(ChatBody))
+async def chat_completions(call: Called) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    body = parse(ChatBody, await call.json(), call)
+    chat = conversation_of(body, call.state.config)
+    served = await call.use_model(body.model)
+    generation = await begin(call, served, lambda: [chat_submission(served, chat)], wishes_of(body))
+    if body.stream:
+        heading = Heading.make(call, served, "chatcmpl-", "chat.completion.chunk")
+        has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        return stream_response(call, chat_events(generation, heading, chat, has_usage=has_usage))
+    heading = Heading.make(call, served, "chatcmpl-", "chat.completion")
+    (completion,) = await generation.finish()
+    return call.reply(ChatWriter(heading, generation, chat).answer(completion))

@@ -1,0 +1,53 @@
+"""POST /v1/completions: texts and token ids are continued as they are, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.engine.runner import Submission
+from kvarn.server.call import Called
+from kvarn.server.generation import Generation, begin
+from kvarn.server.openai.heading import Heading
+from kvarn.server.openai.text import TextWriter, text_events
+from kvarn.server.schema.common import EVENT_STREAM, body_of, parse
+from kvarn.server.schema.completions import CompletionAnswer, CompletionBody
+from kvarn.server.sse import stream_response
+from kvarn.server.translate import constraint_field, text_params, text_submission, wishes_of
+
+router = APIRouter(tags=["completions"])
+RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
+
+
+@router.post(
+    "/v1/completions", response_model=CompletionAnswer, responses=RESPONSES, openapi_extra=body_of(CompletionBody)
+)
+async def completions(call: Called) -> Response:
+    """Continue one prompt or several, whole or as a stream."""
+    body = parse(CompletionBody, await call.json(), call)
+    params = text_params(body, call.state.config)
+    served = await call.use_model(body.model)
+
+    def prepare() -> list[Submission]:
+        field = constraint_field(body)
+        return [text_submission(served, prompt, params, field) for prompt in body.prompt]
+
+    generation = await begin(call, served, prepare, wishes_of(body))
+    heading = Heading.make(call, served, "cmpl-", "text_completion")
+    prompts = _as_read(generation, body.prompt)
+    if body.stream:
+        return stream_response(call, text_events(generation, heading, body, prompts))
+    results = await generation.finish()
+    writer = TextWriter(heading, served.llm.llm.tokenizer, body, prompts)
+    return call.reply(writer.answer(results, generation.usage()))
+
+
+def _as_read(generation: Generation, given: Sequence[Any]) -> list[tuple[str, Sequence[int]]]:
+    """Text and ids of each prompt; ids are shown as the text they stand for."""
+    tokenizer = generation.served.llm.llm.tokenizer
+    ids = [submission.prompt_ids for submission in generation.plan.submissions]
+    texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
+    return list(zip(texts, ids, strict=True))

@@ -1,0 +1,46 @@
+"""GET /v1/models and /v1/models/{id}: what this server offers, loaded or not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.server.call import Called
+from kvarn.server.catalog import ModelCard
+from kvarn.server.schema import models as schema
+
+router = APIRouter(tags=["models"])
+
+
+@router.get("/v1/models", response_model=schema.ModelList)
+async def list_models(call: Called) -> Response:
+    """List the models, the default one first."""
+    cards = [_told(card) for card in call.state.shelf.cards()]
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+    return call.reply({"object": "list", "data": cards, **ends})
+
+
+@router.get("/v1/models/{model_id:path}", response_model=schema.ModelCard)
+async def get_model(call: Called, model_id: str) -> Response:
+    """Describe one model."""
+    return call.reply(_told(call.state.shelf.card(model_id)))
+
+
+def _told(card: ModelCard) -> dict[str, Any]:
+    created = datetime.fromtimestamp(card.created, UTC)
+    return {
+        "id": card.id,
+        "object": "model",
+        "type": "model",
+        "created": card.created,
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "owned_by": "kvarn",
+        "display_name": card.id,
+        "kind": card.kind,
+        "max_model_len": card.context,
+        "digest": card.digest,
+        "is_loaded": card.is_loaded,
+    }

@@ -1,0 +1,96 @@
+"""POST /v1/responses, without a memory: the whole conversation comes with each request."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.server.answers import Piece, pieces, reader_of, whole
+from kvarn.server.call import Called
+from kvarn.server.failures import failure_of
+from kvarn.server.generation import Generation, begin
+from kvarn.server.openai.logprobs import chat_logprobs
+from kvarn.server.output.deltas import ContentDelta
+from kvarn.server.output.stream import OutputStream
+from kvarn.server.responses.conversation import chat_fields
+from kvarn.server.responses.echo import echo_of
+from kvarn.server.responses.items import Event
+from kvarn.server.responses.stream import ResponseStream, ResponseUsage
+from kvarn.server.schema.chat import ChatBody
+from kvarn.server.schema.common import EVENT_STREAM, body_of, parse
+from kvarn.server.schema.responses import ResponsesAnswer, ResponsesBody
+from kvarn.server.sse import stream_response
+from kvarn.server.translate import chat_submission, conversation_of
+from kvarn.tokenizer.tokenizer import Tokenizer
+from kvarn.types import Completion, FinishReason
+
+router = APIRouter(tags=["responses"])
+RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
+
+
+@router.post("/v1/responses", response_model=ResponsesAnswer, responses=RESPONSES, openapi_extra=body_of(ResponsesBody))
+async def create_response(call: Called) -> Response:
+    """Answer a conversation, whole or as a stream."""
+    body = parse(ResponsesBody, await call.json(), call)
+    chat = conversation_of(parse(ChatBody, chat_fields(body), call), call.state.config)
+    served = await call.use_model(body.model)
+    generation = await begin(call, served, lambda: [chat_submission(served, chat)])
+    stream = ResponseStream(echo_of(body, f"resp_{call.id}", served.id, int(time.time())))
+    teller = _Teller(stream, served.llm.llm.tokenizer)
+    reader = reader_of(generation, chat)
+    if body.stream:
+        events = _events(generation, reader, teller)
+        return stream_response(call, events, error_event=teller.failed, done=b"")
+    (completion,) = await generation.finish()
+    teller.tell(whole(completion, reader))
+    return call.reply(stream.whole(*teller.ending(completion)))
+
+
+class _Teller:
+    """Tells pieces to the stream; scores of tokens go with their text, those of other parts are dropped."""
+
+    def __init__(self, stream: ResponseStream, tokenizer: Tokenizer) -> None:
+        self.stream = stream
+        self._tokenizer = tokenizer
+        self._untold: list[dict[str, Any]] = []
+
+    def tell(self, piece: Piece) -> list[Event]:
+        self._untold += chat_logprobs(self._tokenizer, piece.logprobs)
+        events: list[Event] = []
+        for delta in piece.deltas:
+            is_text = isinstance(delta, ContentDelta)
+            events += self.stream.push(delta, self._untold if is_text else ())
+            self._untold = []
+        if piece.completion is not None and self._untold:  # of the token that ended the answer
+            events += self.stream.score(self._untold)
+        return events
+
+    def ending(self, completion: Completion) -> tuple[FinishReason, ResponseUsage, int]:
+        thoughts = self.stream.thoughts
+        num_reasoning = len(self._tokenizer.encode(thoughts, add_special=False)) if thoughts else 0
+        usage = ResponseUsage(completion.usage, min(num_reasoning, completion.usage.completion_tokens))
+        return completion.finish_reason, usage, int(time.time())
+
+    def failed(self, error: BaseException) -> bytes:
+        failure = failure_of(error)
+        return _written(self.stream.fail(failure.code or "server_error", failure.message))
+
+
+async def _events(generation: Generation, reader: OutputStream, teller: _Teller) -> AsyncIterator[bytes]:
+    yield _written(teller.stream.start())
+    async for piece in pieces(generation, reader):
+        events = teller.tell(piece)
+        if piece.completion is not None:
+            events += teller.stream.end(*teller.ending(piece.completion))
+        if events:
+            yield _written(events)
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    written = (f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n" for event in events)
+    return "".join(written).encode()

@@ -1,0 +1,91 @@
+"""POST /tokenize, /detokenize and /apply-template: what the model would read, without running it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.server.call import Call, Called
+from kvarn.server.output.plan import OutputPlan
+from kvarn.server.schema.common import InvalidField, body_of, parse
+from kvarn.server.schema.tokens import (
+    ChatTextAnswer,
+    ChatTextBody,
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
+from kvarn.server.shelf import ServedModel
+from kvarn.server.texts import encode_bounded
+from kvarn.tokenizer.chat_messages import ChatRequest
+from kvarn.tokenizer.chat_template import encode_chat, render_chat
+
+T = TypeVar("T")
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", response_model=TokenizeAnswer, openapi_extra=body_of(TokenizeBody))
+async def tokenize(call: Called) -> Response:
+    """Cut a text or a conversation into tokens."""
+    body = parse(TokenizeBody, await call.json(), call)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidField("prompt and messages are both missing or both given; give one of them", "prompt")
+    served = await _model(call, body.model)
+    ids = await beside_the_loop(call, lambda: _encode(served, body))
+    answer = {"count": len(ids), "max_model_len": served.card.context, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [served.llm.llm.tokenizer.token_text(token_id) for token_id in ids]
+    return call.reply(answer)
+
+
+@router.post("/detokenize", response_model=DetokenizeAnswer, openapi_extra=body_of(DetokenizeBody))
+async def detokenize(call: Called) -> Response:
+    """Turn tokens into text."""
+    body = parse(DetokenizeBody, await call.json(), call)
+    tokenizer = (await _model(call, body.model)).llm.llm.tokenizer
+    decode = partial(tokenizer.decode, body.tokens, skip_special=body.skip_special_tokens)
+    return call.reply({"prompt": await beside_the_loop(call, decode)})
+
+
+@router.post("/apply-template", response_model=ChatTextAnswer, openapi_extra=body_of(ChatTextBody))
+async def apply_template(call: Called) -> Response:
+    """Write a conversation with the model's own chat template."""
+    body = parse(ChatTextBody, await call.json(), call)
+    served = await _model(call, body.model)
+    chat = await beside_the_loop(call, lambda: render_chat(served.llm.llm.tokenizer, _chat(served, body)))
+    return call.reply({"prompt": chat.text})
+
+
+async def beside_the_loop(call: Call, work: Callable[[], T]) -> T:
+    """Run work in a thread; it counts as a request of the caller, and takes no tokens."""
+    reservation = call.state.limits.reserve(call.principal, 0)
+    try:
+        call.headers.update(reservation.headers)
+        return await asyncio.to_thread(work)
+    finally:
+        reservation.settle(0)
+
+
+async def _model(call: Call, name: str | None) -> ServedModel:
+    return await call.use_model(call.state.shelf.default_id if name is None else name)
+
+
+def _encode(served: ServedModel, body: TokenizeBody) -> list[int]:
+    llm = served.llm.llm
+    if body.prompt is not None:
+        return encode_bounded(llm, body.prompt, "prompt", add_special=body.add_special_tokens)
+    return encode_chat(llm.tokenizer, _chat(served, body))
+
+
+def _chat(served: ServedModel, body: ChatTextBody | TokenizeBody) -> ChatRequest:
+    """The conversation as a chat would hand it to the template, tools included."""
+    plan = OutputPlan.of(served.output_format, [tool.model_dump(exclude_none=True) for tool in body.tools or ()])
+    messages = [message.model_dump(exclude_none=True, exclude_unset=True) for message in body.messages or ()]
+    kwargs = body.chat_template_kwargs
+    return ChatRequest.checked(plan.messages(messages), plan.template_tools, body.add_generation_prompt, kwargs)

@@ -1,0 +1,130 @@
+"""What all bodies share: strict types, and three kinds of names a client may send that are no fields of ours.
+
+INERT names cannot change the answer and are dropped. REFUSED ones would change it and cannot be honoured: 400 by name,
+unless null. Unknown ones are 400, unless the server was started with --unknown-fields ignore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from kvarn.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from kvarn.server.call import Call
+
+B = TypeVar("B", bound="Body")
+MAX_SHOWN = 60
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}  # in OpenAPI, beside JSON
+
+
+class InvalidField(InvalidParameter):
+    """A field of a request's body has a value we cannot use; carries the field's dotted name."""
+
+    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class Body(BaseModel):
+    """Base of everything a client sends."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    INERT: ClassVar[frozenset[str]] = frozenset()
+    REFUSED: ClassVar[frozenset[str]] = frozenset()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_foreign_names(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not (cls.INERT or cls.REFUSED):
+            return data
+        for name in cls.REFUSED & data.keys():
+            if data[name] is not None:
+                raise PydanticCustomError("refused_field", "is not supported here; leave it out", {"field": name})
+        left_out = cls.INERT | cls.REFUSED
+        return data if left_out.isdisjoint(data) else {key: data[key] for key in data if key not in left_out}
+
+
+class Answer(BaseModel):
+    """Base of what we send; only the OpenAPI document uses these classes, answers are written as plain dicts."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def parse(model: type[B], data: Mapping[str, Any], call: Call) -> B:
+    """The body as its model, or InvalidField naming the first field that is wrong."""
+    try:
+        is_lenient = call.state.config.unknown_fields == "ignore"
+        return model.model_validate(data, extra="ignore" if is_lenient else "forbid")
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        # In a union every variant complains; the one that got furthest into the data is the one that was meant.
+        deepest = max(errors, key=lambda one: len(_path(data, one)))
+        raise _as_invalid_field(data, deepest) from None
+
+
+def body_of(model: type[Body]) -> dict[str, Any]:
+    """openapi_extra of a route that reads its body itself; make_app moves the definitions to the components."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def show(value: object) -> str:
+    """A value as an error message may repeat it: numbers and the like; of texts and collections only the kind.
+
+    Messages travel into logs, and a text may be somebody's prompt.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return f"{value}" if abs(value) < 10**20 else "a number of more than 20 digits"
+    if isinstance(value, float):
+        return f"{value!r}"
+    kind = "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
+    return kind if value else f"{kind} of length 0"
+
+
+def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidField:
+    path = _path(data, error)
+    param = ".".join(map(str, path)) or None
+    name = ascii(param)[1:-1][:MAX_SHOWN] if param else "the body"
+    if error["type"] == "refused_field":
+        return InvalidField(f"{name} {error['msg']}", param, "unsupported_parameter")
+    if error["type"] == "extra_forbidden":
+        return InvalidField(f"{name} is no field known here; leave it out", name, "unknown_field")
+    if error["type"] == "missing":
+        return InvalidField(f"{name} is missing; give it", param, "missing_field")
+    reason = error["msg"].removeprefix("Value error, ")
+    return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
+
+
+def _path(data: Any, error: ErrorDetails) -> list[str | int]:
+    """The error's location without the names pydantic gives to the variants of a union."""
+    path: list[str | int] = []
+    for step in error["loc"]:
+        is_there = (isinstance(data, dict) and step in data) or (isinstance(data, list) and isinstance(step, int))
+        if is_there:
+            path.append(step)
+            data = data[step]
+    if error["type"] == "missing":
+        path.append(error["loc"][-1])
+    if error["type"] == "unknown_role" and isinstance(data, dict) and "role" in data:
+        path.append("role")
+    if error["type"] == "refused_field":
+        path.append(error["ctx"]["field"])
+    return path
+
+
+def _value(data: Any, path: Sequence[str | int]) -> Any:
+    for step in path:
+        data = data[step]
+    return data
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

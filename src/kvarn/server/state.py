@@ -1,0 +1,28 @@
+"""Everything the routes of one server share, made once. Owns nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvarn.observe.metrics import Metrics
+    from kvarn.server.keys import KeyRing
+    from kvarn.server.lifecycle import Lifecycle
+    from kvarn.server.limits import LimitBook
+    from kvarn.server.requests import RequestBook
+    from kvarn.server.settings import ServerConfig
+    from kvarn.server.shelf import ModelShelf
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """Found by routes as request.app.state.kvarn."""
+
+    config: ServerConfig
+    shelf: ModelShelf
+    keys: KeyRing
+    limits: LimitBook
+    metrics: Metrics
+    lifecycle: Lifecycle
+    requests: RequestBook
