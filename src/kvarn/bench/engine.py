@@ -80,7 +80,7 @@ def _measure_round(
     with through.watching(backend, requests, num_steps) as is_enough:
         _run_engine(runner, prompts, is_enough)
     with by_hand.watching(backend, requests, num_steps):
-        runner.ask(lambda engine: _run_straight(engine, prompts, num_steps, runner.beat)).result()
+        runner.exclusively(lambda engine: _run_straight(engine, prompts, num_steps, runner.beat))
     if not through.periods:
         raise ConfigError(f"the KV cache is too small for {requests} requests at once; give fewer or a larger one")
     return through, by_hand

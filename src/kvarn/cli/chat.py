@@ -1,4 +1,7 @@
-"""`kvarn chat`: a conversation. Ctrl-C stops the answer and keeps the session, Ctrl-D ends it."""
+"""`kvarn chat`: a conversation with a model here or behind a URL.
+
+Ctrl-C stops the answer and keeps the session, Ctrl-D ends it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
 
 from kvarn.cli.options import (
     DEFAULT_MODEL,
+    ApiKey,
     Context,
     MaxTokens,
-    Model,
     Seed,
     System,
     Temperature,
@@ -25,12 +30,12 @@ from kvarn.cli.options import (
     stats_line,
 )
 from kvarn.cli.text import Writer, checked, printable, system_sentence
-from kvarn.errors import InvalidParameter, PromptTooLong, RequestError
-from kvarn.types import FinishReason, SamplingParams
+from kvarn.config import client_key
+from kvarn.errors import ConfigError, InvalidParameter, PromptTooLong, RequestError
+from kvarn.types import FinishReason, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
-    from kvarn.engine.handle import EventStream
-    from kvarn.llm import LLM
+    from kvarn.cli.remote import RemoteModel
 
 PROMPT = "> "
 CONTINUED = ". "
@@ -45,7 +50,19 @@ Ctrl-C stops an answer, Ctrl-D ends the chat.'''
 
 def chat(
     *,
-    model: Model = DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Path, alias (smollm2, minilm), pypi:package or hf:org/repo; with --url, as the server calls it. "
+            "[default: smollm2, or the first the server lists]",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Talk through an OpenAI-compatible server, as http://127.0.0.1:8000.")
+    ] = None,
+    api_key: ApiKey = None,
     system: System = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -58,20 +75,51 @@ def chat(
     params = sampling(max_tokens, temperature, top_p, seed)
     if system is not None:
         checked(system, "--system")
-    with opened(model, threads, context) as llm:
+    if url is not None:
+        remote = _behind(url, model, api_key, {"--threads": threads, "--context": context})
+        conversation = Conversation(remote, params, system)
+        conversation.greet(remote.name, remote.context)
+        conversation.run()
+        return
+    if api_key is not None:
+        raise ConfigError("--api-key is for a server; give its --url too")
+    with opened(model or DEFAULT_MODEL, threads, context) as llm:
         conversation = Conversation(llm, params, system)
         conversation.rehearse()
-        with suppress(ImportError):
-            import readline  # noqa: F401 - line editing and recall in input()
-        _say(f"{printable(llm.spec.name)}, {llm.context:,} tokens of context. /help helps, Ctrl-D ends.")
+        conversation.greet(llm.spec.name, llm.context)
         conversation.run()
+
+
+def _behind(url: str, model: str | None, key: str | None, local: dict[str, int | None]) -> RemoteModel:
+    """The model behind a URL; options that only a model here can follow are refused."""
+    from kvarn.cli.remote import RemoteModel
+
+    if given := [name for name, value in local.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(given)} cannot be set for a server from here; leave out that or --url")
+    return RemoteModel(url, model, key or client_key())
+
+
+class Answer(Protocol):
+    """Events of one answer; the last has a completion."""
+
+    def __iter__(self) -> Iterator[TokenEvent]: ...
+    def __enter__(self) -> Answer: ...
+    def __exit__(self, *_: object) -> None: ...
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Partner(Protocol):
+    """Who answers: a model here, or one behind a URL."""
+
+    def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Answer: ...
 
 
 class Conversation:
     """The messages so far, and what each line does to them."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
-        self._llm = llm
+    def __init__(self, partner: Partner, params: SamplingParams, system: str | None) -> None:
+        self._partner = partner
         self._params = params
         self._system = system
         self._messages: list[dict[str, str]] = []
@@ -80,7 +128,13 @@ class Conversation:
 
     def rehearse(self) -> None:
         """Ask something and take it back: a model that cannot chat says so now, not after the first message."""
-        self._llm.stream([*self._messages, {"role": "user", "content": "?"}], self._params).close()
+        self._partner.stream([*self._messages, {"role": "user", "content": "?"}], self._params).close()
+
+    def greet(self, name: str, context: int | None) -> None:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - line editing and recall in input()
+        size = "" if context is None else f", {context:,} tokens of context"
+        _say(f"{printable(name)}{size}. /help helps, Ctrl-D ends.")
 
     def run(self) -> None:
         """Read, answer, repeat, until the input ends."""
@@ -118,7 +172,7 @@ class Conversation:
     def _answer(self, text: str) -> None:
         question = {"role": "user", "content": text}
         writer = Writer()
-        with self._llm.stream([*self._messages, question], self._params) as events:
+        with self._partner.stream([*self._messages, question], self._params) as events:
             self._interrupt.cancels(events)
             for event in events:
                 writer.write(event.text)
@@ -158,7 +212,7 @@ class Interrupt:
     def __init__(self) -> None:
         self._is_reading = False
         self._is_pressed = False
-        self._events: EventStream | None = None
+        self._events: Answer | None = None
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -178,7 +232,7 @@ class Interrupt:
         finally:
             self._is_reading = False
 
-    def cancels(self, events: EventStream) -> None:
+    def cancels(self, events: Answer) -> None:
         """Name the answer to end; at once when the key was pressed while it was prepared."""
         self._events = events
         if self._is_pressed:

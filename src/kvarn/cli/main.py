@@ -14,11 +14,14 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.bench import bench_engine
+from kvarn.cli.bench import bench_engine, bench_serve
 from kvarn.cli.chat import chat
+from kvarn.cli.config import explain_config
 from kvarn.cli.doctor import doctor
+from kvarn.cli.keys import list_keys, new_key, revoke_key
 from kvarn.cli.models import list_models, pull, remove
 from kvarn.cli.run import run
+from kvarn.cli.serve import serve
 from kvarn.cli.show import show
 from kvarn.config import is_debug
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
@@ -112,15 +115,27 @@ def _options(
 
 app.command("run")(guarded(run))
 app.command("chat")(guarded(chat))
+app.command("serve")(guarded(serve))
 app.command("show")(guarded(show))
 app.command("pull")(guarded(pull))
 app.command("ls")(guarded(list_models))
 app.command("rm")(guarded(remove))
 app.command("doctor")(guarded(doctor))
 
-bench = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
+bench = typer.Typer(help="Measure this machine or a server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command("engine")(guarded(bench_engine))
+bench.command("serve")(guarded(bench_serve))
 app.add_typer(bench, name="bench")
+
+keys = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
+keys.command("new")(guarded(new_key))
+keys.command("ls")(guarded(list_keys))
+keys.command("revoke")(guarded(revoke_key))
+app.add_typer(keys, name="keys")
+
+config = typer.Typer(help="Settings of a server.", no_args_is_help=True, rich_markup_mode=None)
+config.command("explain")(guarded(explain_config))
+app.add_typer(config, name="config")
 
 if __name__ == "__main__":
     main()

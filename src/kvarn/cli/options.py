@@ -30,6 +30,8 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer
 Threads = Annotated[int | None, typer.Option("--threads", help="[default: usable cores, see `kvarn doctor`]")]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
+ApiKey = Annotated[str | None, typer.Option("--api-key", help="Key for the server. [default: KVARN_API_KEY]")]
+
 DEFAULT_MODEL = "smollm2"
 
 
