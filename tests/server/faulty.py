@@ -1,0 +1,153 @@
+"""`python -m tests.server.faulty serve ...`: the real server with routes that break its engine. Only for tests.
+
+POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
+POST /fault/nan?step=K&count=N     ... compute NaN for their first row
+POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
+POST /fault/python-loop            the engine's thread loops in Python for ever
+POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
+POST /fault/stuck-kernel           ... waits in native code for ever without the GIL
+GET  /fault/state                  requests, blocks, tasks and open files of the process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
+
+from kvarn.engine.engine import Engine
+from kvarn.llm import LLM
+from kvarn.server import serve as serving
+from kvarn.server.lifecycle import App, Receive, Scope, Send
+from kvarn.server.state import ServerState
+
+
+class FaultRoutes:
+    """ASGI: answers /fault/..., passes everything else on."""
+
+    def __init__(self, state: ServerState, app: App) -> None:
+        self._state = state
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith("/fault/"):
+            await self._app(scope, receive, send)
+            return
+        query = {name: values[-1] for name, values in parse_qs(scope["query_string"].decode()).items()}
+        answer = await self._inject(scope["path"].removeprefix("/fault/"), query)
+        body = json.dumps(answer).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _inject(self, kind: str, query: dict[str, str]) -> object:
+        llm = self._state.shelf.loaded[0].llm.llm
+        step, count = int(query.get("step", "1")), int(query.get("count", "1"))
+        if kind == "state":
+            return await self._figures(llm)
+        if kind in ("raise", "nan"):
+            break_pass = _raising if kind == "raise" else _not_a_number
+            await _on_engine(llm, lambda engine: _wrap_forward(engine, step, count, break_pass))
+        elif kind == "slow":
+            await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
+        else:
+            loops: dict[str, Callable[[Engine], None]] = {
+                "python-loop": _loop_in_python,
+                "native-loop": _loop_with_the_gil,
+                "stuck-kernel": _loop_without_the_gil,
+            }
+            threading.Timer(0.05, lambda: llm._runner.ask(loops[kind])).start()  # after the answer is out
+        return {"injected": kind}
+
+    async def _figures(self, llm: LLM) -> dict[str, int]:
+        stats = await asyncio.to_thread(llm.stats)
+        gc.collect()
+        return {
+            "http_requests": self._state.lifecycle.num_requests,
+            "generations": len(self._state.requests),
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "blocks_used": stats.blocks_used,
+            "generated_tokens": stats.generated_tokens,
+            "tasks": len(asyncio.all_tasks()),
+            "files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
+            "threads": threading.active_count(),
+        }
+
+
+async def _on_engine(llm: LLM, work: Callable[[Engine], None]) -> None:
+    await asyncio.wrap_future(llm._runner.ask(work))
+
+
+def _wrap_forward(
+    engine: Engine, step: int, count: int, break_pass: Callable[[Callable[[Any], Any], Any], Any]
+) -> None:
+    backend: Any = engine.backend
+    real = type(backend).forward.__get__(backend)
+    passes = iter(range(1, step + count))
+
+    def forward(batch: Any) -> Any:
+        number = next(passes, None)
+        if number is None:
+            backend.forward = real
+        return real(batch) if number is None or number < step else break_pass(real, batch)
+
+    backend.forward = forward
+
+
+def _raising(_: Callable[[Any], Any], batch: Any) -> Any:
+    raise RuntimeError("injected: the pass failed")
+
+
+def _not_a_number(real: Callable[[Any], Any], batch: Any) -> Any:
+    hidden = real(batch)
+    hidden[:1] = float("nan")
+    return hidden
+
+
+def _slow_down(engine: Engine, seconds: float) -> None:
+    backend: Any = engine.backend
+    real = type(backend).forward.__get__(backend)
+
+    def forward(batch: Any) -> Any:
+        time.sleep(seconds)
+        return real(batch)
+
+    backend.forward = forward if seconds > 0 else real
+
+
+def _loop_in_python(_: Engine) -> None:
+    while True:
+        pass
+
+
+def _loop_with_the_gil(_: Engine) -> None:
+    libc = ctypes.PyDLL(None)
+    while True:
+        libc.pause()  # until a signal comes, and none comes to this thread
+
+
+def _loop_without_the_gil(_: Engine) -> None:
+    libc = ctypes.CDLL(None)
+    while True:
+        libc.pause()
+
+
+def main() -> None:
+    """Run the command line with a server that has the routes above."""
+    from kvarn.cli.main import main as run
+
+    serving.serve = partial(serving.serve, extend=FaultRoutes)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Limits of a tier over a real socket: 429 with the numbers, refunds, and nothing left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.server.keyed import KeyedServer, chat_body, completion_body, events
+
+pytestmark = pytest.mark.model
+
+LIMIT_HEADERS = ("x-ratelimit-limit-", "x-ratelimit-remaining-", "x-ratelimit-reset-")
+
+
+def test_requests_a_minute_are_counted_down_and_then_refused(keyed: KeyedServer) -> None:
+    for left in (2, 1, 0):
+        response = keyed.chat("few_requests", "hi", max_tokens=1)
+        assert response.status_code == 200
+        assert response.headers["x-ratelimit-limit-requests"] == "3"
+        assert response.headers["x-ratelimit-remaining-requests"] == str(left)
+        assert response.headers["x-ratelimit-reset-requests"].endswith("s")
+    refused = keyed.chat("few_requests", "hi", max_tokens=1)
+    assert refused.status_code == 429
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "few_requests" in refused.json()["error"]["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 61
+    assert all(refused.headers[name + "requests"] for name in LIMIT_HEADERS)
+
+
+def test_a_stream_carries_the_headers_too(keyed: KeyedServer) -> None:
+    with keyed.client("alice") as client:
+        body = chat_body("hi", max_tokens=1, stream=True)
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            assert response.headers["x-ratelimit-limit-tokens"] == "100000000"
+
+
+def test_tokens_are_reserved_and_what_was_not_used_comes_back(keyed: KeyedServer) -> None:
+    with keyed.client("few_tokens") as client:
+
+        def ask(max_tokens: int) -> httpx.Response:
+            return client.post("/v1/completions", json=completion_body("One", max_tokens=max_tokens, stop=["e", " "]))
+
+        first = ask(100)
+        assert first.status_code == 200
+        used = first.json()["usage"]["total_tokens"]
+        assert used < 60
+        num_prompt = first.json()["usage"]["prompt_tokens"]
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) == 120 - num_prompt - 100
+        second = ask(50)  # fits only because the first gave back what it did not use
+        assert second.status_code == 200
+        assert int(second.headers["x-ratelimit-remaining-tokens"]) == 120 - used - num_prompt - 50
+        refused = ask(118)
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert all(refused.headers[name + "tokens"] for name in LIMIT_HEADERS)
+
+
+def test_what_the_tier_could_never_allow_is_a_wrong_request(keyed: KeyedServer) -> None:
+    refused = keyed.chat("few_tokens", "hi", max_tokens=500)
+    assert refused.status_code == 400
+    assert "120" in refused.json()["error"]["message"]
+
+
+def test_n_answers_are_counted_before_any_is_begun(keyed: KeyedServer) -> None:
+    refused = keyed.chat("few_tokens", "hi", max_tokens=30, n=8)
+    assert refused.status_code == 400
+
+
+def test_a_cancelled_stream_gives_its_tokens_back(keyed: KeyedServer) -> None:
+    with keyed.client("few_tokens_stream") as client:
+        body = completion_body("One", max_tokens=110, stream=True, ignore_eos=True)
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            assert response.status_code == 200
+            told = events(response)  # kept: httpx closes the connection with it
+            next(told)
+        _eventually(lambda: client.post("/v1/completions", json=completion_body("One", max_tokens=60)), 200)
+
+
+def test_one_more_than_the_concurrency_is_refused_until_one_ends(keyed: KeyedServer) -> None:
+    with keyed.client("one") as client, keyed.client("one") as other:
+        body = chat_body("Count to a thousand.", max_tokens=400, stream=True)
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            told = events(response)  # kept: httpx closes the connection with it
+            next(told)
+            refused = other.post("/v1/chat/completions", json=chat_body("hi"))
+            assert refused.status_code == 429
+            assert refused.headers["retry-after"] == "1"
+            assert "1 requests at once" in refused.json()["error"]["message"]
+        # The client has gone away in the middle: its place is free again.
+        _eventually(lambda: other.post("/v1/chat/completions", json=chat_body("hi", max_tokens=1)), 200)
+
+
+def test_requests_that_are_refused_or_fail_hold_no_place(keyed: KeyedServer) -> None:
+    with keyed.client("one") as client:
+        for body in (chat_body("hi", max_tokens=10**6), chat_body("hi", logit_bias={"999999": 1}), {"model": "x"}):
+            for _ in range(3):
+                assert 400 <= client.post("/v1/chat/completions", json=body).status_code < 405
+        assert client.post("/v1/chat/completions", json=chat_body("hi", max_tokens=1)).status_code == 200
+
+
+def test_a_priority_above_the_tiers_is_lowered_not_refused(keyed: KeyedServer) -> None:
+    assert keyed.chat("fred", "hi", max_tokens=1, priority=100).status_code == 200
+
+
+def test_refusals_are_counted_by_tier_and_reason(keyed: KeyedServer) -> None:
+    keyed.chat("few_requests", "hi", max_tokens=1)
+    with keyed.client(None) as client:
+        lines = client.get("/metrics").text.splitlines()
+    (line,) = [line for line in lines if 'reason="requests",tier="few_requests"' in _sorted_labels(line)]
+    assert line.startswith("kvarn_rate_limited_total")
+
+
+def _sorted_labels(line: str) -> str:
+    labels = line.partition("{")[2].partition("}")[0]
+    return ",".join(sorted(labels.split(",")))
+
+
+def _eventually(ask: Callable[[], httpx.Response], status: int) -> None:
+    """Ask until the status comes, for five seconds."""
+    until = time.monotonic() + 5.0
+    response = ask()
+    while response.status_code != status and time.monotonic() < until:
+        time.sleep(0.05)
+        response = ask()
+    assert response.status_code == status, response.text

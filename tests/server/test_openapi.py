@@ -1,0 +1,83 @@
+"""schemathesis over the OpenAPI document: requests made from it get no 5xx, and every answer is as documented."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.conftest import Size
+from tests.server.process import MINILM, SMOLLM2, ServerProcess
+
+pytestmark = pytest.mark.model
+
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+)
+OPERATIONS = (
+    *("POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages"),
+    *("POST /v1/messages/count_tokens", "POST /v1/embeddings", "POST /tokenize", "POST /detokenize"),
+    *("POST /apply-template", "GET /v1/models", "GET /v1/models/{model_id}", "GET /v1/requests/{request_id}"),
+    *("DELETE /v1/requests/{request_id}", "GET /health", "GET /health/live", "GET /health/ready"),
+    *("GET /health/startup", "GET /metrics"),
+)
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@pytest.fixture(scope="module")
+def document(server: ServerProcess) -> dict[str, Any]:
+    """The document, narrowed to models that are there and to short answers: so that requests get far."""
+    with server.client() as http:
+        document: dict[str, Any] = http.get("/openapi.json").json()
+    for name, schema in document["components"]["schemas"].items():
+        properties = schema.get("properties", {})
+        if name.endswith("Body") and "model" in properties:
+            properties["model"] = {"const": MINILM if name.startswith("Embedding") else SMOLLM2}
+            for limit in LIMITS:
+                if limit in properties:
+                    properties[limit] = {"type": "integer", "minimum": 1, "maximum": 4}
+            schema["required"] = [*schema.get("required", ()), *(limit for limit in LIMITS[::2] if limit in properties)]
+    return document
+
+
+def test_every_route_is_in_the_table(document: dict[str, Any]) -> None:
+    described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert described == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_answers_are_as_documented(
+    document: dict[str, Any], server: ServerProcess, client: httpx.Client, operation: str, size: Size
+) -> None:
+    method, path = operation.split()
+    schema = schemathesis.openapi.from_dict(document)
+    described = schema[path][method]
+
+    @given(case=described.as_strategy())
+    @settings(
+        max_examples=size(6, 100),
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case: schemathesis.Case) -> None:
+        case.call_and_validate(base_url=server.url, checks=list(CHECKS), timeout=60)
+
+    ask()
+    assert client.get("/health/live").status_code == 200

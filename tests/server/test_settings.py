@@ -1,0 +1,180 @@
+"""Settings: defaults < file < environment < flags, each value checked, each source told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvarn.errors import ConfigError
+from kvarn.server.settings import ServerConfig, make_config
+from kvarn.server.sources import explain, load_config, variable
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = folder / "server.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _kvarn(*args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvarn.cli.main", *args]
+    clean = {name: text for name, text in os.environ.items() if not name.startswith("KVARN_SERVER_")}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**clean, **(env or {})}
+    )
+
+
+def test_without_sources_the_defaults_hold() -> None:
+    assert load_config(environment={}) == ServerConfig()
+
+
+def test_a_stronger_source_wins_value_by_value(tmp_path: Path) -> None:
+    path = _file(tmp_path, "port = 1000\nmax_n = 2\nqueue_limit = 9\n[engine]\nthreads = 1\ncontext = 64\n")
+    config = load_config(path, {"port": 3000, "engine.context": 128}, {"port": "2000", "max_n": "3"})
+    assert (config.port, config.max_n, config.queue_limit) == (3000, 3, 9)
+    assert (config.engine.threads, config.engine.context, config.engine.queue_limit) == (1, 128, 9)
+
+
+def test_explain_names_the_source_of_every_value(tmp_path: Path) -> None:
+    path = _file(tmp_path, "port = 1000\nping_s = 2\n[engine]\nthreads = 1\n[tiers.free]\nconcurrency = 2\n")
+    told = {one.name: one for one in explain(path, {"port": 3000}, {"max_n": "3"})}
+    assert (told["port"].value, told["port"].source) == (3000, "flag")
+    assert (told["max_n"].value, told["max_n"].source) == (3, "environment KVARN_SERVER_MAX_N")
+    assert told["ping_s"].source == told["engine.threads"].source == f"file {path}"
+    assert told["tiers.free.concurrency"].source == f"file {path}"
+    assert told["host"].source == told["engine.context"].source == told["tiers.pro.concurrency"].source == "default"
+
+
+def test_explain_leaves_no_setting_out() -> None:
+    told = {one.name.partition(".")[0] for one in explain(environment={})}
+    assert told == {one.name for one in fields(ServerConfig)}
+
+
+def test_the_environment_is_read_by_the_type_of_each_setting() -> None:
+    environment = {
+        "models": "smollm2, minilm",
+        "keys": "keys.toml",
+        "insecure": "yes",
+        "ping_s": "2.5",
+        "memory_bytes": "2000000000",
+        "engine_prefix_cache": "off",
+        "engine_isa": "scalar",
+        "engine_requests_per_s": "3",
+    }
+    config = load_config(environment=environment)
+    assert config.models == ("smollm2", "minilm")
+    assert config.keys == Path("keys.toml")
+    assert config.insecure is True
+    assert (config.ping_s, config.memory_bytes) == (2.5, 2_000_000_000)
+    engine = config.engine
+    assert (engine.prefix_cache, engine.isa, engine.requests_per_s) == (False, "scalar", 3.0)
+
+
+def test_variables_that_kubernetes_adds_for_a_service_are_not_settings() -> None:
+    links = {"port": "tcp://10.0.0.1:80", "service_host": "10.0.0.1", "port_80_tcp_addr": "10.0.0.1"}
+    assert load_config(environment=links) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"port": 65536}, "port is 65536"),
+        ({"port": "80"}, "port is '80'"),
+        ({"port": True}, "port is True"),
+        ({"max_n": 0}, "from 1 to 128"),
+        ({"ping_s": float("nan")}, "ping_s is nan"),
+        ({"drain_delay_s": -1}, "drain_delay_s is -1"),
+        ({"heartbeat_timeout_s": 0}, "heartbeat_timeout_s is 0"),
+        ({"unknown_fields": "drop"}, "'refuse', 'ignore'"),
+        ({"log_level": "loud"}, "log_level is 'loud'"),
+        ({"models": []}, "models is empty"),
+        ({"models": "smollm2"}, "give a list of texts"),
+        ({"models": ["a", "a"]}, "'a' twice"),
+        ({"cors_origins": ["*"]}, "scheme and host"),
+        ({"memory_bytes": 5}, "memory_bytes is 5"),
+        ({"colour": 1}, "no setting 'colour'"),
+        ({"engine": {"speed": 1}}, "no setting 'engine.speed'"),
+        ({"engine": {"threads": 0}}, "threads is 0"),
+        ({"engine": {"queue_limit": 5}}, "set that one"),
+        ({"tiers": {"free": {"colour": 1}}}, "tiers.free"),
+        ({"tiers": {"free": 3}}, "tiers.free is 3"),
+        ({"host": "no spaces"}, "host is"),
+        ({"keys": 5}, "keys is 5"),
+    ],
+)
+def test_a_wrong_value_is_named(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_config(values)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_listening_beyond_loopback_needs_keys_or_insecure(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--keys .* or --insecure"):
+        make_config({"host": host})
+    assert make_config({"host": host, "insecure": True}).host == host
+    assert make_config({"host": host, "keys": "keys.toml"}).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    assert make_config({"host": host}).is_loopback
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port = ", "is not TOML"),
+        ("engine = 3", "as a table"),
+        ("tiers = [1]", "as a table"),
+        ("a = " + "[" * 5000, "is not TOML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(_file(tmp_path, text), environment={})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.toml cannot be read: No such file"):
+        load_config(tmp_path / "none.toml", environment={})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("colour", "1", "no setting for KVARN_SERVER_COLOUR"),
+        ("port", "eighty", "port is 'eighty'"),
+        ("insecure", "perhaps", "insecure is 'perhaps'"),
+        ("engine_speed", "1", "no setting for KVARN_SERVER_ENGINE_SPEED"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(environment={name: text})
+
+
+def test_the_command_line_explains_what_it_would_use(tmp_path: Path) -> None:
+    path = _file(tmp_path, 'models = ["smollm2", "minilm"]\n')
+    done = _kvarn("config", "explain", "--config", str(path), env={variable("engine.threads"): "2"})
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert rows["models"].split("  ", 1)[1].strip() == f'["smollm2", "minilm"]  file {path}'
+    assert rows["engine.threads"].split() == ["engine.threads", "2", "environment", "KVARN_SERVER_ENGINE_THREADS"]
+    assert rows["port"].split() == ["port", "8000", "default"]
+
+
+def test_serve_refuses_to_be_open_to_the_world_before_it_loads_anything() -> None:
+    done = _kvarn("serve", "--host", "0.0.0.0", "--model", "a-model-nobody-has")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "host is 0.0.0.0" in done.stderr
+    assert "--insecure" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,252 @@
+"""What a key may take: a moving minute, reservations that are settled once, and a clock that may do anything."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+
+import pytest
+
+from kvarn.errors import InvalidParameter, RateLimited
+from kvarn.server.keys import ANONYMOUS, Principal
+from kvarn.server.limits import MIN_ACCOUNTS, WINDOW_S, LimitBook, MinuteWindow
+from kvarn.server.tiers import Tier
+from tests.conftest import Size
+
+
+class Clock:
+    """Time as a test wants it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def caller(name: str = "alice", **limits: int) -> Principal:
+    return Principal(name, Tier("test", **limits), name)  # type: ignore[arg-type]
+
+
+def refusal(book: LimitBook, principal: Principal, num_tokens: int = 1) -> RateLimited:
+    with pytest.raises(RateLimited) as caught:
+        book.reserve(principal, num_tokens)
+    return caught.value
+
+
+def test_requests_beyond_the_minute_are_refused_until_the_first_has_left_it(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=3)
+    for _ in range(3):
+        book.reserve(alice, 1).settle(1)
+        clock.now += 1
+    error = refusal(book, alice)
+    assert error.reason == "requests"
+    clock.now += error.retry_after_s - 0.01
+    refusal(book, alice)
+    clock.now += 0.02
+    book.reserve(alice, 1)
+
+
+def test_whoever_comes_again_when_told_to_is_let_in(clock: Clock) -> None:
+    book, alice, dice = LimitBook(clock), caller(requests_per_min=5, tokens_per_min=300), random.Random(1)
+    for _ in range(300):
+        num_tokens, met = dice.randint(1, 300), []
+        while True:
+            try:
+                book.reserve(alice, num_tokens).settle(dice.randint(0, num_tokens))
+                break
+            except RateLimited as error:
+                met.append(error)
+                clock.now += error.retry_after_s
+        assert len(met) == len({error.reason for error in met})  # the other limit may be met then, but not the same
+        assert all(0 < error.retry_after_s <= WINDOW_S + 1 for error in met)
+        clock.now += dice.random() * 3
+
+
+def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> None:
+    dice = random.Random(7)
+    for _ in range(size(20, 200)):
+        limit = dice.randint(1, 50)
+        book, alice = LimitBook(clock), caller(tokens_per_min=limit)
+        taken: list[tuple[float, int]] = []
+        for _ in range(400):
+            clock.now += dice.choice([0.0, dice.random(), dice.random() * 10])
+            num_tokens = dice.randint(1, limit)
+            try:
+                book.reserve(alice, num_tokens)
+            except RateLimited:
+                continue
+            taken.append((clock.now, num_tokens))
+            last_minute = sum(amount for at, amount in taken if at > clock.now - WINDOW_S)
+            assert last_minute <= limit
+
+
+def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    reservation = book.reserve(alice, 100)
+    assert refusal(book, alice).reason == "tokens"
+    clock.now += 5
+    reservation.settle(30)
+    book.reserve(alice, 70)
+    refusal(book, alice)
+
+
+def test_a_cancelled_request_gives_everything_back_but_its_place_among_the_requests(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
+    book.reserve(alice, 100).settle(0)
+    book.reserve(alice, 100).settle(0)
+    assert refusal(book, alice).reason == "requests"
+
+
+def test_only_the_first_settlement_counts(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100, concurrency=2)
+    first, second = book.reserve(alice, 40), book.reserve(alice, 40)
+    for _ in range(3):
+        first.settle(0)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "60"
+    book.reserve(alice, 1)
+    assert refusal(book, alice).reason == "concurrency"  # second and the last one still run
+    second.settle(40)
+
+
+def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book.reserve(alice, 10).settle(95)
+    assert refusal(book, alice, 6).reason == "tokens"
+
+
+def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    old = book.reserve(alice, 100)
+    clock.now += WINDOW_S + 2
+    book.reserve(alice, 100)
+    old.settle(0)
+    refusal(book, alice)
+
+
+def test_at_most_so_many_run_at_once(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(concurrency=2)
+    running = [book.reserve(alice, 1) for _ in range(2)]
+    error = refusal(book, alice)
+    assert (error.reason, error.retry_after_s) == ("concurrency", 1.0)
+    running[0].settle(1)
+    book.reserve(alice, 1)
+
+
+def test_a_refused_request_takes_nothing(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=10, tokens_per_min=100)
+    book.reserve(alice, 60)
+    for _ in range(50):
+        assert refusal(book, alice, 60).reason == "tokens"
+    book.reserve(alice, 40)
+
+
+def test_keys_do_not_see_each_other(clock: Clock) -> None:
+    book = LimitBook(clock)
+    alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
+    book.reserve(alice, 1)
+    book.reserve(bob, 1)
+    refusal(book, alice)
+
+
+def test_what_could_never_fit_is_refused_as_a_wrong_request(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    with pytest.raises(InvalidParameter, match=r"101.*100"):
+        book.reserve(alice, 101)
+
+
+def test_an_open_ended_request_takes_what_the_tier_allows(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    reservation = book.reserve(alice, 8192, is_open_ended=True)
+    assert reservation.num_tokens == 100
+    reservation.settle(20)
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "80"
+
+
+def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=5, tokens_per_min=1000)
+    headers = book.reserve(alice, 250).headers
+    assert headers == {
+        "x-ratelimit-limit-requests": "5",
+        "x-ratelimit-remaining-requests": "4",
+        "x-ratelimit-reset-requests": "1m1s",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "750",
+        "x-ratelimit-reset-tokens": "1m1s",
+    }
+    clock.now += 60.5
+    assert book.headers(alice)["x-ratelimit-reset-tokens"] == "500ms"
+    clock.now += 1
+    assert book.headers(alice)["x-ratelimit-remaining-requests"] == "5"
+    assert book.headers(alice)["x-ratelimit-reset-requests"] == "0ms"
+
+
+def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=1)
+    book.reserve(alice, 1)
+    error = refusal(book, alice)
+    assert error.headers["x-ratelimit-remaining-requests"] == "0"
+    assert "tokens" not in "".join(error.headers)
+
+
+def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -> None:
+    book = LimitBook(clock)
+    for _ in range(5_000):
+        reservation = book.reserve(ANONYMOUS, 10**9)
+    assert reservation.headers == {}
+
+
+@pytest.mark.parametrize("jump", [-1e9, -3600.0, -0.5])
+def test_a_clock_that_goes_back_neither_frees_nor_locks(clock: Clock, jump: float) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=2)
+    began = clock.now
+    book.reserve(alice, 1)
+    clock.now = began + jump
+    book.reserve(alice, 1)
+    assert refusal(book, alice).retry_after_s <= WINDOW_S + 1
+    clock.now = began + WINDOW_S + 1.01
+    book.reserve(alice, 1)
+
+
+def test_a_clock_that_leaps_ahead_begins_a_new_minute(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=1)
+    running = book.reserve(alice, 1)
+    clock.now += 1e12
+    book.reserve(alice, 1)
+    running.settle(1)
+    refusal(book, alice)
+
+
+def test_the_clock_by_default_is_the_one_nobody_can_set() -> None:
+    assert LimitBook().now() == pytest.approx(time.monotonic(), abs=5)
+
+
+def test_a_changed_tier_counts_from_the_next_request_on(clock: Clock) -> None:
+    book = LimitBook(clock)
+    book.reserve(caller(requests_per_min=1), 1)
+    book.reserve(caller(requests_per_min=2), 1)
+    refusal(book, caller(requests_per_min=2))
+
+
+def test_many_keys_leave_little_behind(clock: Clock) -> None:
+    book = LimitBook(clock)
+    for number in range(20 * MIN_ACCOUNTS):
+        book.reserve(caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
+        clock.now += 0.1
+    assert book.num_accounts <= 2 * MIN_ACCOUNTS
+
+
+def test_the_size_of_a_window_does_not_depend_on_the_traffic(clock: Clock) -> None:
+    window = MinuteWindow(10**9)
+    for _ in range(100_000):
+        clock.now += 0.01
+        window.charge(1, clock.now)
+    assert len(window._buckets) <= WINDOW_S + 2
+    assert sys.getsizeof(window._buckets) < 10_000
+    assert window.total <= 6_200
