@@ -1,0 +1,13 @@
+// On top of the AVX2 table. Needs AVX-512 F, BW, VL and DQ.
+#include "functions.h"
+
+namespace kvarn::avx512 {
+
+void improve(KernelTable& t) noexcept {
+    t.name = "avx512";
+    t.attend_f16 = attend_f16;
+    t.attend_f32 = attend_f32;
+    t.attend_q8_0 = attend_q8_0;
+}
+
+}  // namespace kvarn::avx512
