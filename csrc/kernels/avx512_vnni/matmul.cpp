@@ -130,10 +130,11 @@ struct Matmul {
     }
 
     template <int kSpans, int kTokens>
-    static inline void add_tokens(const Span* spans, const StepInput& x, int t, Floats (*acc)[kTileTokens]) {
+    static inline void add_tokens(const Span* spans, const StepInput& x, int t, bool is_first,
+                                  Floats (*acc)[kTileTokens]) {
         Floats sums[kSpans][kTokens];
         for (int s = 0; s < kSpans; ++s)
-            for (int i = 0; i < kTokens; ++i) sums[s][i] = acc[s][t + i];
+            for (int i = 0; i < kTokens; ++i) sums[s][i] = is_first ? V::zero() : acc[s][t + i];
         add_step<kSpans, kTokens>(spans, x, sums);
         for (int s = 0; s < kSpans; ++s)
             for (int i = 0; i < kTokens; ++i) acc[s][t + i] = sums[s][i];
@@ -142,17 +143,16 @@ struct Matmul {
     template <int kSpans>
     void run_tile(int group) const {
         Floats acc[kSpans][kTileTokens];
-        for (int s = 0; s < kSpans; ++s)
-            for (int t = 0; t < tile.n; ++t) acc[s][t] = V::zero();
         for (int step = 0; step < tile.k / kQuantBlock; ++step) {
             Span spans[kSpans];
             for (int s = 0; s < kSpans; ++s) unpack(group + s * V::kGroups, step, spans[s]);
+            const bool is_first = step == 0;
             int t = 0;
             for (; t + kMaxTokens <= tile.n; t += kMaxTokens)
-                add_tokens<kSpans, kMaxTokens>(spans, input(step, t), t, acc);
-            if (tile.n - t == 3) add_tokens<kSpans, 3>(spans, input(step, t), t, acc);
-            else if (tile.n - t == 2) add_tokens<kSpans, 2>(spans, input(step, t), t, acc);
-            else if (tile.n - t == 1) add_tokens<kSpans, 1>(spans, input(step, t), t, acc);
+                add_tokens<kSpans, kMaxTokens>(spans, input(step, t), t, is_first, acc);
+            if (tile.n - t == 3) add_tokens<kSpans, 3>(spans, input(step, t), t, is_first, acc);
+            else if (tile.n - t == 2) add_tokens<kSpans, 2>(spans, input(step, t), t, is_first, acc);
+            else if (tile.n - t == 1) add_tokens<kSpans, 1>(spans, input(step, t), t, is_first, acc);
         }
         for (int s = 0; s < kSpans; ++s)
             for (int t = 0; t < tile.n; ++t) write(acc[s][t], group + s * V::kGroups, t);
