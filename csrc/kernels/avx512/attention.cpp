@@ -70,8 +70,7 @@ inline void dot_keys(const float* q, int head_dim, const KVTile& tile, int block
         for (int b = 0; b < kBlocks; ++b) scales[b] = Scales<Value>::of_keys(keys[b], head_dim, begin);
         for (int d = begin; d < end; ++d) {
             __m512 key[kBlocks];
-            for (int b = 0; b < kBlocks; ++b)
-                key[b] = Scales<Value>::scaled(load16(keys[b] + d * kKVBlock), scales[b]);
+            for (int b = 0; b < kBlocks; ++b) key[b] = Scales<Value>::scaled(load16(keys[b] + d * kKVBlock), scales[b]);
             for (int h = 0; h < kHeads; ++h) {
                 const __m512 query = set(q[h * head_dim + d]);
                 for (int b = 0; b < kBlocks; ++b) sum[h][b] = _mm512_fmadd_ps(query, key[b], sum[h][b]);
@@ -113,7 +112,8 @@ inline void sum_values(const float* weights, const KVTile& tile, Span span, int 
             __m512 value[kVectors];
             for (int i = 0; i < kVectors; ++i) {
                 const __m512 scale = Scales<Value>::of_row(block, key % kKVBlock, head_dim, d + 16 * i);
-                value[i] = Scales<Value>::scaled(kIsWhole ? load16(row + 16 * i) : load_some(row + 16 * i, mask), scale);
+                value[i] =
+                    Scales<Value>::scaled(kIsWhole ? load16(row + 16 * i) : load_some(row + 16 * i, mask), scale);
             }
             for (int h = 0; h < kHeads; ++h) {
                 const __m512 weight = set(weights[h * kKeyTile + key]);

@@ -126,9 +126,9 @@ struct IQ4_NL {
 
     template <class V>
     static void unpack(const Packed& a, const Packed& b, int, typename V::Ints w[8]) {
-        const __m128i values = _mm_xor_si128(
-            _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-            _mm_set1_epi8(static_cast<char>(0x80)));
+        const __m128i values =
+            _mm_xor_si128(_mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
+                          _mm_set1_epi8(static_cast<char>(0x80)));
         unpack_nibbles<V>(a.nibbles, b.nibbles, w);
         for (int j = 0; j < 8; ++j) w[j] = V::look_up(values, w[j]);
     }

@@ -21,9 +21,7 @@ struct Eight {
     static Ints differ(Ints x, Ints y) { return _mm256_xor_si256(x, y); }
     static Ints up(Ints x, int places) { return _mm256_slli_epi16(x, places); }
     static Ints down(Ints x, int places) { return _mm256_srli_epi16(x, places); }
-    static Ints look_up(__m128i table, Ints x) {
-        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
-    }
+    static Ints look_up(__m128i table, Ints x) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x); }
     static Ints spread(__m128i word) { return _mm256_broadcastd_epi32(word); }
     static Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
         return _mm256_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
@@ -91,8 +89,7 @@ struct Sixteen {
         return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
     }
     static Floats halves(const uint16_t* a, const uint16_t* b) {
-        return _mm512_cvtph_ps(
-            _mm256_set_m128i(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), load16(a)));
+        return _mm512_cvtph_ps(_mm256_set_m128i(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), load16(a)));
     }
     static Floats small(const uint8_t* a, const uint8_t* b) {
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(eight_and_eight(a, b)));

@@ -1,8 +1,8 @@
 // Matrix times activations with vpdpbusd. A step is 32 columns of 8 or 16 rows; its weights are unpacked once and meet
 // every token of the tile, kSpans spans of rows and kTokens tokens at a time.
 //
-// Sums over a step's part are integers and exact; then one fma per part and token for the scale, and one for the minimum
-// where a type has it, always in that order: results do not depend on any tile size or width here.
+// Sums over a step's part are integers and exact; then one fma per part and token for the scale, and one for the
+// minimum where a type has it, always in that order: results do not depend on any tile size or width here.
 #include "formats.h"
 #include "functions.h"
 

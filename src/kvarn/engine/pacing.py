@@ -58,12 +58,20 @@ class Pacer:
         """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
         if num_decodes == 0:
             return self._max_rows
+        base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
+        if base is None or extra_s == 0:
+            return 0
+        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+
+    def extra_s(self, num_decodes: int) -> float:
+        """Seconds for prompts in the next step beside num_decodes others; 0: first see what it takes without."""
+        if num_decodes == 0:
+            return math.inf
         base = self._bases.get(_bucket(num_decodes))
         if base is None or base.num_wanted > 0:
-            return 0
+            return 0.0
         extra_s = min(self._max_stretch * base.median_s, self._prefill_s) - base.median_s
-        extra_s = max(extra_s, MIN_EXTRA * base.median_s)
-        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+        return max(extra_s, MIN_EXTRA * base.median_s)
 
     def _steered_rows(self, base_s: float, extra_s: float) -> int:
         """More than last time where the step had room, fewer where it was too long, in bounded moves.

@@ -53,14 +53,18 @@ class Turns:
         top = max(other.priority for other in running)
         return request.priority >= top or not self._policy.is_background(request, top, self._clock())
 
-    def observe(self, spans: Sequence[Span], seconds: float) -> None:
-        """Learn from a step that was just done."""
+    def observe(self, spans: Sequence[Span], seconds: float, slow: Request | None = None, slow_s: float = 0.0) -> None:
+        """Learn from a step that was just done; slow_s of its seconds went into a chunk of slow's prompt."""
         self._num_steps += 1
-        for span in spans:
-            span.request.served_in = self._num_steps
+        for request in [span.request for span in spans] + ([] if slow is None else [slow]):
+            request.served_in = self._num_steps
         if self._background:
-            self._share.settle(seconds, self._background_s(spans, seconds))
-        self._pacer.observe(*_count(spans), seconds)
+            background_s = self._background_s(spans, seconds - slow_s)
+            if slow is not None and slow.id in self._background:
+                background_s += slow_s
+            self._share.settle(seconds, background_s)
+        if spans:
+            self._pacer.observe(*_count(spans), seconds - slow_s)
 
     def _find_background(self, running: Collection[Request]) -> frozenset[str]:
         top = max((request.priority for request in running), default=0)
