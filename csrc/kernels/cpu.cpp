@@ -6,10 +6,6 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #endif
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace kvarn {
 namespace {
@@ -67,16 +63,6 @@ const Features& features() {
     return found;
 }
 
-// Linux saves the tile registers (8 KiB a thread) only for processes that ask.
-bool may_use_tiles() {
-#if defined(__linux__) && defined(__x86_64__)
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-    return false;
-#endif
-}
-
 }  // namespace
 
 std::vector<std::string> cpu_features() {
@@ -115,10 +101,5 @@ bool cpu_has_avx512_table() {
 }
 
 bool cpu_has_avx512_vnni_table() { return cpu_has_avx512_table() && features().avx512_vnni; }
-
-bool cpu_has_amx_table() {
-    static const bool is_allowed = cpu_has_avx512_vnni_table() && features().amx_int8 && may_use_tiles();
-    return is_allowed;
-}
 
 }  // namespace kvarn

@@ -10,7 +10,6 @@ bool cpu_has_avx2_table();                // AVX2, FMA and F16C, with the regist
 
 bool cpu_has_avx512_table();       // beside those AVX-512 F, BW, VL and DQ
 bool cpu_has_avx512_vnni_table();  // and VNNI
-bool cpu_has_amx_table();          // and AMX int8; asks the system to save the tile registers
 
 std::vector<std::string> kernel_tables();  // names this CPU can run, best first
 

@@ -24,13 +24,11 @@ KernelTable improved(KernelTable table, Improve improve) {
 
 const KernelTable kAvx512 = improved(avx2::table, avx512::improve);
 const KernelTable kAvx512Vnni = improved(kAvx512, avx512_vnni::improve);
-const KernelTable kAmx = improved(kAvx512Vnni, amx::improve);
 #endif
 
 // Best first; the last one runs everywhere.
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {"amx", &kAmx, cpu_has_amx_table},
     {"avx512_vnni", &kAvx512Vnni, cpu_has_avx512_vnni_table},
     {"avx512", &kAvx512, cpu_has_avx512_table},
     {"avx2", &avx2::table, cpu_has_avx2_table},

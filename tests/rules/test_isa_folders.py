@@ -23,9 +23,7 @@ INTRINSICS = {"immintrin.h", "arm_neon.h"}
 # Flags beside -std=c++20, as in CMakeLists.txt; a new ISA folder needs an entry here.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-VNNI = [*AVX512, "-mavx512vnni"]
-X86 = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": VNNI, "amx": [*VNNI, "-mamx-tile", "-mamx-int8"]}
-PARENTS = {"amx": "avx512_vnni"}  # a folder may use its parent's headers: their functions have internal linkage
+X86 = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": [*AVX512, "-mavx512vnni"]}
 FLAGS: dict[str, list[str]] = {"scalar": []} | (X86 if platform.machine() in {"x86_64", "AMD64"} else {})
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -48,8 +46,6 @@ def test_scalar_and_avx2_kernels_exist() -> None:
 def test_an_isa_folder_includes_only_intrinsics_and_the_table(isa: str) -> None:
     allowed = STANDARD | INTRINSICS
     allowed |= {f"../{name}" for name in SHARED} | {path.name for path in _sources(isa, "*.h")}
-    if isa in PARENTS:
-        allowed |= {f"../{PARENTS[isa]}/{path.name}" for path in _sources(PARENTS[isa], "*.h")}
     sources = _sources(isa, "*.cpp", "*.h")
     assert sources
     strays = [
