@@ -79,22 +79,24 @@ public:
 
     void forward(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
                  In2<int32_t> block_tables, In1<int32_t> output_rows, Out2<float> out) {
-        size_t sequences = context_lens.size();
-        require(positions.size() == token_ids.size() && row_starts.size() == sequences + 1 &&
-                    block_tables.shape(0) == sequences && sequences > 0,
-                "the arrays of the batch do not fit together");
-        require(out.shape(0) == output_rows.size() && out.shape(1) == static_cast<size_t>(model_.spec().width),
-                "the output array has the wrong shape");
-        BatchView batch{static_cast<int>(token_ids.size()),
-                        static_cast<int>(sequences),
-                        static_cast<int>(block_tables.shape(1)),
-                        token_ids.data(),
-                        positions.data(),
-                        row_starts.data(),
-                        context_lens.data(),
-                        block_tables.data()};
+        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables);
+        check_states(output_rows.size(), out);
         nb::gil_scoped_release release;
         model_.forward(batch, view(output_rows), out.data());
+    }
+
+    // The arrays must live as long as the passage: Python's passage keeps them.
+    Passage begin(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
+                  In2<int32_t> block_tables, In1<int32_t> output_rows) {
+        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables);
+        nb::gil_scoped_release release;
+        return model_.begin(batch, view(output_rows));
+    }
+
+    bool advance(Passage& passage, double seconds, Out2<float> out) {
+        check_states(passage.output_rows.size(), out);
+        nb::gil_scoped_release release;
+        return model_.advance(passage, seconds, out.data());
     }
 
     void logits(In2<float> hidden, Out2<float> out) {
@@ -158,6 +160,26 @@ public:
     size_t scratch_bytes() const { return model_.scratch_bytes(); }
 
 private:
+    static BatchView read_batch(const In1<int32_t>& token_ids, const In1<int32_t>& positions,
+                                const In1<int32_t>& row_starts, const In1<int32_t>& context_lens,
+                                const In2<int32_t>& block_tables) {
+        size_t sequences = context_lens.size();
+        require(positions.size() == token_ids.size() && row_starts.size() == sequences + 1 &&
+                    block_tables.shape(0) == sequences && sequences > 0,
+                "the arrays of the batch do not fit together");
+        return {static_cast<int>(token_ids.size()),
+                static_cast<int>(sequences),
+                static_cast<int>(block_tables.shape(1)),
+                token_ids.data(),
+                positions.data(),
+                row_starts.data(),
+                context_lens.data(),
+                block_tables.data()};
+    }
+    void check_states(size_t rows, const Out2<float>& out) const {
+        require(out.shape(0) == rows && out.shape(1) == static_cast<size_t>(model_.spec().width),
+                "the output array has the wrong shape");
+    }
     static Type checked_type(int type) {
         require(type >= 0 && type < kNumTypes, "unknown tensor type");
         block_shape(static_cast<Type>(type));
@@ -246,6 +268,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;  // growing may wait for a step
         return ThreadPool::of_process(1).num_threads();
     });
+    nb::class_<Passage>(m, "Passage");
     nb::class_<NativeModel>(m, "Model")
         .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)
@@ -258,6 +281,8 @@ NB_MODULE(_native, m) {
         .def("copy_block", &NativeModel::copy_block)
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)
+        .def("begin", &NativeModel::begin)
+        .def("advance", &NativeModel::advance)
         .def("logits", &NativeModel::logits)
         .def("sample", &NativeModel::sample)
         .def("score", &NativeModel::score);

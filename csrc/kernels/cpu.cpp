@@ -12,7 +12,8 @@ namespace {
 
 struct Features {
     bool sse42 = false, f16c = false, fma = false, avx = false, avx2 = false;
-    bool avx_vnni = false, avx512f = false, avx512bw = false, avx512vl = false, avx512_vnni = false;
+    bool avx_vnni = false, avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
+    bool avx512_vnni = false;
     bool avx512_bf16 = false, amx_int8 = false, amx_bf16 = false;
 };
 
@@ -42,6 +43,7 @@ Features detect() {
     f.avx2 = bit(b, 5) && f.avx;
     const bool wide = saved(kAvx512State);
     f.avx512f = bit(b, 16) && wide;
+    f.avx512dq = bit(b, 17) && wide;
     f.avx512bw = bit(b, 30) && wide;
     f.avx512vl = bit(b, 31) && wide;
     f.avx512_vnni = bit(c, 11) && wide;
@@ -77,6 +79,7 @@ std::vector<std::string> cpu_features() {
                {f.avx512f, "avx512f"},
                {f.avx512bw, "avx512bw"},
                {f.avx512vl, "avx512vl"},
+               {f.avx512dq, "avx512dq"},
                {f.avx512_vnni, "avx512_vnni"},
                {f.avx512_bf16, "avx512_bf16"},
                {f.amx_int8, "amx_int8"},
@@ -91,5 +94,12 @@ bool cpu_has_avx2_table() {
     const Features& f = features();
     return f.avx2 && f.fma && f.f16c;
 }
+
+bool cpu_has_avx512_table() {
+    const Features& f = features();
+    return cpu_has_avx2_table() && f.avx512f && f.avx512bw && f.avx512vl && f.avx512dq;
+}
+
+bool cpu_has_avx512_vnni_table() { return cpu_has_avx512_table() && features().avx512_vnni; }
 
 }  // namespace kvarn

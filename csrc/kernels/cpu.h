@@ -8,6 +8,9 @@ namespace kvarn {
 std::vector<std::string> cpu_features();  // of those any kernel folder may use, lower case, for `kvarn doctor`
 bool cpu_has_avx2_table();                // AVX2, FMA and F16C, with the registers saved by the system
 
+bool cpu_has_avx512_table();       // beside those AVX-512 F, BW, VL and DQ
+bool cpu_has_avx512_vnni_table();  // and VNNI
+
 std::vector<std::string> kernel_tables();  // names this CPU can run, best first
 
 }  // namespace kvarn

@@ -10,23 +10,33 @@ namespace {
 
 struct Candidate {
     const char* name;
-    const KernelTable* table;  // null: not built for this machine
+    const KernelTable* table;
     bool (*is_supported)();
 };
 
 #if defined(__x86_64__)
-constexpr const KernelTable* kAvx2Table = &avx2::table;
-#else
-constexpr const KernelTable* kAvx2Table = nullptr;
+using Improve = void (*)(KernelTable&) noexcept;
+
+KernelTable improved(KernelTable table, Improve improve) {
+    improve(table);
+    return table;
+}
+
+const KernelTable kAvx512 = improved(avx2::table, avx512::improve);
+const KernelTable kAvx512Vnni = improved(kAvx512, avx512_vnni::improve);
 #endif
 
 // Best first; the last one runs everywhere.
 const Candidate kCandidates[] = {
-    {"avx2", kAvx2Table, cpu_has_avx2_table},
+#if defined(__x86_64__)
+    {"avx512_vnni", &kAvx512Vnni, cpu_has_avx512_vnni_table},
+    {"avx512", &kAvx512, cpu_has_avx512_table},
+    {"avx2", &avx2::table, cpu_has_avx2_table},
+#endif
     {"scalar", &scalar::table, [] { return true; }},
 };
 
-bool is_usable(const Candidate& candidate) { return candidate.table != nullptr && candidate.is_supported(); }
+bool is_usable(const Candidate& candidate) { return candidate.is_supported(); }
 
 std::string usable_names() {
     std::string names;

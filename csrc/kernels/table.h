@@ -138,6 +138,9 @@ struct KernelTable {
 // Where the tables live. select.cpp picks one at start; KVARN_ISA is read in Python and passed by name.
 namespace scalar { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
+// Further sets improve on a copy of their parent's table: avx2 <- avx512 <- avx512_vnni.
+namespace avx512 { void improve(KernelTable& table) noexcept; }
+namespace avx512_vnni { void improve(KernelTable& table) noexcept; }
 
 const KernelTable& select_table(const char* name);  // "" = the best this CPU has; throws on an unknown or missing one
 

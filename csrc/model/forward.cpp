@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "../base/check.h"
 #include "ffn.h"
@@ -24,18 +25,32 @@ void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows
     check(batch, output_rows);
     if (batch.num_tokens == 0) return;
     std::lock_guard turn(pool_->turn());
-    StepBuffers buffers = buffers_for(batch);
-    embed(batch, buffers.x);
-    for (size_t r = 0; r < plan_.ropes.size(); ++r)
-        fill_rope_table(compute(), plan_.ropes[r], batch.positions, batch.num_tokens, buffers.rope_tables[r]);
+    StepBuffers buffers = enter(arena_, batch);
     for (size_t index = 0; index < plan_.layers.size(); ++index) run_layer(index, batch, buffers);
+    leave(buffers, output_rows, out);
+}
 
-    for_rows(compute(), static_cast<int>(output_rows.size()), [&](int i) {
-        const float* x = buffers.x + offset(output_rows[static_cast<size_t>(i)], spec_.width);
-        float* y = out + offset(i, spec_.width);
-        if (spec_.output_norm) plan_.output_norm.apply(kernels_, x, spec_.width, y);
-        else std::copy_n(x, spec_.width, y);
-    });
+Passage Model::begin(const BatchView& batch, std::span<const int32_t> output_rows) {
+    check(batch, output_rows);
+    require(batch.num_tokens > 0, "a passage needs at least one token");
+    std::lock_guard turn(pool_->turn());
+    return {batch, output_rows, enter(passage_arena_, batch), 0, 0, ++num_passages_};
+}
+
+bool Model::advance(Passage& passage, double seconds, float* out) {
+    using Clock = std::chrono::steady_clock;
+    require(passage.number == num_passages_, "another passage has begun since; this one is over");
+    std::lock_guard turn(pool_->turn());
+    double spent = 0;
+    do {
+        Clock::time_point begin = Clock::now();
+        run_layer(passage.next_layer++, passage.batch, passage.buffers);
+        passage.layer_s = std::chrono::duration<double>(Clock::now() - begin).count();
+        spent += passage.layer_s;
+    } while (passage.next_layer < plan_.layers.size() && spent + passage.layer_s <= seconds);
+    if (passage.next_layer < plan_.layers.size()) return false;
+    leave(passage.buffers, passage.output_rows, out);
+    return true;
 }
 
 void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
@@ -65,12 +80,25 @@ void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) 
 }
 
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
-StepBuffers Model::buffers_for(const BatchView& batch) {
+StepBuffers Model::enter(Arena& arena, const BatchView& batch) {
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
     context = (context + kSplitKeys - 1) / kSplitKeys * kSplitKeys;
     int threads = pool_->num_threads();
-    arena_.reserve(StepBuffers::arena_bytes(plan_, batch.num_tokens, threads, context));
-    return StepBuffers::take(arena_, plan_, batch.num_tokens, threads, context);
+    arena.reserve(StepBuffers::arena_bytes(plan_, batch.num_tokens, threads, context));
+    StepBuffers buffers = StepBuffers::take(arena, plan_, batch.num_tokens, threads, context);
+    embed(batch, buffers.x);
+    for (size_t r = 0; r < plan_.ropes.size(); ++r)
+        fill_rope_table(compute(), plan_.ropes[r], batch.positions, batch.num_tokens, buffers.rope_tables[r]);
+    return buffers;
+}
+
+void Model::leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const {
+    for_rows(compute(), static_cast<int>(output_rows.size()), [&](int i) {
+        const float* x = buffers.x + offset(output_rows[static_cast<size_t>(i)], spec_.width);
+        float* y = out + offset(i, spec_.width);
+        if (spec_.output_norm) plan_.output_norm.apply(kernels_, x, spec_.width, y);
+        else std::copy_n(x, spec_.width, y);
+    });
 }
 
 void Model::embed(const BatchView& batch, float* out) const {

@@ -7,6 +7,17 @@
 
 namespace kvarn {
 
+// A batch on its way through the layers, some of them per call. Its buffers lie in the model's second arena: a new
+// passage ends the one before it.
+struct Passage {
+    BatchView batch;  // the arrays are the caller's, and stay until the end
+    std::span<const int32_t> output_rows;
+    StepBuffers buffers;
+    size_t next_layer = 0;
+    double layer_s = 0;  // what the last layer took
+    uint64_t number = 0;
+};
+
 class Model {
 public:
     Model(ModelSpec spec, const KernelTable& kernels, std::shared_ptr<ThreadTeam> pool)
@@ -23,11 +34,16 @@ public:
     // out is (output_rows, width): the states after the output norm.
     void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out);
 
-    size_t scratch_bytes() const { return arena_.capacity(); }
+    // The same in pieces: run layers for about that many seconds, at least one; true when out is filled.
+    Passage begin(const BatchView& batch, std::span<const int32_t> output_rows);
+    bool advance(Passage& passage, double seconds, float* out);
+
+    size_t scratch_bytes() const { return arena_.capacity() + passage_arena_.capacity(); }
 
 private:
     void check(const BatchView& batch, std::span<const int32_t> output_rows) const;
-    StepBuffers buffers_for(const BatchView& batch);
+    StepBuffers enter(Arena& arena, const BatchView& batch);
+    void leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
     void run_layer(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers, const float* input,
@@ -41,7 +57,8 @@ private:
     Weights weights_;
     ModelPlan plan_;
     KVCache cache_;
-    Arena arena_;
+    Arena arena_, passage_arena_;
+    uint64_t num_passages_ = 0;
 };
 
 }  // namespace kvarn

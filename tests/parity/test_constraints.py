@@ -181,12 +181,13 @@ def test_real_vocabularies_of_every_kind_write_json(size: Size) -> None:
     wrong = ['{"name": "Ada"}', '{"name": "Ada", "age": -1, "tags": []}']
     done = 0
     for path in vocabularies()[: size(3, 100)]:
+        source = open_weights(path)
         try:
-            words = load_tokenizer(open_weights(path))
+            words = load_tokenizer(source)
         except kvarn.UnsupportedModel:
             continue
         compiler = ConstraintCompiler(words, words.vocab_size)
-        if words.encode("{") == words.encode("["):  # WordPiece: an encoder's, which does not write
+        if source.metadata["tokenizer.ggml.model"] == "bert":  # WordPiece: an encoder's, which does not write
             with pytest.raises(kvarn.ConstraintError, match="no token for the byte"):
                 compiler.compile(JsonSchema(PEOPLE))
             continue

@@ -21,7 +21,9 @@ SHARED = {"table.h", "packed.h"}  # the contract and plain data: no function bod
 STANDARD = {"cstdint", "cstddef"}
 INTRINSICS = {"immintrin.h", "arm_neon.h"}
 # Flags beside -std=c++20, as in CMakeLists.txt; a new ISA folder needs an entry here.
-X86 = {"avx2": ["-mavx2", "-mfma", "-mf16c"]}
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+X86 = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": [*AVX512, "-mavx512vnni"]}
 FLAGS: dict[str, list[str]] = {"scalar": []} | (X86 if platform.machine() in {"x86_64", "AMD64"} else {})
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

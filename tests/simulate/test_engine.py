@@ -107,7 +107,10 @@ class World:
         self.engine.scheduler._waiting.check()
         for request, _ in self.open.values():
             held = self.engine.kv.num_tokens(request.id)
-            assert held == (request.num_computed if request.state is RequestState.RUNNING else 0)
+            chunk = self.engine.scheduler._lane.chunk
+            num_under_way = chunk.num_rows if chunk is not None and chunk.request is request else 0
+            is_running = request.state is RequestState.RUNNING
+            assert held == (request.num_computed + num_under_way if is_running else 0)
         num_alive = sum(not request.is_ended for request, _ in self.open.values())
         assert self.engine.scheduler.num_running + self.engine.scheduler.num_waiting == num_alive
 

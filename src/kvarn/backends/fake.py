@@ -67,7 +67,8 @@ class FakeBackend:
     """A fault is an exception to raise, or "nan" logits.
 
     faults[k] strikes in the k-th forward (from 0), whoever is in it; poison[token_id] strikes whenever that token is
-    computed. on_forward sees every batch first: a test may let simulated time pass there.
+    computed. on_forward(batch, share) sees every batch first, or that share of the work on it: a test may let simulated
+    time pass there, and says how much.
     """
 
     name = "fake"
@@ -79,7 +80,7 @@ class FakeBackend:
         rule: Rule | None = None,
         faults: Mapping[int, Fault] | None = None,
         poison: Mapping[int, Fault] | None = None,
-        on_forward: Callable[[Batch], None] | None = None,
+        on_forward: Callable[[Batch, float], float] | None = None,
     ) -> None:
         self.vocab_size = vocab_size
         self.rule = rule or hashed(vocab_size)
@@ -114,22 +115,36 @@ class FakeBackend:
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Logits stand in for hidden states: (output rows, vocabulary)."""
+        self.spend(batch, 1.0)
+        return self.compute(batch)
+
+    def spend(self, batch: Batch, share: float) -> float:
+        """Let simulated time pass."""
+        return 0.0 if self.on_forward is None else self.on_forward(batch, share)
+
+    def compute(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """forward() without the time it takes."""
         fault = self.faults.get(len(self.batch_sizes))
         self.batch_sizes.append(len(batch.token_ids))
-        if self.on_forward is not None:
-            self.on_forward(batch)
         poison = [self.poison[token] for token in batch.token_ids.tolist() if token in self.poison]
         for struck in (fault, *poison):
             if isinstance(struck, BaseException):
                 raise struck
-        block_size = self._cache.shape[1]
-        sequence_of = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.row_starts))
-        blocks = batch.block_tables[sequence_of, batch.positions // block_size]
-        assert (blocks >= 0).all(), "a position has no block"
-        self._cache[blocks, batch.positions % block_size] = batch.token_ids
+        self.write(batch)
+        sequence_of = _sequences(batch)
         rows = [self._logits(batch, int(row), int(sequence_of[row])) for row in batch.output_rows]
         logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
         return logits * np.float32("nan") if fault == "nan" else logits
+
+    def begin(self, batch: Batch) -> FakePassage:
+        return FakePassage(self, batch)
+
+    def write(self, batch: Batch) -> None:
+        """Keep the batch's tokens, as a real backend keeps K and V."""
+        block_size = self._cache.shape[1]
+        blocks = batch.block_tables[_sequences(batch), batch.positions // block_size]
+        assert (blocks >= 0).all(), "a position has no block"
+        self._cache[blocks, batch.positions % block_size] = batch.token_ids
 
     def sample(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Sampled:
         logits = hidden[rows.rows]
@@ -169,6 +184,36 @@ class FakeBackend:
         if self.poison and any(self.poison.get(token) == "nan" for token in tokens.tolist()):
             logits[:] = np.nan
         return logits
+
+
+class FakePassage:
+    """Writes in every slice: a passage that goes on after its blocks were given away does harm.
+
+    Without simulated time every advance is one slice.
+    """
+
+    num_slices = 12
+
+    def __init__(self, backend: FakeBackend, batch: Batch) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._num_left = self.num_slices
+
+    def advance(self, seconds: float) -> npt.NDArray[np.float32] | None:
+        spent_s = slice_s = 0.0
+        while self._num_left > 0:
+            self._backend.write(self._batch)
+            self._num_left -= 1
+            slice_s = self._backend.spend(self._batch, 1 / self.num_slices)
+            spent_s += slice_s
+            if not spent_s + slice_s <= seconds or (slice_s == 0.0 and np.isfinite(seconds)):
+                break
+        return None if self._num_left else self._backend.compute(self._batch)
+
+
+def _sequences(batch: Batch) -> npt.NDArray[np.int64]:
+    """Which sequence each row belongs to."""
+    return np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.row_starts))
 
 
 def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

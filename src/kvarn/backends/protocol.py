@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.passage import Passage
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -39,6 +40,9 @@ class Backend(Protocol):
         """Give the pages of free blocks back to the system."""
 
     def forward(self, batch: Batch) -> Hidden: ...
+
+    def begin(self, batch: Batch) -> Passage:
+        """Start computing a batch in pieces; other batches may be computed between them."""
 
     def sample(self, hidden: Hidden, rows: SampleRows) -> Sampled: ...
 

@@ -6,12 +6,13 @@ import itertools
 import time
 from collections.abc import Sequence
 
+from kvarn.backends.passage import Passage
 from kvarn.backends.protocol import Backend
 from kvarn.config import EngineConfig
 from kvarn.constraints import Compiled
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
-from kvarn.engine.plan import Entry, Plan, make_plan
+from kvarn.engine.plan import Entry, Plan, SlowPart, make_plan
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import EngineStats, Step, StepMeter
 from kvarn.engine.stream import Stream
@@ -52,6 +53,8 @@ class Engine:
         self._open: dict[str, Request] = {}
         self._numbers = itertools.count(1)
         self._forward_s = 0.0
+        self._slow_s = 0.0  # of this step, for the chunk under way
+        self._under_way: tuple[Entry, Passage] | None = None
         self._owed: list[TokenEvent] = []  # by a step that was interrupted
 
     @property
@@ -115,7 +118,7 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Advance every request whose turn it is; what fails ends its own request, never the engine."""
-        started_at, backend_s = self._clock(), self._backend_s
+        started_at, backend_s, self._slow_s = self._clock(), self._backend_s, 0.0
         events = self._owed = self.reap()
         if not self.scheduler.has_work or (plan := self.scheduler.plan()).is_empty:
             self._owed = []
@@ -168,10 +171,12 @@ class Engine:
         return self._forward_s + self.decoder.backend_s
 
     def _compute(self, plan: Plan) -> list[Commit]:
-        """All requests at once; when that fails, each alone, so that only those at fault fail."""
         plan = self._copy(plan)
-        if plan.is_empty:
-            return []
+        commits = [] if plan.batch is None else self._compute_batch(plan)
+        return commits if plan.slow is None else commits + self._advance(plan.slow)
+
+    def _compute_batch(self, plan: Plan) -> list[Commit]:
+        """All requests at once; when that fails, each alone, so that only those at fault fail."""
         try:
             return self._forward(plan)
         except Exception:
@@ -189,7 +194,11 @@ class Engine:
             for entry in plan.entries:
                 if entry.copies:
                     self.scheduler.preempt(entry.span.request)
-            return make_plan([entry for entry in plan.entries if not entry.copies])
+            slow = plan.slow
+            if slow is not None and slow.copies:
+                self.scheduler.preempt(slow.entry.span.request)
+                slow = None
+            return make_plan([entry for entry in plan.entries if not entry.copies], slow)
 
     def _forward(self, plan: Plan) -> list[Commit]:
         assert plan.batch is not None
@@ -197,6 +206,28 @@ class Engine:
         hidden = self.backend.forward(plan.batch)
         self._forward_s += self._clock() - started_at
         return self.decoder.commit(plan.spans, hidden)
+
+    def _advance(self, slow: SlowPart) -> list[Commit]:
+        """Take a chunk some layers further; when that fails, compute it alone, so that it fails or not for itself."""
+        started_at = self._clock()
+        try:
+            if self._under_way is None or self._under_way[0] is not slow.entry:
+                batch = make_plan([slow.entry]).batch
+                assert batch is not None
+                self._under_way = (slow.entry, self.backend.begin(batch))
+            passage = self._under_way[1]
+            hidden = passage.advance(slow.seconds)
+            commits = [] if hidden is None else self.decoder.commit([slow.entry.span], hidden)
+        except Exception:
+            self._meter.num_retried += 1
+            self._under_way = None
+            return [self._compute_alone(slow.entry)]
+        self._slow_s = self._clock() - started_at
+        self._forward_s += self._slow_s
+        self.scheduler.observe_slow(slow, self._slow_s, passage.num_slices, is_done=bool(commits))
+        if commits:
+            self._under_way = None
+        return commits
 
     def _compute_alone(self, entry: Entry) -> Commit:
         try:
@@ -217,6 +248,6 @@ class Engine:
 
     def _measure(self, plan: Plan, commits: Sequence[Commit], seconds: float, backend_s: float) -> None:
         num_generated = sum(len(commit.tokens) for commit in commits)
-        num_rows = sum(len(span.token_ids) for span in plan.spans)
-        self._meter.add(Step(seconds, backend_s, num_rows - num_generated, num_generated))
-        self.scheduler.observe(plan, seconds)
+        num_rows = sum(commit.num_computed for commit in commits)
+        self._meter.add(Step(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        self.scheduler.observe(plan, seconds, self._slow_s)

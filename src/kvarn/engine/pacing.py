@@ -61,23 +61,37 @@ class Pacer:
         """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
         if num_decodes == 0:
             return self._max_rows
+        base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
+        if base is None or extra_s == 0:
+            return 0
+        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+
+    def extra_s(self, num_decodes: int) -> float:
+        """Seconds for prompts in the next step beside num_decodes others; 0: first see what it takes without."""
+        if num_decodes == 0:
+            return math.inf
         base = self._bases.get(_bucket(num_decodes))
         if base is None or base.num_wanted > 0:
-            return 0
-        extra_s = self._allowed_s(base.median_s) - base.median_s
-        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+            return 0.0
+        return self._allowed_s(base.median_s) - base.median_s
 
     def background_rows(self, num_decodes: int, num_background: int) -> int:
         """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
 
         By price and not by feedback: such steps come now and then, and say nothing about the chunks of the others.
         """
-        base_s, all_s = self.base_s(num_decodes), self.base_s(num_decodes + num_background)
-        if base_s is None or all_s is None:
+        extra_s = self.background_extra_s(num_decodes, num_background)
+        if extra_s == 0:
             return 0
-        extra_s = max(self._allowed_s(base_s) - all_s, MIN_EXTRA * base_s)
         rows = FIRST_ROWS if self.row_s is None else int(extra_s / max(self.row_s, 1e-9))
         return max(1, min(rows, self._max_rows))
+
+    def background_extra_s(self, num_decodes: int, num_background: int) -> float:
+        """Seconds for prompts in such a step; 0: not known yet."""
+        base_s, all_s = self.base_s(num_decodes), self.base_s(num_decodes + num_background)
+        if base_s is None or all_s is None:
+            return 0.0
+        return max(self._allowed_s(base_s) - all_s, MIN_EXTRA * base_s)
 
     def background_decodes(self, num_decodes: int, num_wanted: int) -> int:
         """Decodes of low priorities beside num_decodes of higher ones, by the same measure.

@@ -21,15 +21,29 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowPart:
+    """A chunk that advances for some seconds beside the batch; its copies are made when it begins."""
+
+    entry: Entry
+    seconds: float
+    is_first: bool
+
+    @property
+    def copies(self) -> Sequence[BlockCopy]:
+        return self.entry.copies if self.is_first else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Born complete; batch is None only when there is nothing to do."""
+    """Born complete; without a batch and a slow part there is nothing to do."""
 
     entries: tuple[Entry, ...] = ()
     batch: Batch | None = None
+    slow: SlowPart | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self.batch is None
+        return self.batch is None and self.slow is None
 
     @property
     def spans(self) -> list[Span]:
@@ -37,13 +51,14 @@ class Plan:
 
     @property
     def copies(self) -> list[BlockCopy]:
-        return [copy for entry in self.entries for copy in entry.copies]
+        copies = [copy for entry in self.entries for copy in entry.copies]
+        return copies if self.slow is None else [*copies, *self.slow.copies]
 
 
-def make_plan(entries: Sequence[Entry]) -> Plan:
+def make_plan(entries: Sequence[Entry], slow: SlowPart | None = None) -> Plan:
     """Lay the spans out as one ragged batch."""
     if not entries:
-        return Plan()
+        return Plan(slow=slow)
     token_ids: list[int] = []
     positions: list[int] = []
     outputs: list[int] = []
@@ -62,7 +77,7 @@ def make_plan(entries: Sequence[Entry]) -> Plan:
         block_tables=pad_tables([entry.table for entry in entries]),
         output_rows=np.array(outputs, np.int32),
     )
-    return Plan(tuple(entries), batch)
+    return Plan(tuple(entries), batch, slow)
 
 
 def pad_tables(tables: Sequence[Int32]) -> Int32:

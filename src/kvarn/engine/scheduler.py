@@ -13,11 +13,12 @@ from itertools import chain
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.families import Families
+from kvarn.engine.lane import SlowLane
 from kvarn.engine.pacing import Pacer
-from kvarn.engine.plan import Entry, Plan, make_plan
+from kvarn.engine.plan import Entry, Plan, SlowPart, make_plan
 from kvarn.engine.policy import make_policy
 from kvarn.engine.queue import RequestQueue
-from kvarn.engine.turns import Turns
+from kvarn.engine.turns import Turn, Turns
 from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Finish, Request
@@ -49,6 +50,7 @@ class Scheduler:
         self._shares_prefixes = publishes and config.prefix_cache
         self._policy = make_policy(config, self.pacer.seconds_for)
         self._turns = Turns(self._policy, self.pacer, config, clock)
+        self._lane = SlowLane(config.max_batch_tokens)
         self._waiting = RequestQueue(self._policy.order)
         self._families = Families()
         self._running: dict[str, Request] = {}
@@ -100,16 +102,16 @@ class Scheduler:
         if self.wait_s > 0:
             return Plan()
         draft: Draft = {}
-        turn = self._turns.take(self._running.values())
+        turn = self._turns.take(self._running.values(), has_waiting=bool(self._waiting))
         for request in turn.decodes[: self._config.max_batch_tokens]:
             self._place(draft, request, 1)
-        if turn.prompts or self._waiting:
-            budget = self._config.max_batch_tokens - len(draft)
-            budget = min(budget, self._turns.prompt_rows(turn))
-            for request in sorted(turn.prompts, key=self._policy.order):
-                budget -= self._place(draft, request, budget)
-            self._start_waiting(draft, budget)
-        return make_plan(list(draft.values()))
+        # A chunk whose request sits this step out, being of low priority, must not hold back anybody's prompt.
+        gives_way = self._lane.gives_way or not self._lane.is_open_to(turn.prompts)
+        has_prompt_rows = gives_way and self._place_prompts(draft, turn)
+        slow = None if has_prompt_rows else self._slow_part(turn)
+        if slow is None:
+            self._lane.rest()
+        return make_plan(list(draft.values()), slow)
 
     def apply(self, commits: Iterable[Commit], finishes: Sequence[Finish | None]) -> None:
         """Take what the step gave: tokens, findable blocks, then ends, and the blocks of the ended ones back."""
@@ -125,14 +127,20 @@ class Scheduler:
                 request.finish(finish)
                 self._forget(request)
 
-    def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn how long a step took."""
-        self._turns.observe(plan.spans, seconds)
+    def observe(self, plan: Plan, seconds: float, slow_s: float = 0.0) -> None:
+        """Learn how long a step took, and its slow part within it."""
+        slow = None if plan.slow is None else plan.slow.entry.span.request
+        self._turns.observe(plan.spans, seconds, slow, slow_s)
+
+    def observe_slow(self, slow: SlowPart, spent_s: float, num_slices: int, *, is_done: bool) -> None:
+        """Learn how far a chunk has come in how much time."""
+        self._lane.learn(slow.seconds, spent_s, num_slices, is_done=is_done)
 
     def abandon(self, plan: Plan) -> None:
         """Undo plan() after an interrupted step: nothing of it counts as computed."""
-        for entry in plan.entries:
+        for entry in (*plan.entries, *([] if plan.slow is None else [plan.slow.entry])):
             request = entry.span.request
+            self._lane.leave(request)
             if request.id in self._running and entry.copies:
                 self.preempt(request)  # nobody knows whether its copies were made
             elif request.id in self._running:
@@ -141,6 +149,7 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits again, keeps its tokens and will come to the same end."""
         del self._running[request.id]
+        self._lane.leave(request)
         self._kv.release(request.id, forget=request.params.free_cache_on_finish)
         request.preempt()
         self._waiting.push(request)
@@ -168,32 +177,68 @@ class Scheduler:
         return self._kv.blocks_for(num_tokens) <= self._kv.num_free
 
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
-        """Give a running request its span and the blocks for it, others' if need be; returns its rows."""
-        if max_rows <= 0 or request.id not in self._running:
+        """Put a running request's next rows into the draft; returns their number."""
+        entry = self._entry(draft, request, max_rows)
+        if entry is None:
             return 0
+        draft[request.id] = entry
+        return len(entry.span.token_ids)
+
+    def _place_prompts(self, draft: Draft, turn: Turn) -> bool:
+        """Prompt chunks, then newcomers, within the budgets of rows and time; whether there was anything to place."""
+        if not (turn.prompts or self._waiting):
+            return False
+        num_rows = min(self._config.max_batch_tokens - len(draft), self._turns.prompt_rows(turn))
+        budget = num_rows
+        for request in sorted(turn.prompts, key=self._policy.order):
+            if self._lane.holds(request):
+                continue
+            if turn.num_disturbed and self._lane.wants(request, budget):
+                self._enter_lane(draft, request)
+            else:
+                budget -= self._place(draft, request, budget)
+        return budget - self._start_waiting(draft, budget) < num_rows
+
+    def _enter_lane(self, draft: Draft, request: Request) -> None:
+        entry = self._entry(draft, request, self._lane.num_rows)
+        if entry is not None:
+            self._lane.enter(entry)
+
+    def _slow_part(self, turn: Turn) -> SlowPart | None:
+        seconds = self._turns.extra_s(turn)
+        if seconds == 0 or not self._lane.is_open_to(turn.prompts):
+            return None
+        chunk, is_first = self._lane.go()
+        return SlowPart(chunk.entry, seconds, is_first)
+
+    def _entry(self, draft: Draft, request: Request, max_rows: int) -> Entry | None:
+        """The next rows of a running request and the blocks for them, others' if need be."""
+        if max_rows <= 0 or request.id not in self._running:
+            return None
         span = self._decoder.span(request, max_rows)
         if span is None:
-            return 0
+            return None
         while (copies := self._kv.extend(request.id, span.end - self._kv.num_tokens(request.id))) is None:
             assert len(self._running) > 1, f"request {request.id} was accepted and does not fit alone"
             victim = self._policy.victim(self._running.values())
             self._drop(draft, victim)
             if victim is request:
-                return 0
-        draft[request.id] = Entry(span, self._kv.block_ids(request.id), copies)
-        return len(span.token_ids)
+                return None
+        return Entry(span, self._kv.block_ids(request.id), copies)
 
     def _drop(self, draft: Draft, victim: Request) -> None:
         draft.pop(victim.id, None)
         self.preempt(victim)
 
-    def _start_waiting(self, draft: Draft, budget: int) -> None:
-        """Start requests while there are rows to compute for them, strictly in the queue's order."""
-        while budget > 0 and (request := self._waiting.peek()) is not None:
+    def _start_waiting(self, draft: Draft, budget: int) -> int:
+        """Start requests while there are rows for them, strictly in the queue's order; returns the rows taken."""
+        num_rows = 0
+        while num_rows < budget and (request := self._waiting.peek()) is not None:
             if not self._start(draft, request):
-                return
+                break
             if self._turns.includes(request, self._running.values()):
-                budget -= self._place(draft, request, budget)
+                num_rows += self._place(draft, request, budget - num_rows)
+        return num_rows
 
     def _start(self, draft: Draft, request: Request) -> bool:
         if self._running and self._refused == (request.id, self._kv.num_free):
@@ -259,9 +304,12 @@ class Scheduler:
         if not self._may_share(request) or end >= len(request.token_ids):
             return False
         wanted = request.token_ids[:end]
+        computed = [entry.span.request for entry in draft.values()]
+        if self._lane.chunk is not None:
+            computed.append(self._lane.chunk.request)
         return any(
             other.num_computed < end and other.tenant == request.tenant and other.token_ids[:end] == wanted
-            for other in (entry.span.request for entry in draft.values())
+            for other in computed
         )
 
     def _fits(self, request: Request, num_computed: int) -> bool:
@@ -274,6 +322,7 @@ class Scheduler:
 
     def _take(self, commit: Commit) -> None:
         request = commit.request
+        self._lane.leave(request)
         request.num_computed += commit.num_computed
         request.prompt_logprobs.extend(commit.prompt_logprobs)
         if self._shares_prefixes:
@@ -292,6 +341,7 @@ class Scheduler:
 
     def _forget(self, request: Request, *, forget: bool = False) -> None:
         """Let an ended request go; if it leaves followers, the first of them leads the others."""
+        self._lane.leave(request)
         if self._running.pop(request.id, None) is None:
             if request in self._waiting:
                 self._waiting.remove(request)

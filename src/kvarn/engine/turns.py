@@ -40,8 +40,8 @@ class Turns:
         self._prefers_decodes = False
         self._num_steps = 0
 
-    def take(self, running: Collection[Request]) -> Turn:
-        """Choose who takes part in the next step."""
+    def take(self, running: Collection[Request], *, has_waiting: bool) -> Turn:
+        """Choose who takes part in the next step; has_waiting: more would like to start."""
         self._background = self._find_background(running)
         decodes, prompts = _split(request for request in running if request.id not in self._background)
         low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
@@ -51,7 +51,7 @@ class Turns:
             decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
         if self._part == "all":
             prompts += low_prompts
-        elif self._part == "prompts" and low_prompts:
+        elif self._part == "prompts" and (low_prompts or has_waiting):
             prompts = low_prompts  # those of higher ones wait for one step: else these would never get a row
         return Turn(sorted(decodes, key=_served_in), prompts, num_disturbed)
 
@@ -61,6 +61,12 @@ class Turns:
             return self._pacer.background_rows(turn.num_disturbed, len(turn.decodes) - turn.num_disturbed)
         return self._pacer.prompt_rows(turn.num_disturbed)
 
+    def extra_s(self, turn: Turn) -> float:
+        """The same in seconds, for a chunk that goes through the layers in pieces."""
+        if self._part in ("decodes", "prompts"):
+            return self._pacer.background_extra_s(turn.num_disturbed, len(turn.decodes) - turn.num_disturbed)
+        return self._pacer.extra_s(turn.num_disturbed)
+
     def includes(self, request: Request, running: Collection[Request]) -> bool:
         """Whether a request that has just started takes part at once."""
         if self._part in ("prompts", "all"):
@@ -68,15 +74,19 @@ class Turns:
         top = max(other.priority for other in running)
         return request.priority >= top or not self._policy.is_background(request, top, self._clock())
 
-    def observe(self, spans: Sequence[Span], seconds: float) -> None:
-        """Learn from a step that was just done."""
+    def observe(self, spans: Sequence[Span], seconds: float, slow: Request | None = None, slow_s: float = 0.0) -> None:
+        """Learn from a step that was just done; slow_s of its seconds went into a chunk of slow's prompt."""
         self._num_steps += 1
-        for span in spans:
-            span.request.served_in = self._num_steps
+        for request in [span.request for span in spans] + ([] if slow is None else [slow]):
+            request.served_in = self._num_steps
         if self._background:
-            self._share.settle(seconds, self._background_s(spans, seconds))
+            background_s = self._background_s(spans, seconds - slow_s)
+            if slow is not None and slow.id in self._background:
+                background_s += slow_s
+            self._share.settle(seconds, background_s)
         is_mixed = any(span.request.id in self._background for span in spans)
-        self._pacer.observe(*_count(spans), seconds, steers=not is_mixed)
+        if spans:
+            self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
 
     def _background_part(self, has_prompts: bool, has_decodes: bool, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.

@@ -6,12 +6,14 @@ llguidance is imported with the first constraint, and the vocabulary is laid out
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvarn.constraints import Constraint, Grammar, JsonSchema
 from kvarn.errors import CapacityError, ConstraintError
+from kvarn.observe.distribution import SECONDS, Distribution, Observed
 from kvarn.sampling.masks import num_words
 from kvarn.sampling.matcher import AnswerMatcher, explain
 from kvarn.sampling.token_table import TokenTable, Words
@@ -62,6 +64,8 @@ class ConstraintCompiler:
         self._kept: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()  # the least recently used first
         self._kept_bytes = 0
         self._table: TokenTable | None = None
+        self._compile_times = Distribution(SECONDS)
+        self._num_reused = 0
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._slots = threading.BoundedSemaphore(self._limits.max_compiling)
@@ -70,6 +74,17 @@ class ConstraintCompiler:
     def kept_bytes(self) -> int:
         """Of the constraints kept for later, as measured when they were compiled."""
         return self._kept_bytes
+
+    @property
+    def compile_times(self) -> Observed:
+        """Seconds of each compilation that came to an end, good or bad."""
+        with self._lock:
+            return self._compile_times.now()
+
+    @property
+    def num_reused(self) -> int:
+        """How often a constraint had been compiled before."""
+        return self._num_reused
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
         """Return a constraint ready to use, or raise ConstraintError saying why it cannot be."""
@@ -80,15 +95,24 @@ class ConstraintCompiler:
             raise CapacityError("too many constraints are being compiled; try again", retry_after_s=1.0)
         try:
             found = self._find(constraint)  # somebody may have compiled the same one meanwhile
-            return found if found is not None else self._keep(constraint, self._compile(constraint))
+            return found if found is not None else self._keep(constraint, self._timed(constraint))
         finally:
             self._slots.release()
+
+    def _timed(self, constraint: Constraint) -> CompiledConstraint:
+        began = time.perf_counter()
+        try:
+            return self._compile(constraint)
+        finally:
+            with self._lock:
+                self._compile_times.observe(time.perf_counter() - began)
 
     def _find(self, constraint: Constraint) -> CompiledConstraint | None:
         with self._lock:
             found = self._kept.get(constraint)
             if found is not None:
                 self._kept.move_to_end(constraint)
+                self._num_reused += 1
             return found
 
     def _keep(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:

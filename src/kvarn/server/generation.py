@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -119,12 +119,7 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far: each prompt once, the answers of all choices."""
-        firsts = [ticket.requests[0] for ticket in self._tickets if ticket.requests]
-        return Usage(
-            prompt_tokens=sum(request.num_prompt for request in firsts),
-            completion_tokens=sum(request.num_output for request in self._requests),
-            cached_tokens=sum(request.num_cached or 0 for request in firsts),
-        )
+        return _usage(self._tickets)
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self
@@ -191,8 +186,9 @@ class Generation:
         facts = {"model": model, "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
         self.call.http.scope.setdefault("kvarn.log", {}).update(facts, cached_tokens=usage.cached_tokens)
         latency_s = time.monotonic() - self.call.received_at
+        left = [ticket for ticket in self._tickets if not ticket.is_settled]  # asked once: the engine goes on meanwhile
         for ticket, submission in zip(self._tickets, self.plan.submissions, strict=True):
-            if not ticket.is_settled:
+            if ticket in left:
                 continue
             error = ticket.done.exception()
             if error is None:
@@ -201,8 +197,8 @@ class Generation:
                 self.call.http.scope["kvarn.log"]["finish_reason"] = str(completion.finish_reason)
             else:
                 metrics.request_failed(model, error)
-        if phase != "finished":
-            metrics.request_abandoned(model, usage, phase)
+        if phase != "finished" and any(ticket.requests for ticket in left):  # else it was refused, or has just ended
+            metrics.request_abandoned(model, _usage(left), phase)
 
     async def _arrived(self) -> None:
         """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
@@ -256,6 +252,15 @@ class Generation:
 def _post_event(mailbox: Mailbox, take: Callable[[Event], None], prompt_index: int, token: TokenEvent) -> None:
     """Called on the engine's thread."""
     mailbox.post(take, Event(prompt_index, token))
+
+
+def _usage(tickets: Sequence[Ticket]) -> Usage:
+    firsts = [ticket.requests[0] for ticket in tickets if ticket.requests]
+    return Usage(
+        prompt_tokens=sum(request.num_prompt for request in firsts),
+        completion_tokens=sum(request.num_output for ticket in tickets for request in ticket.requests),
+        cached_tokens=sum(request.num_cached or 0 for request in firsts),
+    )
 
 
 def _post_end(mailbox: Mailbox, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:

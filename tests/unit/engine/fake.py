@@ -48,8 +48,10 @@ class SimulatedClock:
     def __call__(self) -> float:
         return self.now
 
-    def on_forward(self, batch: Batch) -> None:
-        self.now += self.step_s + self.row_s * len(batch.token_ids)
+    def on_forward(self, batch: Batch, share: float) -> float:
+        seconds = (self.step_s + self.row_s * len(batch.token_ids)) * share
+        self.now += seconds
+        return seconds
 
 
 def make_engine(

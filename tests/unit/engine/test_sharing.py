@@ -175,3 +175,26 @@ def test_a_prompt_whose_scores_are_no_numbers_fails() -> None:
     request = engine.submit(PREFIX, GREEDY.replace(prompt_logprobs=0))
     assert completion_of(run_to_end(engine), request).finish_reason is FinishReason.FAILED
     assert is_idle(engine)
+
+
+def test_no_choice_is_forked_from_a_request_whose_copy_is_still_to_be_made() -> None:
+    """The copy would be lost with its request, were that preempted in the same plan."""
+    engine = make_engine(num_blocks=40)
+    leader = engine.submit(PREFIX[:6], SEEDED.replace(n=2))
+    engine.step()
+    engine.scheduler._kv.fork("reader", leader.id)  # the last block is partial and shared from now on
+    scheduler = engine.scheduler
+    plan = scheduler.plan()
+    (entry,) = plan.entries
+    assert entry.copies
+    assert not scheduler._can_fork({leader.id: entry}, leader)
+    assert scheduler._can_fork({}, leader)
+
+
+def test_what_a_failed_request_computed_is_not_found_by_others() -> None:
+    engine = make_engine(poison={200: RuntimeError("broken")})
+    failed = engine.submit([*PREFIX, 200], GREEDY)
+    run_to_end(engine)
+    assert failed.state is RequestState.FAILED
+    assert engine.kv.stats().cached == 0
+    assert complete(engine, [*PREFIX, 50], GREEDY).usage.cached_tokens == 0

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.passage import WholePassage
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
 from kvarn.backends.reference.layers import (
@@ -74,6 +75,10 @@ class ReferenceBackend:
 
     def return_kv(self, block_ids: Iterable[int]) -> None:
         """Forget nothing: the arrays stay until close, their values are never read again."""
+
+    def begin(self, batch: Batch) -> WholePassage:
+        """Nothing is done in pieces here."""
+        return WholePassage(self, batch)
 
     def forward(self, batch: Batch) -> Float32:
         """Run all rows through all blocks; the states of the output rows after the output norm."""

@@ -1,0 +1,146 @@
+// What works on one row of floats, sixteen at a time; the end of a row is loaded under a mask.
+#include "functions.h"
+#include "math.h"
+
+namespace kvarn::avx512 {
+namespace {
+
+constexpr float kSmallestAbsmax = 1e-36f;  // 127 / absmax stays finite
+
+// Call body(i, mask) for each sixteen elements; the mask is all ones but for the last.
+template <class Body>
+inline void for_sixteens(int n, Body body) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16) body(i, static_cast<__mmask16>(0xffff));
+    if (i < n) body(i, static_cast<__mmask16>((1u << (n - i)) - 1));
+}
+
+template <class Activation>
+inline void activate(const float* x, const float* up, int n, float* y, Activation activation) {
+    for_sixteens(n, [&](int i, __mmask16 mask) {
+        const __m512 value = activation(_mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(value, _mm512_maskz_loadu_ps(mask, up + i)));
+    });
+}
+
+// Largest magnitude of 32 floats as bits; magnitudes order like integers, NaN above infinity above all numbers.
+inline int largest_magnitude_bits(const __m512 x[2]) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    return _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(x[0]), magnitude),
+                                                    _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude)));
+}
+
+// Squared distances of x * s from whole numbers, added over i mod 8 and then over halves of those eight.
+inline __m128 rounding_errors(const __m512 x[2], float s) {
+    __m512 square[2];
+    for (int j = 0; j < 2; ++j) {
+        const __m512 scaled = _mm512_mul_ps(x[j], set(s));
+        const __m512 rest = _mm512_sub_ps(scaled, _mm512_roundscale_ps(scaled, 0));
+        square[j] = _mm512_mul_ps(rest, rest);
+    }
+    __m256 sum = _mm256_add_ps(_mm512_castps512_ps256(square[0]), _mm512_extractf32x8_ps(square[0], 1));
+    sum = _mm256_add_ps(sum, _mm512_castps512_ps256(square[1]));
+    sum = _mm256_add_ps(sum, _mm512_extractf32x8_ps(square[1], 1));
+    return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+}
+
+// Lane i: lanes 0 + 2, then 1 + 3, of the i-th of four.
+inline __m128 sum_each(const __m128 x[4]) {
+    const __m128 first = _mm_add_ps(_mm_movelh_ps(x[0], x[1]), _mm_movehl_ps(x[1], x[0]));
+    const __m128 second = _mm_add_ps(_mm_movelh_ps(x[2], x[3]), _mm_movehl_ps(x[3], x[2]));
+    return _mm_add_ps(_mm_shuffle_ps(first, second, 0x88), _mm_shuffle_ps(first, second, 0xdd));
+}
+
+// Which of the levels 127, 126, 125, 124 fits the block best; the first of equals.
+inline int best_level(const __m512 x[2], __m128 steps, __m128 factors) {
+    __m128 errors[4];
+    for (int i = 0; i < 4; ++i) errors[i] = rounding_errors(x, factors[i]);
+    const __m128 error = _mm_mul_ps(sum_each(errors), _mm_mul_ps(steps, steps));
+    int best = 0;
+    for (int i = 1; i < 4; ++i)
+        if (error[i] < error[best]) best = i;
+    return best;
+}
+
+inline __m256i round_to_int8(const __m512 x[2], float s) {
+    const __m128i low = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x[0], set(s))));
+    const __m128i high = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(x[1], set(s))));
+    return _mm256_max_epi8(_mm256_set_m128i(high, low), _mm256_set1_epi8(-127));
+}
+
+inline int sum_int8(__m256i q) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+    const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+}  // namespace
+
+// A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+    const __m128 levels = _mm_setr_ps(127, 126, 125, 124);
+    for (int b = 0; b < k / kQuantBlock; ++b) {
+        const size_t at = static_cast<size_t>(b) * n + t;
+        const __m512 values[2] = {_mm512_loadu_ps(x + kQuantBlock * b), _mm512_loadu_ps(x + kQuantBlock * b + 16)};
+        const int bits = largest_magnitude_bits(values);
+        const float absmax = __builtin_bit_cast(float, bits);
+        __m256i quants = _mm256_setzero_si256();
+        float d = 0;
+        if (bits >= 0x7f800000) {
+            d = __builtin_nanf("");
+        } else if (absmax >= kSmallestAbsmax) {
+            const __m128 steps = _mm_div_ps(_mm_set1_ps(absmax), levels);
+            const __m128 factors = _mm_div_ps(levels, _mm_set1_ps(absmax));
+            const int best = best_level(values, steps, factors);
+            d = steps[best];
+            quants = round_to_int8(values, factors[best]);
+        }
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + at * kQuantBlock), quants);
+        scale[at] = d;
+        sum[at] = d * static_cast<float>(sum_int8(quants));
+    }
+}
+
+void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept {
+    __m512 sums[2] = {set(0), set(0)};
+    int turn = 0;
+    for_sixteens(n, [&](int i, __mmask16 mask) {
+        const __m512 value = _mm512_maskz_loadu_ps(mask, x + i);
+        sums[turn] = _mm512_fmadd_ps(value, value, sums[turn]);
+        turn ^= 1;
+    });
+    const float squares = sum_lanes(_mm512_add_ps(sums[0], sums[1]));
+    const float root = _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(squares / static_cast<float>(n) + eps)));
+    const __m512 scale = set(1.0f / root);
+    for_sixteens(n, [&](int i, __mmask16 mask) {
+        const __m512 normed = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), scale);
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_mul_ps(normed, _mm512_maskz_loadu_ps(mask, w + i)));
+    });
+}
+
+void add(const float* x, int n, float* y) noexcept {
+    for_sixteens(n, [&](int i, __mmask16 mask) {
+        const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y + i), _mm512_maskz_loadu_ps(mask, x + i));
+        _mm512_mask_storeu_ps(y + i, mask, sum);
+    });
+}
+
+void silu_mul(const float* gate, const float* up, int n, float* y) noexcept {
+    activate(gate, up, n, y, [](__m512 g) {
+        const __m512 e = exp_f32x16(_mm512_xor_ps(g, set(-0.0f)));
+        return _mm512_div_ps(g, _mm512_add_ps(set(1.0f), e));
+    });
+}
+
+// 0.5 (1 + tanh(u)) = 1 / (1 + exp(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) noexcept {
+    activate(gate, up, n, y, [](__m512 g) {
+        const __m512 cube = _mm512_fmadd_ps(_mm512_mul_ps(g, g), set(0.044715f), set(1.0f));
+        const __m512 minus_2u = _mm512_mul_ps(_mm512_mul_ps(g, set(-1.59576912f)), cube);
+        return _mm512_div_ps(g, _mm512_add_ps(set(1.0f), exp_f32x16(minus_2u)));
+    });
+}
+
+}  // namespace kvarn::avx512

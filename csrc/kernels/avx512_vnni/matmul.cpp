@@ -1,0 +1,202 @@
+// Matrix times activations with vpdpbusd. A step is 32 columns of 8 or 16 rows; its weights are unpacked once and meet
+// every token of the tile, kSpans spans of rows and kTokens tokens at a time.
+//
+// Sums over a step's part are integers and exact; then one fma per part and token for the scale, and one for the
+// minimum where a type has it, always in that order: results do not depend on any tile size or width here.
+#include "formats.h"
+#include "functions.h"
+
+namespace kvarn::avx512_vnni {
+namespace {
+
+// The activations of kTokens neighbouring tokens at one step.
+struct StepInput {
+    const int8_t* q;
+    const float* scale;
+    const float* sum;
+};
+
+// factor * (sum of q over the 32 columns, or over each 16), one word per part, in the first lane.
+template <int kParts>
+inline void column_sums(const int8_t* q, int factor, __m128i sums[kParts]) {
+    const __m256i quads = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(static_cast<char>(factor)),
+                                              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
+    __m128i part[2] = {_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1)};
+    if (kParts == 1) part[0] = _mm_add_epi32(part[0], part[1]);
+    for (int p = 0; p < kParts; ++p) {
+        part[p] = _mm_add_epi32(part[p], _mm_shuffle_epi32(part[p], 0x4e));
+        sums[p] = _mm_add_epi32(part[p], _mm_shuffle_epi32(part[p], 0xb1));
+    }
+}
+
+template <class Format, class V>
+struct Matmul {
+    using Packed = typename Format::Packed;
+    using Ints = typename V::Ints;
+    using Floats = typename V::Floats;
+    static constexpr int kSteps = Format::kSteps, kParts = Format::kParts, kMaxTokens = 4;
+    static constexpr int kRows = V::kGroups * kLanes;
+
+    const Packed* weights;
+    const ActTile& tile;
+    float* out;
+    size_t out_stride;
+    int rows;
+
+    // The unpacked weights of one step of one span of kRows rows.
+    struct Span {
+        Ints w[8];
+        Scales<V, kParts> scales;
+    };
+
+    const Packed* blocks_of(int group) const {
+        return weights + static_cast<size_t>(tile.k / kQuantBlock / kSteps) * group;
+    }
+
+    void unpack(int group, int step, Span& span) const {
+        const Packed& a = blocks_of(group)[step / kSteps];
+        const Packed& b = blocks_of(group + V::kGroups - 1)[step / kSteps];
+        Format::template unpack<V>(a, b, step % kSteps, span.w);
+        span.scales = Format::template scales<V>(a, b, step % kSteps);
+    }
+
+    StepInput input(int step, int t) const {
+        const size_t at = static_cast<size_t>(step) * tile.n + t;
+        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at};
+    }
+
+    static Ints broadcast4(const int8_t* q, int j) {
+        int four;
+        __builtin_memcpy(&four, q + 4 * j, sizeof four);
+        return V::words(four);
+    }
+
+    template <int kSpans, int kTokens>
+    static inline void add_step(const Span* spans, const StepInput& x, Floats (&sums)[kSpans][kTokens]) {
+        constexpr bool kNeedsColumnSums = Format::kOffset != 0 || (Format::kHasMin && kParts > 1);
+        __m128i columns[kTokens][kParts];
+        for (int t = 0; t < kTokens && kNeedsColumnSums; ++t)
+            column_sums<kParts>(x.q + t * kQuantBlock, Format::kOffset != 0 ? Format::kOffset : 1, columns[t]);
+#pragma GCC unroll 2
+        for (int part = 0; part < kParts; ++part) {
+            Ints dot[kSpans][kTokens];
+#pragma GCC unroll 4
+            for (int t = 0; t < kTokens; ++t) {
+                Ints start = V::words(0);
+                if (Format::kOffset != 0) start = V::spread(_mm_sub_epi32(_mm_setzero_si128(), columns[t][part]));
+                for (int s = 0; s < kSpans; ++s) dot[s][t] = start;
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < 8 / kParts; ++i) {
+                const int j = part * (8 / kParts) + i;
+#pragma GCC unroll 4
+                for (int t = 0; t < kTokens; ++t) {
+                    const Ints q = broadcast4(x.q + t * kQuantBlock, j);
+                    for (int s = 0; s < kSpans; ++s) dot[s][t] = V::dot(dot[s][t], spans[s].w[j], q);
+                }
+            }
+#pragma GCC unroll 4
+            for (int t = 0; t < kTokens; ++t) {
+                const Floats xd = V::all(x.scale[t]);
+                for (int s = 0; s < kSpans; ++s) {
+                    const Floats scale = V::times(spans[s].scales.scale[part], xd);
+                    sums[s][t] = V::add_product(V::floats(dot[s][t]), scale, sums[s][t]);
+                }
+                if (!Format::kHasMin) continue;
+                const Floats xsum =
+                    kParts == 1 ? V::all(x.sum[t]) : V::times(V::floats(V::spread(columns[t][part])), xd);
+                for (int s = 0; s < kSpans; ++s)
+                    sums[s][t] = V::add_product(spans[s].scales.min[part], xsum, sums[s][t]);
+            }
+        }
+    }
+
+    void write(Floats sums, int group, int t) const {
+        const int left = rows - group * kLanes;
+        V::store(out + t * out_stride + group * kLanes, sums, left < kRows ? left : kRows);
+    }
+
+    // One token: weights and sums never leave the registers.
+    template <int kSpans>
+    void run_one(int group) const {
+        Floats sums[kSpans][1];
+        for (int s = 0; s < kSpans; ++s) sums[s][0] = V::zero();
+        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
+            Span spans[kSpans];
+            for (int s = 0; s < kSpans; ++s) unpack(group + s * V::kGroups, step, spans[s]);
+            add_step<kSpans, 1>(spans, input(step, 0), sums);
+        }
+        for (int s = 0; s < kSpans; ++s) write(sums[s][0], group + s * V::kGroups, 0);
+    }
+
+    template <int kSpans, int kTokens>
+    static inline void add_tokens(const Span* spans, const StepInput& x, int t, bool is_first,
+                                  Floats (*acc)[kTileTokens]) {
+        Floats sums[kSpans][kTokens];
+        for (int s = 0; s < kSpans; ++s)
+            for (int i = 0; i < kTokens; ++i) sums[s][i] = is_first ? V::zero() : acc[s][t + i];
+        add_step<kSpans, kTokens>(spans, x, sums);
+        for (int s = 0; s < kSpans; ++s)
+            for (int i = 0; i < kTokens; ++i) acc[s][t + i] = sums[s][i];
+    }
+
+    template <int kSpans>
+    void run_tile(int group) const {
+        Floats acc[kSpans][kTileTokens];
+        for (int step = 0; step < tile.k / kQuantBlock; ++step) {
+            Span spans[kSpans];
+            for (int s = 0; s < kSpans; ++s) unpack(group + s * V::kGroups, step, spans[s]);
+            const bool is_first = step == 0;
+            int t = 0;
+            for (; t + kMaxTokens <= tile.n; t += kMaxTokens)
+                add_tokens<kSpans, kMaxTokens>(spans, input(step, t), t, is_first, acc);
+            if (tile.n - t == 3) add_tokens<kSpans, 3>(spans, input(step, t), t, is_first, acc);
+            else if (tile.n - t == 2) add_tokens<kSpans, 2>(spans, input(step, t), t, is_first, acc);
+            else if (tile.n - t == 1) add_tokens<kSpans, 1>(spans, input(step, t), t, is_first, acc);
+        }
+        for (int s = 0; s < kSpans; ++s)
+            for (int t = 0; t < tile.n; ++t) write(acc[s][t], group + s * V::kGroups, t);
+    }
+
+    template <int kSpans>
+    int run_spans(int group, int group_end) const {
+        for (; group + kSpans * V::kGroups <= group_end; group += kSpans * V::kGroups) {
+            if (tile.n == 1) run_one<kSpans>(group);
+            else run_tile<kSpans>(group);
+        }
+        return group;
+    }
+};
+
+template <class Format>
+inline void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group,
+                   int group_end) {
+    const auto* weights = reinterpret_cast<const typename Format::Packed*>(packed);
+    const Matmul<Format, Sixteen> wide{weights, tile, out, out_stride, rows};
+    group = wide.template run_spans<2>(group, group_end);
+    group = wide.template run_spans<1>(group, group_end);
+    Matmul<Format, Eight>{weights, tile, out, out_stride, rows}.template run_spans<1>(group, group_end);
+}
+
+}  // namespace
+
+#define KVARN_MATMUL(name, Format)                                                                                  \
+    void name(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin, \
+              int group_end) noexcept {                                                                             \
+        matmul<Format>(packed, tile, out, out_stride, rows, group_begin, group_end);                                \
+    }
+
+KVARN_MATMUL(matmul_q4_0, Q4_0)
+KVARN_MATMUL(matmul_q4_1, Q4_1)
+KVARN_MATMUL(matmul_q5_0, Q5_0)
+KVARN_MATMUL(matmul_q5_1, Q5_1)
+KVARN_MATMUL(matmul_q4_k, Q4_K)
+KVARN_MATMUL(matmul_q5_k, Q5_K)
+KVARN_MATMUL(matmul_q8_0, Q8_0)
+KVARN_MATMUL(matmul_iq4_nl, IQ4_NL)
+KVARN_MATMUL(matmul_q2_k, Q2_K)
+KVARN_MATMUL(matmul_q3_k, Q3_K)
+KVARN_MATMUL(matmul_q6_k, Q6_K)
+#undef KVARN_MATMUL
+
+}  // namespace kvarn::avx512_vnni

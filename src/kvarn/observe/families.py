@@ -1,0 +1,134 @@
+"""Every metric of a server: name, kind, labels, bounds, and what it tells. Data only.
+
+Names are those of vLLM where it has them, because dashboards and gateways look for them (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvarn.observe.distribution import COUNTS, LONG_SECONDS, SECONDS, TOKENS
+from kvarn.types import FinishReason
+
+MODEL = ("model_name",)
+REFUSALS = ("requests", "tokens", "concurrency", "queue")
+PHASES = ("queued", "prefill", "decode")
+WAITING_REASONS = ("capacity", "prompt")
+PARTS = ("weights", "kv", "scratch", "runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric. The last label's values are known beforehand; models and tiers are the server's to name."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = MODEL
+    values: Sequence[str] = ()  # of the last label, if it is neither model_name nor tier
+    bounds: tuple[float, ...] = ()
+    is_vllms: bool = True  # vLLM has it under the same name
+
+
+def _seconds(name: str, text: str) -> Family:
+    return Family(name, "histogram", text, bounds=SECONDS)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("num_requests_running", "gauge", "Requests that take part in steps."),
+    Family("num_requests_waiting", "gauge", "Requests that wait for their first step."),
+    Family(
+        "num_requests_waiting_by_reason",
+        "gauge",
+        "Those waiting for room in the cache or the batch (capacity), or for a prompt they share (prompt).",
+        labels=(*MODEL, "reason"),
+        values=WAITING_REASONS,
+    ),
+    Family("kv_cache_usage_perc", "gauge", "Share of the KV cache that requests hold, 0 to 1."),
+    Family("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
+    Family("prefix_cache_hits", "counter", "Prompt tokens found there."),
+    Family("num_preemptions", "counter", "Requests that gave their blocks back and waited again."),
+    Family("prompt_tokens", "counter", "Prompt tokens of ended requests, as reported to clients."),
+    Family("prompt_tokens_cached", "counter", "Those of them that were not computed again."),
+    Family("generation_tokens", "counter", "Answer tokens of ended requests, as reported to clients."),
+    Family(
+        "request_success",
+        "counter",
+        "Ended answers by the reason of their end.",
+        labels=(*MODEL, "finished_reason"),
+        values=tuple(FinishReason),
+    ),
+    Family("request_prompt_tokens", "histogram", "Prompt tokens of a request.", bounds=TOKENS),
+    Family("request_generation_tokens", "histogram", "Tokens of an answer.", bounds=TOKENS),
+    Family("iteration_tokens_total", "histogram", "Tokens computed in one step.", bounds=TOKENS),
+    Family("request_params_n", "histogram", "n of a request.", bounds=COUNTS),
+    Family("request_params_max_tokens", "histogram", "max_tokens of a request that named it.", bounds=TOKENS),
+    _seconds("time_to_first_token_seconds", "From submission to the first token."),
+    _seconds("inter_token_latency_seconds", "Between two tokens of one answer."),
+    _seconds("request_time_per_output_token_seconds", "Mean time between the tokens of one answer."),
+    _seconds("e2e_request_latency_seconds", "From the request to its end."),
+    _seconds("request_queue_time_seconds", "From submission to the first step."),
+    _seconds("request_prefill_time_seconds", "From the first step to the first token."),
+    _seconds("request_decode_time_seconds", "From the first token to the last."),
+    Family("corrupted_requests", "counter", "Requests that failed because the model's scores were not numbers."),
+    Family(
+        "kv_block_lifetime_seconds", "histogram", "From the filling of a cached block to its loss.", bounds=LONG_SECONDS
+    ),
+    Family(
+        "kv_block_idle_before_evict_seconds",
+        "histogram",
+        "From the last use of a cached block to its loss.",
+        bounds=LONG_SECONDS,
+    ),
+    Family(
+        "kv_block_reuse_gap_seconds",
+        "histogram",
+        "From the last use of a cached block to the next.",
+        bounds=LONG_SECONDS,
+    ),
+    Family("num_aborted_requests", "counter", "Requests that their client cancelled or left.", is_vllms=False),
+    Family(
+        "grammar_compilation_time_seconds",
+        "histogram",
+        "To compile a schema, pattern or grammar.",
+        bounds=SECONDS,
+        is_vllms=False,
+    ),
+    Family("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", is_vllms=False),
+    Family("evicted_tokens", "counter", "Cached tokens that gave way to others.", is_vllms=False),
+    Family(
+        "memory_budget_bytes",
+        "gauge",
+        "Memory planned for a model, by purpose.",
+        labels=(*MODEL, "part"),
+        values=PARTS,
+        is_vllms=False,
+    ),
+    Family(
+        "cancelled",
+        "counter",
+        "Requests that were cancelled, by how far they had come.",
+        labels=("phase",),
+        values=PHASES,
+        is_vllms=False,
+    ),
+    Family("http_requests_active", "gauge", "HTTP requests being served.", labels=(), is_vllms=False),
+    Family(
+        "cpu_throttled_seconds",
+        "counter",
+        "Time for which the system held this process's cgroup back (cpu.stat).",
+        labels=(),
+        is_vllms=False,
+    ),
+    Family(
+        "rate_limited",
+        "counter",
+        "Requests refused, by tier and by the limit they met.",
+        labels=("tier", "reason"),
+        values=REFUSALS,
+        is_vllms=False,
+    ),
+    Family("cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")),
+)

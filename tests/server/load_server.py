@@ -1,0 +1,96 @@
+"""`python -m tests.server.load_server serve ...`: the real server, which also tells where its CPU time went.
+
+GET /cpu   seconds of the whole process, and of those inside calls of the native core, since the start
+
+Inside a call counts the CPU time of the engine's thread and of the core's pool. Whatever else runs meanwhile (the
+event loop, encoding) is outside, and so is a pool that spins between two calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvarn.server import serve as serving
+from kvarn.server.lifecycle import App, Receive, Scope, Send
+from kvarn.server.state import ServerState
+
+STEP_CALLS = ("forward", "begin", "advance", "sample", "score", "copy_block")
+
+
+class MeteredCore:
+    """Stands before a model of the native core and counts the CPU time of the calls that make up a step."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._pool = _pool_clocks()
+        self.num_calls = 0
+        self.native_s = 0.0
+        for name in STEP_CALLS:
+            setattr(self, name, partial(self._call, getattr(core, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        before_s = self._now_s()
+        try:
+            return work(*args)
+        finally:
+            self.num_calls += 1
+            self.native_s += self._now_s() - before_s
+
+    def _now_s(self) -> float:
+        return time.thread_time() + sum(map(time.clock_gettime, self._pool))
+
+
+class CpuRoute:
+    """ASGI: answers /cpu, passes everything else on."""
+
+    def __init__(self, state: ServerState, app: App) -> None:
+        self._state = state
+        self._app = app
+        self._core: MeteredCore | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/cpu":
+            await self._app(scope, receive, send)
+            return
+        core = self._core = self._core or self._metered()
+        told = {"process_s": time.process_time(), "native_s": core.native_s, "native_calls": core.num_calls}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+
+    def _metered(self) -> MeteredCore:
+        """From the first question on; the pool exists, since a token has been computed for the warm-up."""
+        backend: Any = self._state.shelf.loaded[0].llm.llm._runner.exclusively(lambda engine: engine.backend)
+        backend._model = MeteredCore(backend._model)
+        core: MeteredCore = backend._model
+        return core
+
+
+def _pool_clocks() -> list[int]:
+    """Clocks of the CPU time of the pool's threads: those Python did not start, and that have computed something."""
+    known = {thread.native_id for thread in threading.enumerate()}
+    foreign = [thread_id for thread_id in map(int, os.listdir("/proc/self/task")) if thread_id not in known]
+    # pthread_getcpuclockid(), by the kernel's id. The watchdog's timer is a thread, too, but does nothing.
+    clocks = [~thread_id << 3 | 6 for thread_id in foreign]
+    return [clock for clock in clocks if time.clock_gettime(clock) > 0.001]
+
+
+def main() -> None:
+    """Run the command line with a server that has the route above."""
+    from kvarn.cli.main import main as run
+
+    serving.serve = partial(serving.serve, extend=CpuRoute)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""64 streams at once: none fails, serving costs little beside computing, and memory does not grow.
+
+Throughput is compared with the engine alone, beside a process that takes as much CPU as the load generator took; both
+runs start requests for the same time and count to the end of the last answer. One measurement at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvarn.bench.serve import Load
+from tests.conftest import Record, Size
+from tests.server.process import ROOT, SMOLLM2, ServerProcess, model_path
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process uses"),
+]
+
+NUM_CLIENTS = 64
+KV_TOKEN_BYTES = 23_040  # of SmolLM2, f16
+NUM_TEMPLATE_TOKENS = 20  # of a chat, beside its words and what all chats share
+LOAD = Load(
+    url="http://127.0.0.1", model=SMOLLM2, concurrency=NUM_CLIENTS, seconds=1.0, ignores_end=True
+)  # fmt: skip
+MIN_THROUGHPUT = 0.80  # of the engine alone
+MAX_OUTSIDE = 0.12  # of the process's CPU time: everything but the native step
+SAMPLE_S = 0.25
+PAGE_BYTES = resource.getpagesize()
+MAX_GROWTH = 0.01  # of the resident memory, within the time measured after warm-up
+
+
+class MemoryWatch:
+    """Samples the resident memory of a process."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = Path(f"/proc/{pid}/statm")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.pages: list[int] = []
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def growth(self) -> float:
+        """How much larger at the end than at the beginning, by a straight line through all samples."""
+        slope, start = np.polyfit(np.arange(len(self.pages)), self.pages, 1)
+        return float(slope * len(self.pages) / start)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self.pages.append(int(self._path.read_text().split()[1]))
+
+
+def test_64_streams_at_once(size: Size, is_long: bool, patience: float, record: Record) -> None:
+    load = replace(LOAD, seconds=float(size(3, 120)), prompt_tokens=size(8, 64), max_tokens=size(24, 64))
+    served = measure_server(load)
+    engine = measure_engine(load, served["client_share"])
+    figures = {**served, "engine_tokens_per_s": engine, "throughput_share": served["tokens_per_s"] / engine}
+    print(json.dumps(figures, indent=1))
+    record("load-64-streams", figures)
+    assert figures["requests"] >= NUM_CLIENTS
+    assert figures["outside_share"] <= MAX_OUTSIDE * (1 if is_long else 2), figures
+    assert figures["rss_growth"] <= MAX_GROWTH * patience, figures
+    assert figures["throughput_share"] >= MIN_THROUGHPUT / patience, figures
+
+
+def measure_server(load: Load) -> dict[str, Any]:
+    """A server process and a load generator in a process of its own."""
+    config = f"[engine]\nkv_bytes = {kv_bytes(load)}\n"
+    with ServerProcess("--model", model_path(SMOLLM2), config=config, module="tests.server.load_server") as server:
+        cpu_of(server)
+        generate_load(server, warm_up(load))
+        before = cpu_of(server)
+        with MemoryWatch(server.pid) as memory:
+            report = generate_load(server, load)
+        after = cpu_of(server)
+    process_s, native_s = (after[name] - before[name] for name in ("process_s", "native_s"))
+    kept = ("requests", "seconds", "tokens_per_s", "first_token_ms", "inter_token_ms")
+    return {
+        **{name: report[name] for name in kept},
+        "client_share": report["client_cpu_s"] / report["seconds"],
+        "server_cpu_s": process_s,
+        "native_cpu_s": native_s,
+        "outside_share": 1 - native_s / process_s,
+        "outside_us_per_token": 1e6 * (process_s - native_s) / report["completion_tokens"],
+        "rss_bytes": memory.pages[-1] * PAGE_BYTES,
+        "rss_growth": memory.growth(),
+    }
+
+
+def measure_engine(load: Load, client_share: float) -> float:
+    """Tokens per second of kvarn.LLM in its own process."""
+    loads = [json.dumps(asdict(one)) for one in (warm_up(load), load)]
+    engine = ("tests.server.load_engine", str(model_path(SMOLLM2)), str(kv_bytes(load)), *loads)
+    with running("tests.server.load_dummy", str(client_share)):
+        report = output_of(load, *engine)
+    return float(report["tokens_per_s"])
+
+
+def generate_load(server: ServerProcess, load: Load) -> dict[str, Any]:
+    """`kvarn bench serve`; its report."""
+    options = {
+        "--url": server.url,
+        "--model": load.model,
+        "--concurrency": load.concurrency,
+        "--requests" if load.seconds is None else "--seconds": load.seconds or load.num_requests,
+        "--prompt-tokens": load.prompt_tokens,
+        "--max-tokens": load.max_tokens,
+        "--seed": load.seed,
+    }
+    arguments = [str(part) for option in options.items() for part in option]
+    report = output_of(load, "kvarn.cli.main", "bench", "serve", *arguments, "--ignore-eos")
+    assert report["failed"] == report["refused_429"] == 0, report
+    return report
+
+
+def kv_bytes(load: Load) -> int:
+    """Room for all that is in flight, and little more."""
+    return load.concurrency * tokens_each(load) * KV_TOKEN_BYTES
+
+
+def warm_up(load: Load) -> Load:
+    """Other prompts, and enough of them to fill the cache: memory that was used once stays."""
+    num_words = tokens_each(load) * 5 // 4
+    return replace(load, seed=2, seconds=None, num_requests=load.concurrency, prompt_tokens=num_words, max_tokens=4)
+
+
+def tokens_each(load: Load) -> int:
+    return NUM_TEMPLATE_TOKENS + load.prompt_tokens + load.max_tokens
+
+
+def cpu_of(server: ServerProcess) -> dict[str, float]:
+    with server.client() as http:
+        told: dict[str, float] = http.get("/cpu").json()
+        return told
+
+
+def output_of(load: Load, module: str, *arguments: str) -> dict[str, Any]:
+    """Run a Python module for a load; the JSON of its last line."""
+    with running(module, *arguments) as process:
+        output, _ = process.communicate(timeout=120 + 4 * (load.seconds or 0))
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+@contextmanager
+def running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python module as a process, killed at the end."""
+    command = [sys.executable, "-m", module, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
