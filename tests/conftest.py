@@ -12,9 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.results import RESULTS, write_result
+
+# Examples are not timed: on a busy machine that says little about us.
+hypothesis.settings.register_profile("kvarn", deadline=None)
+hypothesis.settings.load_profile("kvarn")
 
 Size = Callable[[int, int], int]
 Record = Callable[[str, Mapping[str, Any]], Path]

@@ -74,7 +74,7 @@ def test_what_is_wrong_with_a_request_is_told_before_the_stream_begins(client: h
 @pytest.fixture(scope="module")
 def slow() -> Iterator[ServerProcess]:
     options = ["--model", model_path(SMOLLM2), "--context", "2048"]
-    config = 'ping_s = 0.2\nrequest_timeout_s = 3.0\nunknown_fields = "ignore"\n'
+    config = 'ping_s = 0.2\nrequest_timeout_s = 3.0\nheartbeat_timeout_s = 120\nunknown_fields = "ignore"\n'
     with ServerProcess(*options, config=config, module="tests.server.faulty") as process:
         yield process
 

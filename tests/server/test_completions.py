@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.server.asking import TEXT, answer, chunks, joined, refusal, text_body
+from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[httpx.Client]:
+    """A server with a context of 128 tokens."""
+    with ServerProcess("--model", model_path(SMOLLM2), "--context", "128") as process, process.client() as http:
+        yield http
 
 
 def tokens_of(client: httpx.Client, text: str) -> list[int]:
@@ -125,15 +134,21 @@ def test_logprobs_of_a_prompt_do_not_come_in_streams(client: httpx.Client) -> No
     refusal(client, TEXT, text_body(stream=True, prompt_logprobs=1))
 
 
-def test_truncate_keeps_the_end_of_a_prompt_that_is_too_long(client: httpx.Client) -> None:
-    body = text_body("word " * 2100, max_tokens=1500, logit_bias={"198": 100}, stop="\n")
-    error = refusal(client, TEXT, body)
+def test_truncate_keeps_the_end_of_a_prompt_that_is_too_long(narrow: httpx.Client) -> None:
+    body = text_body("word " * 210, max_tokens=150, stop="e")
+    error = refusal(narrow, TEXT, body)
     assert error["code"] == "context_length_exceeded"
-    assert "2,047" in error["message"]
-    error = refusal(client, TEXT, body | {"truncate": "left"})
+    assert "127" in error["message"]
+    error = refusal(narrow, TEXT, body | {"truncate": "left"})
     assert error["code"] == "context_length_exceeded"  # at most half of the context is kept free for the answer
-    got = answer(client, TEXT, body | {"truncate": "left", "max_tokens": 1024})
-    assert got["usage"]["prompt_tokens"] == 1024
+    got = answer(narrow, TEXT, body | {"truncate": "left", "max_tokens": 60})
+    assert got["usage"]["prompt_tokens"] == 68
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_cut_into_tokens(narrow: httpx.Client) -> None:
+    error = refusal(narrow, TEXT, text_body("x" * 1_000_000))
+    assert error["code"] == "context_length_exceeded"
+    assert "1,000,000 characters" in error["message"]
 
 
 @pytest.mark.parametrize("field", ["suffix", "best_of", "tools", "response_format"])

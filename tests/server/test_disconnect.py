@@ -66,7 +66,7 @@ class Neighbour:
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """Two requests at a time; the rest waits."""
-    config = "[engine]\nmax_running = 2\nmax_batch_tokens = 64\n"
+    config = "heartbeat_timeout_s = 120\n[engine]\nmax_running = 2\nmax_batch_tokens = 64\n"
     options = ("--model", model_path(SMOLLM2), "--context", "2048")
     with ServerProcess(*options, config=config, module="tests.server.faulty") as process:
         yield process

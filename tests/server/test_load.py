@@ -39,7 +39,8 @@ MIN_THROUGHPUT = 0.80  # of the engine alone
 MAX_OUTSIDE = 0.12  # of the process's CPU time: everything but the native step
 SAMPLE_S = 0.25
 PAGE_BYTES = resource.getpagesize()
-MAX_GROWTH = 0.01  # of the resident memory, within the time measured after warm-up
+WARM_UP_SHARE = 0.4  # of the samples: heaps and caches reach their size within the first thousand requests
+MAX_GROWTH = 0.01  # of the resident memory, within the rest of the time
 
 
 class MemoryWatch:
@@ -60,9 +61,14 @@ class MemoryWatch:
         self._thread.join()
 
     def growth(self) -> float:
-        """How much larger at the end than at the beginning, by a straight line through all samples."""
-        slope, start = np.polyfit(np.arange(len(self.pages)), self.pages, 1)
-        return float(slope * len(self.pages) / start)
+        """How much of the beginning came on top until the end, by a straight line through what follows the warm-up."""
+        settled = self.pages[int(len(self.pages) * WARM_UP_SHARE) :]
+        slope, start = np.polyfit(np.arange(len(settled)), settled, 1)
+        return float(slope * len(settled) / start)
+
+    def course(self) -> list[float]:
+        """Some of the samples in MiB."""
+        return [round(pages * PAGE_BYTES / 2**20, 1) for pages in self.pages[:: max(1, len(self.pages) // 12)]]
 
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_S):
@@ -101,7 +107,7 @@ def measure_server(load: Load) -> dict[str, Any]:
         "native_cpu_s": native_s,
         "outside_share": 1 - native_s / process_s,
         "outside_us_per_token": 1e6 * (process_s - native_s) / report["completion_tokens"],
-        "rss_bytes": memory.pages[-1] * PAGE_BYTES,
+        "rss_mib": memory.course(),
         "rss_growth": memory.growth(),
     }
 

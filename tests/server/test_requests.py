@@ -63,7 +63,7 @@ def test_requests_of_other_keys_are_not_to_be_seen(keyed: KeyedServer) -> None:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[ServerProcess]:
-    config = "[engine]\nmax_running = 1\nmax_batch_tokens = 64\n"
+    config = "heartbeat_timeout_s = 120\n[engine]\nmax_running = 1\nmax_batch_tokens = 64\n"
     options = ("--model", model_path(SMOLLM2), "--context", "2048")
     with ServerProcess(*options, config=config, module="tests.server.faulty") as process, process.client() as http:
         http.post("/fault/slow?seconds=0.2")

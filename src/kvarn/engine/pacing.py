@@ -20,6 +20,7 @@ NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outl
 REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
 SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
 MIN_REFRESH_STEPS = 16
+BACKGROUND_EXTRA = 0.2  # the same for low priorities, which come now and then
 BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 RETRY_EVERY = 64  # a number of low decodes that was too slow once may have met a bad moment
 
@@ -91,7 +92,7 @@ class Pacer:
         base_s, all_s = self.base_s(num_decodes), self.base_s(num_decodes + num_background)
         if base_s is None or all_s is None:
             return 0.0
-        return max(self._allowed_s(base_s) - all_s, MIN_EXTRA * base_s)
+        return max(self._allowed_s(base_s, BACKGROUND_EXTRA) - all_s, MIN_EXTRA * base_s)
 
     def background_decodes(self, num_decodes: int, num_wanted: int) -> int:
         """Decodes of low priorities beside num_decodes of higher ones, by the same measure.
@@ -101,19 +102,20 @@ class Pacer:
         base_s, best = self.base_s(num_decodes), 1
         if base_s is None:
             return min(1, num_wanted)
+        allowed_s = self._allowed_s(base_s, BACKGROUND_EXTRA)
         self._num_asked += 1
         for number in BACKGROUND_DECODES:
             known_s = self.base_s(num_decodes + number)
-            if known_s is None or (known_s > self._allowed_s(base_s) and self._num_asked % RETRY_EVERY == 0):
+            if known_s is None or (known_s > allowed_s and self._num_asked % RETRY_EVERY == 0):
                 return min(number, num_wanted)
-            if known_s > self._allowed_s(base_s):
+            if known_s > allowed_s:
                 break
             best = number
         return min(best, num_wanted)
 
-    def _allowed_s(self, base_s: float) -> float:
+    def _allowed_s(self, base_s: float, least: float = MIN_EXTRA) -> float:
         """How long a step may take that would take base_s without what is added to it."""
-        return max(min(self._max_stretch * base_s, self._prefill_s), (1 + MIN_EXTRA) * base_s)
+        return max(min(self._max_stretch * base_s, self._prefill_s), (1 + least) * base_s)
 
     def _steered_rows(self, base_s: float, extra_s: float) -> int:
         """More than last time where the step had room, fewer where it was too long, in bounded moves.

@@ -102,7 +102,7 @@ class Scheduler:
         if self.wait_s > 0:
             return Plan()
         draft: Draft = {}
-        turn = self._turns.take(self._running.values(), has_waiting=bool(self._waiting))
+        turn = self._turns.take(self._running.values(), self._waiting.peek())
         for request in turn.decodes[: self._config.max_batch_tokens]:
             self._place(draft, request, 1)
         # A chunk whose request sits this step out, being of low priority, must not hold back anybody's prompt.

@@ -36,13 +36,16 @@ class Turns:
         self._clock = clock
         self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
         self._background: frozenset[str] = frozenset()
+        self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
         self._part: Part | None = None  # of the background in the step being planned
         self._prefers_decodes = False
         self._num_steps = 0
 
-    def take(self, running: Collection[Request], *, has_waiting: bool) -> Turn:
-        """Choose who takes part in the next step; has_waiting: more would like to start."""
+    def take(self, running: Collection[Request], first_waiting: Request | None) -> Turn:
+        """Choose who takes part in the next step; first_waiting would start next."""
         self._background = self._find_background(running)
+        is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
+        self._is_owed = is_low_waiting or bool(self._background)
         decodes, prompts = _split(request for request in running if request.id not in self._background)
         low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
         num_disturbed = len(decodes)
@@ -51,7 +54,7 @@ class Turns:
             decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
         if self._part == "all":
             prompts += low_prompts
-        elif self._part == "prompts" and (low_prompts or has_waiting):
+        elif self._part == "prompts" and (low_prompts or is_low_waiting):
             prompts = low_prompts  # those of higher ones wait for one step: else these would never get a row
         return Turn(sorted(decodes, key=_served_in), prompts, num_disturbed)
 
@@ -71,15 +74,14 @@ class Turns:
         """Whether a request that has just started takes part at once."""
         if self._part in ("prompts", "all"):
             return True
-        top = max(other.priority for other in running)
-        return request.priority >= top or not self._policy.is_background(request, top, self._clock())
+        return not self._is_low(request, running)
 
     def observe(self, spans: Sequence[Span], seconds: float, slow: Request | None = None, slow_s: float = 0.0) -> None:
         """Learn from a step that was just done; slow_s of its seconds went into a chunk of slow's prompt."""
         self._num_steps += 1
         for request in [span.request for span in spans] + ([] if slow is None else [slow]):
             request.served_in = self._num_steps
-        if self._background:
+        if self._is_owed:
             background_s = self._background_s(spans, seconds - slow_s)
             if slow is not None and slow.id in self._background:
                 background_s += slow_s
@@ -94,7 +96,7 @@ class Turns:
         Decodes or prompts, in turn: both together would make a long step. Beside a prompt of a higher priority, whose
         rows make the step long already, only when they are due.
         """
-        if not self._background:
+        if not self._is_owed:
             self._share.reset()
             return "all" if self._share.may_run else None
         if not (self._share.is_due if has_prompts else self._share.may_run):
@@ -108,6 +110,10 @@ class Turns:
         if self._part == "all":
             return num_wanted
         return self._pacer.background_decodes(num_disturbed, num_wanted)
+
+    def _is_low(self, request: Request, running: Collection[Request]) -> bool:
+        top = max((other.priority for other in running), default=request.priority)
+        return request.priority < top and self._policy.is_background(request, top, self._clock())
 
     def _find_background(self, running: Collection[Request]) -> frozenset[str]:
         top = max((request.priority for request in running), default=0)

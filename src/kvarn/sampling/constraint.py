@@ -38,7 +38,7 @@ class CompilerLimits:
     parser: ParserLimits = field(default_factory=ParserLimits)
     trial: TrialLimits = field(default_factory=TrialLimits)
     max_compiling: int = MAX_COMPILING
-    wait_s: float = 10.0  # for one of these
+    wait_s: float = 20.0  # for one of these
     kept_bytes: int = MAX_KEPT_BYTES
 
 

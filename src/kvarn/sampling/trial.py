@@ -36,7 +36,7 @@ class TrialLimits:
     """What trying one grammar may cost."""
 
     cpu_s: int = 2
-    timeout_s: float = 10.0  # on the wall clock, its start included: a busy machine is no fault of the grammar
+    timeout_s: float = 20.0  # on the wall clock, its start included: a busy machine is no fault of the grammar
     memory_bytes: int = 256 << 20
     stack_bytes: int = 1 << 20  # threads that compile and match afterwards have more
 
@@ -65,7 +65,9 @@ def try_grammar(grammar: str, vocabulary: TrialVocabulary, parser: ParserLimits,
             start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
         )
     except subprocess.TimeoutExpired:
-        raise ConstraintError(f"the constraint was not compiled within {limits.timeout_s:g} s; simplify it") from None
+        # Its time on a processor is limited in the child: this one did not get any.
+        message = f"the machine is too busy: the constraint was not compiled within {limits.timeout_s:g} s; try again"
+        raise CapacityError(message, retry_after_s=1.0) from None
     except OSError as error:
         raise CapacityError(f"no process could be started to try the constraint: {error}", retry_after_s=1.0) from error
     if done.returncode != 0:

@@ -48,8 +48,24 @@ class Load:
             if is_over():
                 return
             for event in self.engine.step():
-                self._take(event)
+                self.take(event)
         raise AssertionError(f"the flood does not end: {self.num_free_ended} have")
+
+    def take(self, event: TokenEvent) -> None:
+        request, number = self._open[event.request_id]
+        if number is not None:
+            before = self._told_at.get(request.id)
+            times = self.paid.first if before is None else self.paid.between
+            times.append(self.clock.now - (request.submitted_at if before is None else before))
+            self._told_at[request.id] = self.clock.now
+        if event.finish_reason is None:
+            return
+        del self._open[request.id]
+        if number is not None:
+            self._send_paid(number)
+        else:
+            self.num_free_ended += 1
+            self.send_free(request.num_prompt)
 
     def flood(self, num_prompt: int) -> None:
         for _ in range(NUM_FREE_AT_ONCE):
@@ -68,61 +84,55 @@ class Load:
         request = self.engine.submit(prompt, params)
         self._open[request.id] = request, number
 
-    def _take(self, event: TokenEvent) -> None:
-        request, number = self._open[event.request_id]
-        if number is not None:
-            before = self._told_at.get(request.id)
-            times = self.paid.first if before is None else self.paid.between
-            times.append(self.clock.now - (request.submitted_at if before is None else before))
-            self._told_at[request.id] = self.clock.now
-        if event.finish_reason is None:
-            return
-        del self._open[request.id]
-        if number is not None:
-            self._send_paid(number)
-        else:
-            self.num_free_ended += 1
-            self.send_free(request.num_prompt)
-
 
 def machine(step_s: float = 0.015, row_s: float = 0.0018) -> Load:
     clock = SimulatedClock(step_s, row_s)
     options = {"num_blocks": 2000, "context": 500, "max_batch_tokens": 512, "policy": "priority"}
-    return Load(make_engine(clock=clock, **options), clock)  # type: ignore[arg-type]
+    return Load(make_engine(lambda _: 7, clock=clock, **options), clock)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("num_prompt", [10, 40, 150])
+@pytest.mark.parametrize("num_prompt", [10, 60])
 def test_a_flood_of_low_priorities_moves_p99_of_the_others_by_at_most_a_fifth(num_prompt: int) -> None:
     load = machine()
     load.run(lambda: len(load.paid.first) >= 30)
     load.paid = quiet = Times()
-    load.run(lambda: len(load.paid.first) >= 300)
+    load.run(lambda: len(load.paid.first) >= 160)
     load.paid = busy = Times()
     load.flood(num_prompt)
-    began = load.clock.now
-    load.run(lambda: load.num_free_ended >= 64)
-    print(load.clock.now - began, [round(1000 * t) for t in (*quiet.p99(), *busy.p99())])
+    load.run(lambda: load.num_free_ended >= 32)
     for before, after in zip(quiet.p99(), busy.p99(), strict=True):
         assert after <= 1.2 * before
 
 
 def test_the_flood_gets_its_share_and_ends() -> None:
     load = machine()
-    load.run(lambda: len(load.paid.first) >= 100)
+    load.run(lambda: len(load.paid.first) >= 20)
     load.flood(40)
     began = load.clock.now
-    load.run(lambda: load.num_free_ended >= 64)
-    # 64 prompts of 40 rows and 768 tokens take 6 s by themselves: within 15% of the time they are done in 40 s.
-    assert load.clock.now - began < 80
+    load.run(lambda: load.num_free_ended >= 32)
+    # 32 prompts of 40 rows and 384 tokens take 3 s by themselves: within 15% of the time they are done in 20 s.
+    assert load.clock.now - began < 40
 
 
 def test_a_slow_machine_does_not_starve_the_flood() -> None:
-    load = machine(step_s=0.075, row_s=0.009)  # five times as slow: a step takes as long as prefill_ms
-    load.run(lambda: len(load.paid.first) >= 100)
+    load = machine(step_s=0.050, row_s=0.006)  # prefill_ms leaves prompts little room beside such steps
+    load.run(lambda: len(load.paid.first) >= 20)
     load.flood(10)
     began = load.clock.now
-    load.run(lambda: load.num_free_ended >= 64)
-    assert load.clock.now - began < 5 * 80
+    load.run(lambda: load.num_free_ended >= 32)
+    assert load.clock.now - began < 4 * 40
+
+
+def test_a_chunk_in_the_slow_lane_that_sits_out_holds_nobody_back() -> None:
+    """Found here: the lane held a low prompt while a high one waited for it to give way, and nothing moved."""
+    load = machine()
+    load.run(lambda: len(load.paid.first) >= 20)
+    load.flood(100)
+    for _ in range(400):
+        before = load.clock.now
+        for event in load.engine.step():
+            load.take(event)
+        assert load.clock.now > before
 
 
 def _percentile(values: list[float], share: float) -> float:

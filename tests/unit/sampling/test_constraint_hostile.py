@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from kvarn.constraints import MAX_CONSTRAINT_BYTES, Constraint, Grammar, JsonSchema, Regex
-from kvarn.errors import ConstraintError
+from kvarn.errors import CapacityError, ConstraintError
 from kvarn.sampling.constraint import CompilerLimits, ConstraintCompiler
 from kvarn.sampling.masks import allowed_tokens
 from kvarn.sampling.trial import TrialLimits
 from tests.unit.sampling.constrained import accepts, compiler, tokenizer
 
 MAX_GROWTH_BYTES = 64 << 20
-MAX_COMPILE_S = 3.0
+MAX_COMPILE_S = 2.0  # on a processor, in this process; the child has its own limit
 MAX_MASK_S = 0.25
 NUM_STEPS = 24
 
@@ -117,11 +117,11 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_used_is_refused_in_time(name: str, patience: float) -> None:
-    before, started_at = resident_bytes(), time.perf_counter()
+def test_what_cannot_be_used_is_refused_in_time(name: str) -> None:
+    before, started_at = resident_bytes(), time.thread_time()
     with pytest.raises(ConstraintError) as refusal:
         compiler().compile(REFUSED[name])
-    assert time.perf_counter() - started_at < MAX_COMPILE_S * patience
+    assert time.thread_time() - started_at < MAX_COMPILE_S
     assert resident_bytes() - before < MAX_GROWTH_BYTES
     assert len(str(refusal.value)) < 400
     assert "root:" not in str(refusal.value)  # nothing of any file
@@ -129,15 +129,15 @@ def test_what_cannot_be_used_is_refused_in_time(name: str, patience: float) -> N
 
 
 @pytest.mark.parametrize("name", ENDURED)
-def test_what_is_strange_but_bounded_is_followed_or_ends_in_a_typed_error(name: str, patience: float) -> None:
-    before, started_at = resident_bytes(), time.perf_counter()
+def test_what_is_strange_but_bounded_is_followed_or_ends_in_a_typed_error(name: str) -> None:
+    before, started_at = resident_bytes(), time.thread_time()
     compiled = compiler().compile(ENDURED[name])
-    assert time.perf_counter() - started_at < MAX_COMPILE_S * patience
+    assert time.thread_time() - started_at < MAX_COMPILE_S
     matcher, ids = compiled.matcher(), []
     for _ in range(NUM_STEPS):
-        asked_at = time.perf_counter()
+        asked_at = time.thread_time()
         allowed = allowed_tokens(matcher.mask_after(ids, 0), tokenizer("byte").vocab_size).nonzero()[0]
-        assert time.perf_counter() - asked_at < MAX_MASK_S * patience
+        assert time.thread_time() - asked_at < MAX_MASK_S
         assert len(allowed) or matcher.error is not None
         texts = [int(i) for i in allowed if not tokenizer("byte").is_control(int(i))]
         if not texts:
@@ -164,11 +164,10 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
     [
         ({"cpu_s": 1}, {"type": "integer", "multipleOf": 10_000_019}),  # minutes and gigabytes, if it were let
         ({"memory_bytes": 8 << 20}, {"enum": [f"number {i}" for i in range(4000)]}),
-        ({"timeout_s": 0.001}, {"type": "null"}),
     ],
-    ids=["time", "memory", "wall clock"],
+    ids=["time", "memory"],
 )
-def test_a_compile_that_is_overdue_or_too_large_is_ended(change: dict[str, Any], schema: dict[str, Any]) -> None:
+def test_a_compile_that_takes_too_much_time_or_memory_is_ended(change: dict[str, Any], schema: dict[str, Any]) -> None:
     words = tokenizer("byte")
     limits = CompilerLimits(trial=replace(TrialLimits(), **change))
     one = ConstraintCompiler(words, words.vocab_size, limits)
@@ -177,3 +176,10 @@ def test_a_compile_that_is_overdue_or_too_large_is_ended(change: dict[str, Any],
         one.compile(JsonSchema(json.dumps(schema)))
     assert resident_bytes() - before < MAX_GROWTH_BYTES
     assert one.kept_bytes == 0
+
+
+def test_a_machine_too_busy_to_compile_says_come_back() -> None:
+    words = tokenizer("byte")
+    limits = CompilerLimits(trial=TrialLimits(timeout_s=0.001))
+    with pytest.raises(CapacityError, match="too busy"):
+        ConstraintCompiler(words, words.vocab_size, limits).compile(Regex("a"))
