@@ -1,6 +1,7 @@
 """`python -m tests.server.load_server serve ...`: the real server, which also tells where its CPU time went.
 
-GET /cpu   seconds of the whole process, and of those inside calls of the native core, since the start
+GET /cpu       seconds of the whole process, and of those inside calls of the native core, since the start
+GET /garbage   objects that only the collector could free, since the start
 
 Inside a call counts the CPU time of the engine's thread and of the core's pool. Whatever else runs meanwhile (the
 event loop, encoding) is outside, and so is a pool that spins between two calls.
@@ -8,6 +9,7 @@ event loop, encoding) is outside, and so is a pool that spins between two calls.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -49,8 +51,8 @@ class MeteredCore:
         return time.thread_time() + sum(map(time.clock_gettime, self._pool))
 
 
-class CpuRoute:
-    """ASGI: answers /cpu, passes everything else on."""
+class FigureRoutes:
+    """ASGI: answers /cpu and /garbage, passes everything else on."""
 
     def __init__(self, state: ServerState, app: App) -> None:
         self._state = state
@@ -58,14 +60,18 @@ class CpuRoute:
         self._core: MeteredCore | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != "/cpu":
+        answers = {"/cpu": self._cpu, "/garbage": _garbage}
+        if scope["type"] != "http" or scope["path"] not in answers:
             await self._app(scope, receive, send)
             return
-        core = self._core = self._core or self._metered()
-        told = {"process_s": time.process_time(), "native_s": core.native_s, "native_calls": core.num_calls}
+        told = answers[scope["path"]]()
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+
+    def _cpu(self) -> dict[str, float]:
+        core = self._core = self._core or self._metered()
+        return {"process_s": time.process_time(), "native_s": core.native_s, "native_calls": core.num_calls}
 
     def _metered(self) -> MeteredCore:
         """From the first question on; the pool exists, since a token has been computed for the warm-up."""
@@ -73,6 +79,11 @@ class CpuRoute:
         backend._model = MeteredCore(backend._model)
         core: MeteredCore = backend._model
         return core
+
+
+def _garbage() -> dict[str, float]:
+    gc.collect()
+    return {"objects": sum(generation["collected"] for generation in gc.get_stats())}
 
 
 def _pool_clocks() -> list[int]:
@@ -85,10 +96,10 @@ def _pool_clocks() -> list[int]:
 
 
 def main() -> None:
-    """Run the command line with a server that has the route above."""
+    """Run the command line with a server that has the routes above."""
     from kvarn.cli.main import main as run
 
-    serving.serve = partial(serving.serve, extend=CpuRoute)
+    serving.serve = partial(serving.serve, extend=FigureRoutes)
     run()
 
 

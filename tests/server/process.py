@@ -20,6 +20,8 @@ from tests.assets import cache_folder, minilm, smollm2
 
 START_TIMEOUT_S = 120.0  # on a busy machine
 STOP_TIMEOUT_S = 60.0
+# On a busy machine the watchdog's five seconds may pass before a healthy server is scheduled again.
+PATIENT = {"KVARN_SERVER_HEARTBEAT_TIMEOUT_S": "60"}
 SMOLLM2, MINILM = "smollm2", "minilm"
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +41,8 @@ class ServerProcess:
     """`with ServerProcess("--model", path) as server: httpx.get(server.url + "/health")`.
 
     args: further arguments of `kvarn serve`; config: the text of a TOML file; keys: the path of a key file; env:
-    variables to add; module: what `python -m` starts instead (tests.server.faulty).
+    variables to add; module: what `python -m` starts instead (tests.server.faulty); is_patient: a watchdog with more
+    time than by default, unless config says how much.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         module: str = "kvarn.cli.main",
         waits: bool = True,
+        is_patient: bool = True,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvarn-server-")
         folder = Path(self._folder.name)
@@ -60,7 +64,8 @@ class ServerProcess:
         if keys is not None:
             command += ["--keys", os.fspath(keys)]
         self._command = command
-        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        patience = PATIENT if is_patient and "heartbeat_timeout_s" not in (config or "") else {}
+        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **patience, **(env or {})}
         self._waits = waits
         self._log_path = folder / "stderr.log"
         self._lines: list[str] = []

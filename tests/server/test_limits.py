@@ -87,7 +87,7 @@ def test_one_more_than_the_concurrency_is_refused_until_one_ends(keyed: KeyedSer
             next(told)
             refused = other.post("/v1/chat/completions", json=chat_body("hi"))
             assert refused.status_code == 429
-            assert refused.headers["retry-after"] == "1"
+            assert int(refused.headers["retry-after"]) >= 1
             assert "1 requests at once" in refused.json()["error"]["message"]
         # The client has gone away in the middle: its place is free again.
         _eventually(lambda: other.post("/v1/chat/completions", json=chat_body("hi", max_tokens=1)), 200)

@@ -92,7 +92,7 @@ def test_queued_and_prefilling_requests_can_be_seen_and_cancelled(slow: ServerPr
 
 
 def _until(http: httpx.Client, request_id: str, phase: str) -> dict[str, Any]:
-    for _ in range(100):
+    for _ in range(1000):
         seen: dict[str, Any] = http.get(f"/v1/requests/{request_id}").json()
         if seen["phase"] == phase:
             return seen

@@ -111,7 +111,9 @@ def test_an_unloaded_model_is_forgotten() -> None:
 
 @pytest.fixture
 def faulty() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", model_path(SMOLLM2), "--context", "512", module="tests.server.faulty") as process:
+    with ServerProcess(
+        "--model", model_path(SMOLLM2), "--context", "512", module="tests.server.faulty", is_patient=False
+    ) as process:
         yield process
 
 

@@ -51,6 +51,7 @@ class Call:
         """End what still runs and give everything back."""
         if self.generation is not None:
             self.generation.close()
+            self.generation = None
         await self._held.aclose()
 
 

@@ -43,10 +43,11 @@ class Event(NamedTuple):
 async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: Wishes | None = None) -> Generation:
     """Prepare, check, reserve and submit; whatever is refused is raised here, before any byte of a response."""
     check = partial(make_plan, call, served.llm.llm, prepare, wishes or Wishes())
-    plan = await asyncio.to_thread(check)
-    principal, metrics = call.principal, call.state.metrics
+    principal, metrics, limits = call.principal, call.state.metrics, call.state.limits
     try:
-        reservation = call.state.limits.reserve(principal, plan.num_tokens, is_open_ended=plan.is_open_ended)
+        limits.check(principal)  # first: whoever comes too often shall not cost the others a prompt's encoding
+        plan = await asyncio.to_thread(check)
+        reservation = limits.reserve(principal, plan.num_tokens, is_open_ended=plan.is_open_ended)
     except RateLimited as error:
         metrics.request_refused(principal.tier.name, error.reason)
         raise
@@ -170,6 +171,9 @@ class Generation:
         self.call.state.requests.remove(self)
         if self._is_accepted:
             self._count(phase)
+        # Both hold on to this object: a ring would keep every request in memory until the collector comes by.
+        del self._watch
+        self._tickets = []
 
     @property
     def _requests(self) -> list[Request]:

@@ -17,7 +17,7 @@ from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.keys import Principal
 
 WINDOW_S = 60
-BUSY_RETRY_S = 1.0  # nobody knows when a running request ends
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # until one of the running requests may have ended
 MIN_ACCOUNTS = 1024  # from here on, those with nothing to remember are dropped now and then
 
 
@@ -95,6 +95,17 @@ class _Account:
         self.requests = MinuteWindow(tier.requests_per_min)
         self.tokens = MinuteWindow(tier.tokens_per_min)
         self.num_running = 0
+        self._usual_s = 0.0  # how long this key's requests take
+
+    @property
+    def busy_retry_s(self) -> float:
+        """About when a place may be free: clients who come again much sooner only cost the others time."""
+        return min(max(MIN_RETRY_S, self._usual_s / 2), MAX_RETRY_S)
+
+    def end(self, took_s: float) -> None:
+        """One of the running requests has ended."""
+        self.num_running -= 1
+        self._usual_s += (took_s - self._usual_s) / 4
 
     def follow(self, principal: Principal) -> None:
         """Take the limits of the key's tier, which may have changed since."""
@@ -127,6 +138,7 @@ class Reservation:
         self._book = book
         self._account = account
         self._is_open = True
+        self._began = now
         account.num_running += 1
         account.requests.charge(1, now)
         self._second = account.tokens.charge(num_tokens, now)
@@ -141,8 +153,9 @@ class Reservation:
         if not self._is_open:
             return
         self._is_open = False
-        self._account.num_running -= 1
-        self._account.tokens.correct(self._second, max(0, used_tokens) - self.num_tokens, self._book.now())
+        now = self._book.now()
+        self._account.end(now - self._began)
+        self._account.tokens.correct(self._second, max(0, used_tokens) - self.num_tokens, now)
 
 
 class LimitBook:
@@ -178,11 +191,17 @@ class LimitBook:
                     "minute; shorten the prompt or lower max_tokens or n"
                 )
             num_tokens = tier.tokens_per_min
-        if tier.concurrency is not None and account.num_running >= tier.concurrency:
-            raise self._refusal(account, "concurrency", f"{tier.concurrency:,} requests at once", BUSY_RETRY_S)
-        self._require(account, account.requests, 1, "requests")
+        self.check(principal)
         self._require(account, account.tokens, num_tokens, "tokens")
         return Reservation(self, account, num_tokens)
+
+    def check(self, principal: Principal) -> None:
+        """Raise if one more request would be refused whatever its size: worth knowing before its prompt is read."""
+        account = self._account(principal, self.now())
+        limit = account.tier.concurrency
+        if limit is not None and account.num_running >= limit:
+            raise self._refusal(account, "concurrency", f"{limit:,} requests at once", account.busy_retry_s)
+        self._require(account, account.requests, 1, "requests")
 
     def headers(self, principal: Principal) -> dict[str, str]:
         """What is left to a key, without taking anything."""

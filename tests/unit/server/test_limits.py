@@ -139,6 +139,29 @@ def test_at_most_so_many_run_at_once(clock: Clock) -> None:
     book.reserve(alice, 1)
 
 
+def test_checking_tells_what_a_request_of_any_size_would_meet_and_takes_nothing(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=2, concurrency=1)
+    for _ in range(10):
+        book.check(alice)
+    running = book.reserve(alice, 1)
+    with pytest.raises(RateLimited, match="at once"):
+        book.check(alice)
+    running.settle(1)
+    book.reserve(alice, 1).settle(1)
+    with pytest.raises(RateLimited, match="a minute"):
+        book.check(alice)
+
+
+def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(concurrency=1)
+    for _ in range(30):
+        running = book.reserve(alice, 1)
+        clock.now += 20
+        running.settle(1)
+    book.reserve(alice, 1)
+    assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
+
+
 def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=10, tokens_per_min=100)
     book.reserve(alice, 60)

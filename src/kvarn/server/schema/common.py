@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
-EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}  # in OpenAPI, beside JSON
+_EVENT = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+}
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, beside JSON
 
 
 class InvalidField(InvalidParameter):
