@@ -42,9 +42,7 @@ class Reading:
 class Stream:
     """Readers of all open requests."""
 
-    def __init__(
-        self, make_decoder: Callable[[bool, frozenset[int]], TextDecoder], eos_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, make_decoder: Callable[[bool, frozenset[int]], TextDecoder], eos_ids: tuple[int, ...]) -> None:
         """make_decoder(starts_text, visible_ids) makes the reader of one answer."""
         self._make_decoder = make_decoder
         self._eos_ids = eos_ids
