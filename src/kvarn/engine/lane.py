@@ -20,7 +20,8 @@ LEAST_ROWS = 16
 ROW_STEP = 8  # rows that share the work of a kernel
 SLICE_SHARE = 0.31  # of a step's time for prompts is what one slice should take: three fit, and a late one hurts little
 MAX_CHANGE = 2.0  # of the chunk's size from one to the next
-FEW_ROWS = 24  # a step that has room for fewer prompt rows than this is what the lane is for
+FEW_ROWS = 24  # a step that has room for fewer prompt rows than this is what the lane is for ...
+LONG_PROMPT = 512  # ... if the prompt is at least this long: many short ones go faster side by side than one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class SlowLane:
     def wants(self, request: Request, num_rows: int) -> bool:
         """Whether a prompt that would get num_rows rows beside others should rather go through here."""
         num_missing = len(request.token_ids) - request.num_computed
-        return self.chunk is None and 0 < num_rows < FEW_ROWS and num_missing >= max(2 * num_rows, LEAST_ROWS)
+        is_long = len(request.token_ids) >= LONG_PROMPT and num_missing >= max(2 * num_rows, LEAST_ROWS)
+        return self.chunk is None and 0 < num_rows < FEW_ROWS and is_long
 
     def holds(self, request: Request) -> bool:
         return self.chunk is not None and self.chunk.request is request
