@@ -18,7 +18,7 @@ from kvarn.request import Request
 FIRST_ROWS = 64  # of a chunk, as long as nothing is known about its cost
 LEAST_ROWS = 16
 ROW_STEP = 8  # rows that share the work of a kernel
-SLICE_SHARE = 0.31  # of a step's time for prompts is what one slice should take: three fit, and a late one hurts little
+SLICE_SHARE = 0.24  # of a step's time for prompts is what one slice should take: four fit, and a late one hurts little
 MAX_CHANGE = 2.0  # of the chunk's size from one to the next
 FEW_ROWS = 24  # a step that has room for fewer prompt rows than this is what the lane is for ...
 LONG_PROMPT = 512  # ... if the prompt is at least this long: many short ones go faster side by side than one by one
