@@ -240,8 +240,14 @@ def narrow() -> Iterator[ServerProcess]:
 def test_a_full_queue_is_not_ready_but_alive(narrow: ServerProcess, patience: float) -> None:
     body = {"model": SMOLLM2, "prompt": "Hello", "max_tokens": 40, "ignore_eos": True}
     with narrow.client() as http, ThreadPoolExecutor(2) as threads:
+
+        def ask() -> httpx.Response:
+            while (answer := http.post("/v1/completions", json=body)).status_code == 429:
+                time.sleep(0.05)  # the other one waits itself, until the first step
+            return answer
+
         http.post("/fault/slow?seconds=0.1")
-        asked = [threads.submit(http.post, "/v1/completions", json=body) for _ in range(2)]
+        asked = [threads.submit(ask) for _ in range(2)]
         reasons = set()
         ends_at = time.monotonic() + 20 * patience
         while not all(one.done() for one in asked) and time.monotonic() < ends_at:
