@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -260,6 +261,16 @@ def test_a_full_queue_is_not_ready_but_alive(narrow: ServerProcess, patience: fl
         assert [one.result().status_code for one in asked] == [200, 200]
         assert reasons == {f"the queue of {SMOLLM2} is full"}
         assert http.get("/health/ready").status_code == 200
+
+
+def test_a_broken_model_file_is_told_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_text("junk")
+    command = [sys.executable, "-m", "kvarn.cli.main", "serve", "--port", "0", "--model", str(tmp_path / "broken.gguf")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvarn: ")
+    assert "not a GGUF file" in line
 
 
 @pytest.mark.model

@@ -89,6 +89,7 @@ class ServerRun:
                     raise RuntimeError("the HTTP server ended by itself") from serving.exception()
                 await self._drain()
         finally:
+            ended.cancel()
             self._watchdog.stop()
             self._lifecycle.stop()
             await self._close(serving)
