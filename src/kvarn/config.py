@@ -2,7 +2,7 @@
 
 KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
-KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni)
+KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
 """

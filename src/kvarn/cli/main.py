@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.bench import bench_engine
+from kvarn.cli.bench_model import bench_make, bench_model
 from kvarn.cli.chat import chat
 from kvarn.cli.doctor import doctor
 from kvarn.cli.models import list_models, pull, remove
@@ -120,6 +121,8 @@ app.command("doctor")(guarded(doctor))
 
 bench = typer.Typer(help="Measure this machine.", no_args_is_help=True, rich_markup_mode=None)
 bench.command("engine")(guarded(bench_engine))
+bench.command("model")(guarded(bench_model))
+bench.command("make")(guarded(bench_make))
 app.add_typer(bench, name="bench")
 
 if __name__ == "__main__":
