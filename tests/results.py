@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def write_result(name: str, figures: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+def write_result(name: str, figures: Mapping[str, Any], folder: Path = RESULTS, command: str | None = None) -> Path:
     """Write `figures` to `<folder>/<name>.json` beside what is needed to judge and repeat them."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {
@@ -26,7 +26,7 @@ def write_result(name: str, figures: Mapping[str, Any], folder: Path = RESULTS) 
         "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]]),
+        "command": command or shlex.join(["python", "-m", "pytest", *sys.argv[1:]]),
     }
     path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -18,6 +18,7 @@ using namespace nb::literals;
 namespace kvarn {
 
 void bind_kernels(nb::module_& m);  // kernels.cpp
+void bind_probe(nb::module_& m);    // probe.cpp
 
 namespace {
 
@@ -296,6 +297,7 @@ NB_MODULE(_native, m) {
     m.def("kernel_isas", &kernel_isas);
     nb::module_ kernels = m.def_submodule("kernels", "The kernels one by one, for tests and benchmarks");
     bind_kernels(kernels);
+    bind_probe(kernels);
 }
 
 }  // namespace kvarn

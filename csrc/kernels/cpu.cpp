@@ -1,10 +1,13 @@
-// CPU features by cpuid, counted only when the operating system saves the registers they use.
+// CPU features: on x86 by cpuid, counted only when the operating system saves the registers they use; on AArch64 as
+// the system reports them.
 #include "cpu.h"
 
 #include <cstdint>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace kvarn {
@@ -15,6 +18,7 @@ struct Features {
     bool avx_vnni = false, avx512f = false, avx512bw = false, avx512vl = false, avx512dq = false;
     bool avx512_vnni = false;
     bool avx512_bf16 = false, amx_int8 = false, amx_bf16 = false;
+    bool neon = false, dotprod = false, i8mm = false;
 };
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -54,6 +58,24 @@ Features detect() {
     f.avx512_bf16 = bit(a, 5) && wide;
     return f;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+// Numbers of the kernel's interface (asm/hwcap.h), written out because older headers lack the last.
+constexpr unsigned long kAsimd = 1ul << 1, kAsimdDotProduct = 1ul << 20, kInt8Matrix = 1ul << 13;
+
+Features detect() {
+    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    Features f;
+    f.neon = (first & kAsimd) != 0;
+    f.dotprod = f.neon && (first & kAsimdDotProduct) != 0;
+    f.i8mm = f.neon && (second & kInt8Matrix) != 0;
+    return f;
+}
+#elif defined(__aarch64__)
+Features detect() {
+    Features f;
+    f.neon = true;  // part of every AArch64 system's calling convention; nothing else is asked for here
+    return f;
+}
 #else
 Features detect() { return {}; }
 #endif
@@ -83,7 +105,10 @@ std::vector<std::string> cpu_features() {
                {f.avx512_vnni, "avx512_vnni"},
                {f.avx512_bf16, "avx512_bf16"},
                {f.amx_int8, "amx_int8"},
-               {f.amx_bf16, "amx_bf16"}};
+               {f.amx_bf16, "amx_bf16"},
+               {f.neon, "neon"},
+               {f.dotprod, "dotprod"},
+               {f.i8mm, "i8mm"}};
     std::vector<std::string> names;
     for (const auto& feature : all)
         if (feature.present) names.emplace_back(feature.name);
@@ -101,5 +126,11 @@ bool cpu_has_avx512_table() {
 }
 
 bool cpu_has_avx512_vnni_table() { return cpu_has_avx512_table() && features().avx512_vnni; }
+
+bool cpu_has_neon_table() { return features().neon; }
+
+bool cpu_has_neon_dot_table() { return cpu_has_neon_table() && features().dotprod; }
+
+bool cpu_has_neon_i8mm_table() { return cpu_has_neon_dot_table() && features().i8mm; }
 
 }  // namespace kvarn

@@ -11,6 +11,10 @@ bool cpu_has_avx2_table();                // AVX2, FMA and F16C, with the regist
 bool cpu_has_avx512_table();       // beside those AVX-512 F, BW, VL and DQ
 bool cpu_has_avx512_vnni_table();  // and VNNI
 
+bool cpu_has_neon_table();       // Advanced SIMD
+bool cpu_has_neon_dot_table();   // and sdot
+bool cpu_has_neon_i8mm_table();  // and smmla
+
 std::vector<std::string> kernel_tables();  // names this CPU can run, best first
 
 }  // namespace kvarn

@@ -14,16 +14,20 @@ struct Candidate {
     bool (*is_supported)();
 };
 
-#if defined(__x86_64__)
 using Improve = void (*)(KernelTable&) noexcept;
 
-KernelTable improved(KernelTable table, Improve improve) {
+[[maybe_unused]] KernelTable improved(KernelTable table, Improve improve) {
     improve(table);
     return table;
 }
 
+#if defined(__x86_64__)
 const KernelTable kAvx512 = improved(avx2::table, avx512::improve);
 const KernelTable kAvx512Vnni = improved(kAvx512, avx512_vnni::improve);
+#elif defined(__aarch64__)
+const KernelTable kNeon = improved(scalar::table, neon::improve);
+const KernelTable kNeonDot = improved(kNeon, neon_dot::improve);
+const KernelTable kNeonI8mm = improved(kNeonDot, neon_i8mm::improve);
 #endif
 
 // Best first; the last one runs everywhere.
@@ -32,6 +36,10 @@ const Candidate kCandidates[] = {
     {"avx512_vnni", &kAvx512Vnni, cpu_has_avx512_vnni_table},
     {"avx512", &kAvx512, cpu_has_avx512_table},
     {"avx2", &avx2::table, cpu_has_avx2_table},
+#elif defined(__aarch64__)
+    {"neon_i8mm", &kNeonI8mm, cpu_has_neon_i8mm_table},
+    {"neon_dot", &kNeonDot, cpu_has_neon_dot_table},
+    {"neon", &kNeon, cpu_has_neon_table},
 #endif
     {"scalar", &scalar::table, [] { return true; }},
 };

@@ -141,6 +141,10 @@ namespace avx2 { extern const KernelTable table; }
 // Further sets improve on a copy of their parent's table: avx2 <- avx512 <- avx512_vnni.
 namespace avx512 { void improve(KernelTable& table) noexcept; }
 namespace avx512_vnni { void improve(KernelTable& table) noexcept; }
+// On AArch64: scalar <- neon <- neon_dot <- neon_i8mm. These three give the same bits.
+namespace neon { void improve(KernelTable& table) noexcept; }
+namespace neon_dot { void improve(KernelTable& table) noexcept; }
+namespace neon_i8mm { void improve(KernelTable& table) noexcept; }
 
 const KernelTable& select_table(const char* name);  // "" = the best this CPU has; throws on an unknown or missing one
 

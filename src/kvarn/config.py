@@ -2,7 +2,7 @@
 
 KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
-KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni)
+KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
 KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` show to a server
 KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...

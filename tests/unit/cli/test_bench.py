@@ -18,3 +18,22 @@ def test_bench_engine_prints_a_table_and_then_json(kvarn: Kvarn, model: str) -> 
         assert run["step_ms"] >= run["backend_ms"] > 0
         assert 0 <= run["overhead_share"] < 1
         assert run["num_steps"] >= 4
+
+
+def test_bench_model_prints_a_table_and_then_json(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("bench", "model", "-m", model, "-r", "decode", "-r", "batch-2", "--rounds", "1", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.decode().splitlines()
+    assert any(line.startswith("batch-2") for line in table)
+    assert list(json.loads(last)["rows"]) == ["decode", "batch-2"]
+
+
+def test_bench_model_with_json_prints_one_line(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("bench", "model", "-m", model, "-r", "decode", "--rounds", "1", "--steps", "2", "--json")
+    assert json.loads(done.stdout)["bench"] == "model"
+
+
+def test_bench_make_refuses_an_unknown_shape(kvarn: Kvarn) -> None:
+    done = kvarn("bench", "make", "gpt-5", "Q4_0")
+    assert done.returncode == 2
+    assert b"choose one of smollm2-135m" in done.stderr

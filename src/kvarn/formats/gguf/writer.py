@@ -11,7 +11,7 @@ import contextlib
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -54,13 +54,15 @@ def write_gguf(
     tensors: Tensors,
     *,
     split_max_tensors: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Write a model and return its files; with split_max_tensors, in parts of at most that many tensors.
 
-    float32 and float16 arrays are written as they are; Stored.quantized makes every other type.
+    float32 and float16 arrays are written as they are; Stored.quantized makes every other type. progress(done_bytes,
+    total_bytes) is called after each tensor of a file.
     """
     if split_max_tensors is None:
-        return _write_all([(Path(path), metadata, tensors)])
+        return _write_all([(Path(path), metadata, tensors)], progress)
     names = list(tensors)
     groups = [names[i : i + split_max_tensors] for i in range(0, len(names), split_max_tensors)] or [[]]
     files = []
@@ -73,20 +75,23 @@ def write_gguf(
         entries = {**metadata, **split} if number == 0 else _alignment_only(metadata) | split
         target = Path(part_path(os.fspath(path), number + 1, len(groups)))
         files.append((target, entries, {name: tensors[name] for name in group}))
-    return _write_all(files)
+    return _write_all(files, progress)
 
 
 def _alignment_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if key == "general.alignment"}
 
 
-def _write_all(files: Sequence[tuple[Path, Mapping[str, Any], Tensors]]) -> list[Path]:
+def _write_all(
+    files: Sequence[tuple[Path, Mapping[str, Any], Tensors]], progress: Callable[[int, int], None] | None
+) -> list[Path]:
     """Write everything beside its final name, then rename."""
     written: list[tuple[str, Path]] = []
     try:
         for target, metadata, tensors in files:
             with _temporary(target, written) as file:
-                _write_file(file, metadata, {name: _stored(name, tensor) for name, tensor in tensors.items()})
+                stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+                _write_file(file, metadata, stored, progress)
         for temporary, target in written:
             os.replace(temporary, target)
     except BaseException:
@@ -123,7 +128,12 @@ def _stored(name: str, tensor: npt.NDArray[Any] | Stored) -> Stored:
     return Stored.quantized(tensor, _FLOATS[tensor.dtype])
 
 
-def _write_file(file: IO[bytes], metadata: Mapping[str, Any], tensors: Mapping[str, Stored]) -> None:
+def _write_file(
+    file: IO[bytes],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Stored],
+    progress: Callable[[int, int], None] | None,
+) -> None:
     alignment = int(metadata.get("general.alignment", limits.DEFAULT_ALIGNMENT))
     file.write(struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(metadata)))
     for key, value in metadata.items():
@@ -134,9 +144,13 @@ def _write_file(file: IO[bytes], metadata: Mapping[str, Any], tensors: Mapping[s
         file.write(_string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions))
         file.write(struct.pack("<IQ", tensor.type.id, offset))
         offset += -(-tensor.data.nbytes // alignment) * alignment
+    done, total = 0, sum(tensor.data.nbytes for tensor in tensors.values())
     for tensor in tensors.values():
         file.write(bytes(-file.tell() % alignment))
         file.write(np.ascontiguousarray(tensor.data).data)
+        done += tensor.data.nbytes
+        if progress is not None:
+            progress(done, total)
     file.write(bytes(-file.tell() % alignment))
 
 

@@ -1,0 +1,33 @@
+"""The ratios to reach, ours to the best peer of the row in the same run: the table of issue 5, as data."""
+
+from __future__ import annotations
+
+import re
+
+# pattern of the model file's name -> row -> ratio
+GOALS: dict[str, dict[str, float]] = {
+    r"smollm2.*q4_0": {"prefill-128": 1.5, "decode": 1.35},
+    r"smollm2": {
+        "prefill-128": 1.4,
+        "prefill-512": 1.5,
+        "decode": 1.7,
+        "decode-1024": 2.2,
+        "batch-8": 2.5,
+        "batch-16": 2.8,
+        "batch-32": 2.7,
+    },
+    r"qwen2\.5-0\.5b.*q4_0": {"prefill-512": 1.5, "decode": 1.35, "decode-1024": 1.6, "batch-8": 2.5, "batch-32": 3.0},
+    r"qwen2\.5-(coder-)?0\.5b(.*q4_k_m|$)": {"prefill-512": 2.6, "decode": 1.5, "decode-1024": 1.8},
+    r"qwen2\.5-0\.5b.*q8_0": {"prefill-512": 1.9, "decode": 1.3},
+    r"llama-3\.2-1b.*q4_0": {"decode": 1.35},
+    r"llama-3\.2-1b.*q4_k_m": {"decode": 1.25},
+    r"llama-3\.2-1b.*q8_0": {"decode": 1.1},
+}
+
+
+def goals_of(model: str) -> dict[str, float]:
+    """Goals for a file by its name without the ending; the first pattern that fits counts."""
+    for pattern, goals in GOALS.items():
+        if re.match(pattern, model.lower()):
+            return goals
+    return {}
