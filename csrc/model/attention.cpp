@@ -55,12 +55,20 @@ struct Range {
 class Attending {
 public:
     Attending(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-              const BatchView& batch, const float* q, float* out, const AttentionScratch& scratch)
-        : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), q_(q), out_(out),
+              const BatchView& batch, const float* q, float* out, const Activations& mixed,
+              const AttentionScratch& scratch)
+        : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), q_(q), out_(out), mixed_(mixed),
           scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
           group_(spec.num_heads / spec.num_kv_heads) {}
 
     void run() const {
+        run_tasks();
+        if (!is_quantized_by_head())
+            for_rows(compute_, mixed_.n, [&](int row) { mixed_.quantize(compute_.kernels, row, 0, mixed_.k); });
+    }
+
+private:
+    void run_tasks() const {
         int num_tasks = count_tasks();
         int num_splits = max_splits();
         if (num_splits > 1 && num_tasks < AttentionScratch::max_split_tasks(compute_.pool.num_threads()))
@@ -68,7 +76,9 @@ public:
         compute_.pool.run(num_tasks, [&](int index, int worker) { whole(find_task(index), worker); });
     }
 
-private:
+    // The query heads of one KV head fill whole quantisation blocks: who makes them quantises them.
+    bool is_quantized_by_head() const { return group_ * spec_.head_dim % kQuantBlock == 0; }
+
     // Keys a row may look at.
     Range visible(int sequence, int row) const {
         int position = batch_.positions[row];
@@ -119,15 +129,15 @@ private:
     }
 
     void scatter(const Task& task, const State& state) const {
+        int width = group_ * spec_.head_dim, column = task.kv_head * width;
         for (int i = 0; i < task.num_queries; ++i) {
-            float* row =
-                out_ + static_cast<size_t>(task.row_begin + i) * static_cast<size_t>(spec_.num_heads * spec_.head_dim) +
-                static_cast<size_t>(task.kv_head * group_ * spec_.head_dim);
+            float* row = out_ + static_cast<size_t>(task.row_begin + i) * static_cast<size_t>(mixed_.k) + column;
             for (int g = 0; g < group_; ++g) {
                 int h = i * group_ + g;
                 const float* acc = state.acc + static_cast<size_t>(h) * static_cast<size_t>(spec_.head_dim);
                 for (int d = 0; d < spec_.head_dim; ++d) row[g * spec_.head_dim + d] = acc[d] / state.l[h];
             }
+            if (is_quantized_by_head()) mixed_.quantize(compute_.kernels, task.row_begin + i, column, column + width);
         }
     }
 
@@ -216,6 +226,7 @@ private:
     const BatchView& batch_;
     const float* q_;
     float* out_;
+    const Activations& mixed_;
     const AttentionScratch& scratch_;
     AttendFn attend_;
     int group_;
@@ -251,8 +262,9 @@ AttentionScratch AttentionScratch::take(Arena& arena, const AttentionSpec& spec,
 }
 
 void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-            const BatchView& batch, const float* q, float* out, const AttentionScratch& scratch) {
-    Attending(compute, spec, cache, layer, batch, q, out, scratch).run();
+            const BatchView& batch, const float* q, float* out, const Activations& mixed,
+            const AttentionScratch& scratch) {
+    Attending(compute, spec, cache, layer, batch, q, out, mixed, scratch).run();
 }
 
 }  // namespace kvarn

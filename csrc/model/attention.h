@@ -43,8 +43,10 @@ private:
     size_t worker_floats_;
 };
 
-// q (n, heads * head_dim) against the cache, into out of the same shape. K and V of the batch are already stored.
+// q (n, heads * head_dim) against the cache, into out of the same shape and quantised as mixed, whose values out is.
+// K and V of the batch are already stored.
 void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-            const BatchView& batch, const float* q, float* out, const AttentionScratch& scratch);
+            const BatchView& batch, const float* q, float* out, const Activations& mixed,
+            const AttentionScratch& scratch);
 
 }  // namespace kvarn

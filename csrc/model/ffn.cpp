@@ -14,35 +14,29 @@ void activate_gated(const KernelTable& kernels, Activation activation, const flo
     for (int i = 0; i < n; ++i) gate[i] *= up[i];
 }
 
-struct Hidden {
-    const Matrix *gate, *up;
-    const float *gate_bias, *up_bias;
-};
-
-// buffers.gate (n, hidden) = act(gate x) * up x, or act(up x) without a gate.
-void expand(const Compute& compute, const FeedForwardSpec& spec, const Hidden& weights, const StepBuffers& buffers,
-            const float* input, int n, int width) {
+// buffers.gate (in.n, hidden) = act(gate x) * up x, or act(up x) without a gate; quantised for `down` as it is made.
+Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::span<const Projection> products,
+                   const StepBuffers& buffers, const Activations& in, const Projection& down) {
     size_t stride = static_cast<size_t>(spec.hidden);
-    Projection up{weights.up, spec.is_gated ? buffers.up : buffers.gate, stride, weights.up_bias};
+    Activations hidden = reserve(buffers.hidden_quants, buffers.gate, in.n, spec.hidden, {&down, 1});
     if (!spec.is_gated) {
-        Activations in = prepare(compute, buffers.quants, input, n, width, {&up, 1});
-        project(compute, in, {&up, 1}, [&](size_t, int begin, int end) {
-            for (int row = 0; row < n; ++row) {
+        project(compute, in, products, [&](size_t, int begin, int end) {
+            for (int row = 0; row < in.n; ++row) {
                 float* values = buffers.gate + static_cast<size_t>(row) * stride + begin;
                 compute.kernels.gelu(values, end - begin, values);
+                hidden.quantize(compute.kernels, row, begin, end);
             }
         });
-        return;
+        return hidden;
     }
-    Projection gate{weights.gate, buffers.gate, stride, weights.gate_bias};
-    Projection both[] = {gate, up};
-    Activations in = prepare(compute, buffers.quants, input, n, width, both);
-    project_pair(compute, in, gate, up, [&](int begin, int end) {
-        for (int row = 0; row < n; ++row) {
+    project_pair(compute, in, products[0], products[1], [&](int begin, int end) {
+        for (int row = 0; row < in.n; ++row) {
             size_t at = static_cast<size_t>(row) * stride + static_cast<size_t>(begin);
             activate_gated(compute.kernels, spec.activation, buffers.up + at, end - begin, buffers.gate + at);
+            hidden.quantize(compute.kernels, row, begin, end);
         }
     });
+    return hidden;
 }
 
 // The num_active most probable experts of one row, in ascending index, with their weights.
@@ -65,27 +59,36 @@ void route(const FeedForwardSpec& spec, float* logits, int32_t* index, float* we
 
 }  // namespace
 
-void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* input, int n,
-                  int width, float* residual) {
+FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers) {
     const FeedForwardSpec& spec = layer.feed_forward;
-    expand(compute, spec, {layer.gate, layer.up, layer.gate_bias, layer.up_bias}, buffers, input, n, width);
-    Projection down{layer.down, buffers.result, static_cast<size_t>(width), layer.down_bias};
-    Activations in = prepare(compute, buffers.quants, buffers.gate, n, spec.hidden, {&down, 1});
-    project(compute, in, {&down, 1}, [&](size_t, int begin, int end) {
+    size_t hidden = static_cast<size_t>(spec.hidden);
+    if (spec.num_experts > 0)
+        return {{{layer.router, buffers.router, static_cast<size_t>(spec.num_experts), nullptr}}, 1};
+    if (!spec.is_gated) return {{{layer.up, buffers.gate, hidden, layer.up_bias}}, 1};
+    return {{{layer.gate, buffers.gate, hidden, layer.gate_bias}, {layer.up, buffers.up, hidden, layer.up_bias}}, 2};
+}
+
+void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const Activations& in,
+                  float* residual) {
+    size_t width = static_cast<size_t>(in.k);
+    Projection down{layer.down, buffers.result, width, layer.down_bias};
+    Activations hidden = expand(compute, layer.feed_forward, first_products(layer, buffers), buffers, in, down);
+    project(compute, hidden, {&down, 1}, [&](size_t, int begin, int end) {
         if (residual == nullptr) return;
-        for (int row = 0; row < n; ++row) {
-            size_t at = static_cast<size_t>(row) * static_cast<size_t>(width) + static_cast<size_t>(begin);
+        for (int row = 0; row < in.n; ++row) {
+            size_t at = static_cast<size_t>(row) * width + static_cast<size_t>(begin);
             compute.kernels.add(buffers.result + at, end - begin, residual + at);
         }
     });
 }
 
-void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* input,
-                        int n, int width) {
+void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
+                        const Activations& in) {
     const FeedForwardSpec& spec = layer.feed_forward;
+    int n = in.n, width = in.k;
     size_t active = static_cast<size_t>(spec.num_active), columns = static_cast<size_t>(width);
-    Projection router{layer.router, buffers.router, static_cast<size_t>(spec.num_experts), nullptr};
-    project(compute, prepare(compute, buffers.quants, input, n, width, {&router, 1}), {&router, 1});
+    size_t hidden = static_cast<size_t>(spec.hidden);
+    project(compute, in, first_products(layer, buffers));
     for_rows(compute, n, [&](int row) {
         size_t r = static_cast<size_t>(row);
         route(spec, buffers.router + r * static_cast<size_t>(spec.num_experts), buffers.expert_index + r * active,
@@ -100,15 +103,16 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
             const int32_t* index = buffers.expert_index + static_cast<size_t>(row) * active;
             if (std::find(index, index + active, e) == index + active) continue;
             std::memcpy(buffers.expert_in + static_cast<size_t>(count) * columns,
-                        input + static_cast<size_t>(row) * columns, columns * sizeof(float));
+                        in.values + static_cast<size_t>(row) * columns, columns * sizeof(float));
             buffers.expert_rows[count++] = row;
         }
         if (count == 0) continue;
         size_t part = static_cast<size_t>(e);
-        expand(compute, spec, {&(*layer.gate_experts)[part], &(*layer.up_experts)[part], nullptr, nullptr}, buffers,
-               buffers.expert_in, count, width);
+        Projection gated[] = {{&(*layer.gate_experts)[part], buffers.gate, hidden, nullptr},
+                              {&(*layer.up_experts)[part], buffers.up, hidden, nullptr}};
+        Activations chosen = prepare(compute, buffers.quants, buffers.expert_in, count, width, gated);
         Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, nullptr};
-        project(compute, prepare(compute, buffers.quants, buffers.gate, count, spec.hidden, {&down, 1}), {&down, 1});
+        project(compute, expand(compute, spec, gated, buffers, chosen, down), {&down, 1});
         for_rows(compute, count, [&](int i) {
             size_t row = static_cast<size_t>(buffers.expert_rows[i]);
             const int32_t* index = buffers.expert_index + row * active;

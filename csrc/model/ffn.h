@@ -4,12 +4,20 @@
 
 namespace kvarn {
 
-// result (n, width) = feed-forward of input (n, width). When residual is not null the result is added to it instead.
-void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* input, int n,
-                  int width, float* residual);
+// The products that the input of a feed-forward meets first: gate and up, up alone, or the router.
+struct FirstProducts {
+    Projection all[2];
+    size_t count;
+    operator std::span<const Projection>() const { return {all, count}; }
+};
+FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers);
 
-// result = mixture of experts of input; written to buffers.result.
-void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* input,
-                        int n, int width);
+// result (n, width) = feed-forward of in (n, width). When residual is not null the result is added to it instead.
+void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const Activations& in,
+                  float* residual);
+
+// result = mixture of experts of in; written to buffers.result.
+void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
+                        const Activations& in);
 
 }  // namespace kvarn

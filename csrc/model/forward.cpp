@@ -19,6 +19,11 @@ int sequence_of(const BatchView& batch, int row) {
     return static_cast<int>(std::upper_bound(batch.row_starts, end, row) - batch.row_starts) - 1;
 }
 
+// Without a norm behind the sublayer its output goes straight into the residual stream.
+float* residual_of(const LayerPlan& layer, const StepBuffers& buffers) {
+    return layer.placement == Placement::pre ? buffers.x : nullptr;
+}
+
 }  // namespace
 
 void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out) {
@@ -26,7 +31,10 @@ void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows
     if (batch.num_tokens == 0) return;
     std::lock_guard turn(pool_->turn());
     StepBuffers buffers = enter(arena_, batch);
-    for (size_t index = 0; index < plan_.layers.size(); ++index) run_layer(index, batch, buffers);
+    for (size_t index = 0; index < plan_.layers.size(); ++index) {
+        run_attention(index, batch, buffers);
+        run_feed_forward(index, batch, buffers);
+    }
     leave(buffers, output_rows, out);
 }
 
@@ -34,21 +42,28 @@ Passage Model::begin(const BatchView& batch, std::span<const int32_t> output_row
     check(batch, output_rows);
     require(batch.num_tokens > 0, "a passage needs at least one token");
     std::lock_guard turn(pool_->turn());
-    return {batch, output_rows, enter(passage_arena_, batch), 0, 0, ++num_passages_};
+    return {
+        .batch = batch, .output_rows = output_rows, .buffers = enter(passage_arena_, batch), .number = ++num_passages_};
 }
 
+// Time that was granted and not used, less than a sublayer's, is used by a later call: on average none is lost.
 bool Model::advance(Passage& passage, double seconds, float* out) {
     using Clock = std::chrono::steady_clock;
     require(passage.number == num_passages_, "another passage has begun since; this one is over");
     std::lock_guard turn(pool_->turn());
-    double spent = 0;
+    const size_t num_halves = 2 * plan_.layers.size();
+    double left = seconds + passage.unused_s;
     do {
+        size_t layer = passage.next_half / 2, half = passage.next_half++ % 2;
         Clock::time_point begin = Clock::now();
-        run_layer(passage.next_layer++, passage.batch, passage.buffers);
-        passage.layer_s = std::chrono::duration<double>(Clock::now() - begin).count();
-        spent += passage.layer_s;
-    } while (passage.next_layer < plan_.layers.size() && spent + passage.layer_s <= seconds);
-    if (passage.next_layer < plan_.layers.size()) return false;
+        if (half == 0) run_attention(layer, passage.batch, passage.buffers);
+        else run_feed_forward(layer, passage.batch, passage.buffers);
+        passage.half_s[half] = std::chrono::duration<double>(Clock::now() - begin).count();
+        left -= passage.half_s[half];
+    } while (passage.next_half < num_halves && left >= passage.half_s[passage.next_half % 2]);
+    double longest = std::max(passage.half_s[0], passage.half_s[1]);
+    passage.unused_s = std::clamp(left, -longest, longest);
+    if (passage.next_half < num_halves) return false;
     leave(passage.buffers, passage.output_rows, out);
     return true;
 }
@@ -114,27 +129,21 @@ void Model::embed(const BatchView& batch, float* out) const {
     });
 }
 
-void Model::run_layer(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+    const LayerPlan& layer = plan_.layers[index];
+    attention_sublayer(index, batch, buffers);
+    close_sublayer(layer.placement, layer.attention_out, buffers, batch.num_tokens);
+}
+
+void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     int n = batch.num_tokens, width = spec_.width;
-    // Without a norm behind the sublayer its output goes straight into the residual stream.
-    float* residual = layer.placement == Placement::pre ? buffers.x : nullptr;
-    auto normed = [&](const NormPlan& norm) -> const float* {
-        if (layer.placement == Placement::residual) return buffers.x;
-        for_rows(compute(), n, [&](int row) {
-            norm.apply(kernels_, buffers.x + offset(row, width), width, buffers.normed + offset(row, width));
-        });
-        return buffers.normed;
-    };
-
-    attention_sublayer(index, batch, buffers, normed(layer.attention_in), residual);
-    close_sublayer(layer.placement, layer.attention_out, buffers, n);
-
-    const float* input = normed(layer.ffn_in);
+    float* residual = residual_of(layer, buffers);
+    Activations in = normed(layer, layer.ffn_in, buffers, n, first_products(layer, buffers));
     if (layer.feed_forward.num_experts == 0) {
-        feed_forward(compute(), layer, buffers, input, n, width, residual);
+        feed_forward(compute(), layer, buffers, in, residual);
     } else {
-        mixture_of_experts(compute(), layer, buffers, input, n, width);
+        mixture_of_experts(compute(), layer, buffers, in);
         if (residual != nullptr)
             for_rows(compute(), n, [&](int row) {
                 kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
@@ -143,21 +152,35 @@ void Model::run_layer(size_t index, const BatchView& batch, const StepBuffers& b
     close_sublayer(layer.placement, layer.ffn_out, buffers, n);
 }
 
-void Model::attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers, const float* input,
-                               float* residual) {
+// What a sublayer reads: normalised where the placement says so, and quantised for its first products.
+Activations Model::normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
+                          std::span<const Projection> projections) const {
+    int width = spec_.width;
+    if (layer.placement == Placement::residual)
+        return prepare(compute(), buffers.quants, buffers.x, n, width, projections);
+    Activations in = reserve(buffers.quants, buffers.normed, n, width, projections);
+    for_rows(compute(), n, [&](int row) {
+        norm.apply(kernels_, buffers.x + offset(row, width), width, buffers.normed + offset(row, width));
+        in.quantize(kernels_, row, 0, width);
+    });
+    return in;
+}
+
+void Model::attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
+    float* residual = residual_of(layer, buffers);
     int n = batch.num_tokens, query = spec.num_heads * spec.head_dim, width = spec_.width;
     size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
     Projection qkv[] = {{layer.q, buffers.q, static_cast<size_t>(query), layer.q_bias},
                         {layer.k, buffers.k, kv, layer.k_bias},
                         {layer.v, buffers.v, kv, layer.v_bias}};
-    project(compute(), prepare(compute(), buffers.quants, input, n, width, qkv), qkv);
+    project(compute(), normed(layer, layer.attention_in, buffers, n, qkv), qkv);
     rotate_and_store(index, batch, buffers);
-    attend(compute(), spec, cache_, index, batch, buffers.q, buffers.mixed, buffers.attention);
 
     Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
-    Activations mixed = prepare(compute(), buffers.quants, buffers.mixed, n, query, {&output, 1});
+    Activations mixed = reserve(buffers.quants, buffers.mixed, n, query, {&output, 1});
+    attend(compute(), spec, cache_, index, batch, buffers.q, buffers.mixed, mixed, buffers.attention);
     project(compute(), mixed, {&output, 1}, [&](size_t, int begin, int end) {
         if (residual == nullptr) return;
         for (int row = 0; row < n; ++row) {

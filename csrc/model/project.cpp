@@ -4,7 +4,8 @@ namespace kvarn {
 
 namespace {
 constexpr size_t kTaskBytes = 64 << 10;  // weights one task keeps hot while it walks the tiles of a long prompt
-}
+constexpr int kGroupsPerBlock = kQuantBlock / kLanes;  // so that a task's outputs can be quantised by the same task
+}  // namespace
 
 ActTile Activations::tile(int index) const {
     int first = index * kTileTokens;
@@ -26,22 +27,27 @@ QuantBuffers QuantBuffers::take(Arena& arena, int n, int k) {
     return {arena.take<int8_t>(values), arena.take<float>(blocks), arena.take<float>(blocks)};
 }
 
-Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
+void Activations::quantize(const KernelTable& kernels, int row, int begin, int end) const {
+    if (q == nullptr) return;
+    int first = row / kTileTokens * kTileTokens, rows = std::min(kTileTokens, n - first);
+    // A tile is block-major: the blocks before `begin` hold as many columns of every row of the tile.
+    size_t at = static_cast<size_t>(first) * static_cast<size_t>(k) + static_cast<size_t>(begin * rows);
+    kernels.quantize_row(values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin, end - begin, row - first,
+                         rows, q + at, scale + at / kQuantBlock, sum + at / kQuantBlock);
+}
+
+Activations reserve(const QuantBuffers& buffers, const float* values, int n, int k,
                     std::span<const Projection> projections) {
-    Activations in{values, n, k};
     bool needs_quants = std::any_of(projections.begin(), projections.end(),
                                     [](const Projection& p) { return is_quantized(p.weight->type); });
-    if (!needs_quants) return in;
-    in.q = buffers.q;
-    in.scale = buffers.scale;
-    in.sum = buffers.sum;
-    for_rows(compute, n, [&](int row) {
-        int first = row / kTileTokens * kTileTokens;
-        size_t at = static_cast<size_t>(first) * static_cast<size_t>(k);
-        compute.kernels.quantize_row(values + static_cast<size_t>(row) * static_cast<size_t>(k), k, row - first,
-                                     std::min(kTileTokens, n - first), in.q + at, in.scale + at / kQuantBlock,
-                                     in.sum + at / kQuantBlock);
-    });
+    if (!needs_quants) return {values, n, k};
+    return {values, n, k, buffers.q, buffers.scale, buffers.sum};
+}
+
+Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
+                    std::span<const Projection> projections) {
+    Activations in = reserve(buffers, values, n, k, projections);
+    if (in.q != nullptr) for_rows(compute, n, [&](int row) { in.quantize(compute.kernels, row, 0, k); });
     return in;
 }
 
@@ -50,7 +56,7 @@ namespace detail {
 int groups_per_task(const Compute& compute, const Matrix& weight) {
     int fair = weight.groups() / (4 * compute.pool.num_threads());
     int hot = static_cast<int>(kTaskBytes / weight.group_bytes());
-    return std::max(1, std::min(fair, hot));
+    return std::max(kGroupsPerBlock, std::min(fair, hot) / kGroupsPerBlock * kGroupsPerBlock);
 }
 
 void project_rows(const Compute& compute, const Activations& in, const Projection& projection, int group_begin,

@@ -23,6 +23,9 @@ struct Activations {
 
     int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
     ActTile tile(int index) const;
+
+    // Quantise columns [begin, end) of a row, both multiples of 32, where quants are wanted at all.
+    void quantize(const KernelTable& kernels, int row, int begin, int end) const;
 };
 
 // Buffers for quantised rows, reused for every product of a step.
@@ -41,7 +44,12 @@ struct Projection {
     const float* bias;  // null: none
 };
 
-// Quantise n rows of k values, unless every weight they will meet is a float type.
+// n rows of k values whose quants are still to be made, by whoever makes the values; none where every weight that
+// they will meet is a float type.
+Activations reserve(const QuantBuffers& buffers, const float* values, int n, int k,
+                    std::span<const Projection> projections);
+
+// The same with all rows quantised.
 Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
                     std::span<const Projection> projections);
 

@@ -28,7 +28,8 @@ float* take_floats(Arena& arena, int n, int columns) {
 
 size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
     size_t bytes = 3 * floats(n, plan.width) + 2 * floats(n, plan.max_query) + 2 * floats(n, plan.max_kv) +
-                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input());
+                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
+                   QuantBuffers::arena_bytes(n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
     if (plan.max_experts > 0)
@@ -49,6 +50,7 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.gate = take_floats(arena, n, plan.max_hidden);
     b.up = take_floats(arena, n, plan.max_hidden);
     b.quants = QuantBuffers::take(arena, n, plan.widest_input());
+    b.hidden_quants = QuantBuffers::take(arena, n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes)
         b.rope_tables.push_back(take_floats(arena, n, 2 * static_cast<int>(rope.inverse_frequencies.size())));
     b.attention = AttentionScratch::take(arena, hungriest(plan, num_threads, max_context), num_threads, max_context);

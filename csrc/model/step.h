@@ -8,13 +8,14 @@
 namespace kvarn {
 
 struct StepBuffers {
-    float* x;          // (n, width)   the residual stream
-    float* normed;     // (n, width)
-    float* result;     // (n, width)   of a sublayer
-    float *q, *mixed;  // (n, query width)
-    float *k, *v;      // (n, KV width)
-    float *gate, *up;  // (n, hidden)
-    QuantBuffers quants;
+    float* x;                    // (n, width)   the residual stream
+    float* normed;               // (n, width)
+    float* result;               // (n, width)   of a sublayer
+    float *q, *mixed;            // (n, query width)
+    float *k, *v;                // (n, KV width)
+    float *gate, *up;            // (n, hidden)
+    QuantBuffers quants;         // of what a sublayer reads
+    QuantBuffers hidden_quants;  // of gate, made while quants are still read
     std::vector<float*> rope_tables;
     AttentionScratch attention;
     // mixture of experts

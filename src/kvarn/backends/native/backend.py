@@ -188,7 +188,7 @@ class NativePassage:
     """A batch under way; keeps the arrays the core reads."""
 
     def __init__(self, core: _native.Model, batch: Batch, num_layers: int, width: int) -> None:
-        self.num_slices = num_layers
+        self.num_slices = 2 * num_layers  # attention and feed-forward
         self._core = core
         self._batch = batch
         self._hidden = np.empty((len(batch.output_rows), width), np.float32)
@@ -202,7 +202,7 @@ class NativePassage:
         )
 
     def advance(self, seconds: float) -> Float32 | None:
-        """Run layers for about that long, at least one."""
+        """Run sublayers for about that long, at least one."""
         return self._hidden if self._core.advance(self._passage, seconds, self._hidden) else None
 
 
