@@ -86,13 +86,14 @@ Array<float> unpack(int type_id, In1<uint8_t> packed, int rows, int columns) {
 struct QuantizedTile {
     std::vector<int8_t> q;
     std::vector<float> scale, sum;
+    std::vector<int32_t> minus_sums;
 
     QuantizedTile(const KernelTable& table, const float* x, int n, int k)
         : q(static_cast<size_t>(n) * static_cast<size_t>(k)), scale(q.size() / kQuantBlock),
-          sum(q.size() / kQuantBlock) {
+          sum(q.size() / kQuantBlock), minus_sums(2 * sum.size()) {
         for (int t = 0; t < n; ++t)
             table.quantize_row(x + static_cast<size_t>(t) * static_cast<size_t>(k), k, t, n, q.data(), scale.data(),
-                               sum.data());
+                               sum.data(), minus_sums.data());
     }
 };
 
@@ -110,11 +111,17 @@ Array<float> matmul(const std::string& table_name, int type_id, In1<uint8_t> pac
     for (int first = 0; first < n; first += tile_tokens) {
         const int tokens = std::min(tile_tokens, n - first);
         const float* values = x.data() + static_cast<size_t>(first) * static_cast<size_t>(k);
-        ActTile tile{nullptr, nullptr, nullptr, values, tokens, k};
+        ActTile tile{nullptr, nullptr, nullptr, nullptr, values, tokens, k};
         std::unique_ptr<QuantizedTile> quantized;
         if (is_quantized(type)) {
             quantized = std::make_unique<QuantizedTile>(table, values, tokens, k);
-            tile = {quantized->q.data(), quantized->scale.data(), quantized->sum.data(), nullptr, tokens, k};
+            tile = {quantized->q.data(),
+                    quantized->scale.data(),
+                    quantized->sum.data(),
+                    quantized->minus_sums.data(),
+                    nullptr,
+                    tokens,
+                    k};
         }
         for (int group = 0; group < num_groups(rows); group += groups_per_call)
             table.matmul[type_id](packed.data(), tile, out.data + static_cast<size_t>(first) * stride, stride, rows,
@@ -128,8 +135,10 @@ nb::tuple quantize_row(const std::string& table_name, In1<float> x) {
     require(blocks * kQuantBlock == x.size(), "the row is no whole number of blocks of 32");
     NewArray<int8_t> q({x.size()});
     NewArray<float> scale({blocks}), sum({blocks});
-    table_named(table_name).quantize_row(x.data(), static_cast<int>(x.size()), 0, 1, q.data, scale.data, sum.data);
-    return nb::make_tuple(q.array, scale.array, sum.array);
+    NewArray<int32_t> minus_sums({blocks, size_t{2}});
+    table_named(table_name)
+        .quantize_row(x.data(), static_cast<int>(x.size()), 0, 1, q.data, scale.data, sum.data, minus_sums.data);
+    return nb::make_tuple(q.array, scale.array, sum.array, minus_sums.array);
 }
 
 Array<float> rms_norm(const std::string& table_name, In1<float> x, In1<float> w, float eps) {

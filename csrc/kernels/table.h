@@ -46,11 +46,13 @@ constexpr int kKVBlock = 16;     // tokens per KV block
 //   q     [k / 32][n][32] int8
 //   scale [k / 32][n]     float, q * scale ~ x
 //   sum   [k / 32][n]     float, scale * (sum of the 32 q)
+//   minus_sums [k / 32][n][2] int32, minus the sums of the first and of the last 16 q
 // f is the same tile unquantised, [n][k] float, for the float weight types.
 struct ActTile {
     const int8_t* q;
     const float* scale;
     const float* sum;
+    const int32_t* minus_sums;
     const float* f;
     int n;  // rows in the tile, 1 .. kTileTokens
     int k;  // columns; a multiple of 32 when the weights are quantised
@@ -99,7 +101,8 @@ struct KernelTable {
     // scale^2 * sum((x * s - q)^2), the first of equals; the sum runs over i mod 8, then by halves. A block whose
     // absmax is below 1e-36 counts as zeros and gets scale 0; one with NaN or infinity gets q = 0 and scale NaN.
     // tolerance: exact
-    void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+    void (*quantize_row)(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                         int32_t* minus_sums) noexcept;
 
     // y = x / sqrt(mean(x^2) + eps) * w. tolerance: f32. y may be x.
     void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y) noexcept;

@@ -12,19 +12,20 @@ ActTile Activations::tile(int index) const {
     size_t at = static_cast<size_t>(first) * static_cast<size_t>(k);
     size_t block = at / kQuantBlock;
     int rows = std::min(kTileTokens, n - first);
-    if (q == nullptr) return {nullptr, nullptr, nullptr, values + at, rows, k};
-    return {q + at, scale + block, sum + block, values + at, rows, k};
+    if (q == nullptr) return {nullptr, nullptr, nullptr, nullptr, values + at, rows, k};
+    return {q + at, scale + block, sum + block, minus_sums + 2 * block, values + at, rows, k};
 }
 
 size_t QuantBuffers::arena_bytes(int n, int k) {
     size_t values = static_cast<size_t>(n) * static_cast<size_t>(k);
-    return Arena::padded(values) + 2 * Arena::padded(values / kQuantBlock * sizeof(float) + sizeof(float));
+    return Arena::padded(values) + 4 * Arena::padded(values / kQuantBlock * sizeof(float) + sizeof(float));
 }
 
 QuantBuffers QuantBuffers::take(Arena& arena, int n, int k) {
     size_t values = static_cast<size_t>(n) * static_cast<size_t>(k);
     size_t blocks = values / kQuantBlock + 1;
-    return {arena.take<int8_t>(values), arena.take<float>(blocks), arena.take<float>(blocks)};
+    return {arena.take<int8_t>(values), arena.take<float>(blocks), arena.take<float>(blocks),
+            arena.take<int32_t>(2 * blocks)};
 }
 
 void Activations::quantize(const KernelTable& kernels, int row, int begin, int end) const {
@@ -33,7 +34,8 @@ void Activations::quantize(const KernelTable& kernels, int row, int begin, int e
     // A tile is block-major: the blocks before `begin` hold as many columns of every row of the tile.
     size_t at = static_cast<size_t>(first) * static_cast<size_t>(k) + static_cast<size_t>(begin * rows);
     kernels.quantize_row(values + static_cast<size_t>(row) * static_cast<size_t>(k) + begin, end - begin, row - first,
-                         rows, q + at, scale + at / kQuantBlock, sum + at / kQuantBlock);
+                         rows, q + at, scale + at / kQuantBlock, sum + at / kQuantBlock,
+                         minus_sums + 2 * (at / kQuantBlock));
 }
 
 Activations reserve(const QuantBuffers& buffers, const float* values, int n, int k,
@@ -41,7 +43,7 @@ Activations reserve(const QuantBuffers& buffers, const float* values, int n, int
     bool needs_quants = std::any_of(projections.begin(), projections.end(),
                                     [](const Projection& p) { return is_quantized(p.weight->type); });
     if (!needs_quants) return {values, n, k};
-    return {values, n, k, buffers.q, buffers.scale, buffers.sum};
+    return {values, n, k, buffers.q, buffers.scale, buffers.sum, buffers.minus_sums};
 }
 
 Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,

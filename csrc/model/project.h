@@ -20,6 +20,7 @@ struct Activations {
     int8_t* q = nullptr;
     float* scale = nullptr;
     float* sum = nullptr;
+    int32_t* minus_sums = nullptr;
 
     int num_tiles() const { return (n + kTileTokens - 1) / kTileTokens; }
     ActTile tile(int index) const;
@@ -33,6 +34,7 @@ struct QuantBuffers {
     int8_t* q;
     float* scale;
     float* sum;
+    int32_t* minus_sums;
     static size_t arena_bytes(int n, int k);
     static QuantBuffers take(Arena& arena, int n, int k);
 };

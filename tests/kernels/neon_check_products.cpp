@@ -91,9 +91,11 @@ Floats multiply(const KernelTable& table, const Matrix& w, const Activations& a,
         const float* x = a.x.data() + static_cast<size_t>(begin) * k;
         std::vector<int8_t> q(static_cast<size_t>(n) * k);
         Floats scale(static_cast<size_t>(n) * k / 32 + 1), sum(scale.size());
+        std::vector<int32_t> minus_sums(2 * sum.size());
         for (int t = 0; t < n && is_quantized(w.info.type); ++t)
-            table.quantize_row(x + static_cast<size_t>(t) * k, k, t, n, q.data(), scale.data(), sum.data());
-        const ActTile tile{q.data(), scale.data(), sum.data(), x, n, k};
+            table.quantize_row(x + static_cast<size_t>(t) * k, k, t, n, q.data(), scale.data(), sum.data(),
+                               minus_sums.data());
+        const ActTile tile{q.data(), scale.data(), sum.data(), minus_sums.data(), x, n, k};
         const int groups = num_groups(w.rows), step = std::min(cut.groups_per_call, groups);
         for (int group = 0; group < groups; group += step)
             table.matmul[static_cast<int>(w.info.type)](w.packed.data(), tile, out.data() + begin * stride, stride,
@@ -113,7 +115,8 @@ std::vector<double> seen(const KernelTable& table, const TypeInfo& info, const f
     if (!is_quantized(info.type)) return out;
     std::vector<int8_t> q(static_cast<size_t>(k));
     Floats scale(static_cast<size_t>(k) / 32), sum(scale.size());
-    table.quantize_row(x, k, 0, 1, q.data(), scale.data(), sum.data());
+    std::vector<int32_t> minus_sums(2 * sum.size());
+    table.quantize_row(x, k, 0, 1, q.data(), scale.data(), sum.data(), minus_sums.data());
     for (int i = 0; i < k; ++i) out[i] = static_cast<double>(q[i]) * scale[i / 32];
     return out;
 }

@@ -17,8 +17,9 @@ void levels_are_chosen_in_the_order_of_the_contract(const KernelTable& table) {
         const Floats x = Random{seed}.normals(kQuantBlock);
         int8_t q[2][kQuantBlock];
         float d[2], sum[2];
-        scalar::table.quantize_row(x.data(), kQuantBlock, 0, 1, q[0], &d[0], &sum[0]);
-        table.quantize_row(x.data(), kQuantBlock, 0, 1, q[1], &d[1], &sum[1]);
+        int32_t halves[2][2];
+        scalar::table.quantize_row(x.data(), kQuantBlock, 0, 1, q[0], &d[0], &sum[0], halves[0]);
+        table.quantize_row(x.data(), kQuantBlock, 0, 1, q[1], &d[1], &sum[1], halves[1]);
         expect(d[0] == d[1] && sum[0] == sum[1] && std::memcmp(q[0], q[1], kQuantBlock) == 0,
                "quantize_row adds errors in the order of the contract");
     }
@@ -34,17 +35,21 @@ void quantising_is_exact(const KernelTable& table) {
         for (int n : {1, 3}) {
             std::vector<int8_t> q[2];
             Floats d[2], sum[2];
+            std::vector<int32_t> halves[2];
             const KernelTable* tables[2] = {&scalar::table, &table};
             for (int i = 0; i < 2; ++i) {
                 q[i].resize(x.size() * n), d[i].resize(blocks * n), sum[i].resize(blocks * n);
-                tables[i]->quantize_row(x.data(), 32 * blocks, n - 1, n, q[i].data(), d[i].data(), sum[i].data());
+                halves[i].resize(2 * blocks * n);
+                tables[i]->quantize_row(x.data(), 32 * blocks, n - 1, n, q[i].data(), d[i].data(), sum[i].data(),
+                                        halves[i].data());
             }
             for (int b = 3; b < 6; ++b)
                 expect(std::isnan(d[1][b * n + n - 1]), "a block that is not finite has scale NaN");
             for (int i = 0; i < 2; ++i)  // NaNs are equal, whatever their bits
                 for (Floats* values : {&d[i], &sum[i]})
                     for (float& value : *values) value = std::isnan(value) ? kNaN : value;
-            expect(q[0] == q[1] && same_bits(d[0], d[1]) && same_bits(sum[0], sum[1]), "quantize_row is exact");
+            expect(q[0] == q[1] && halves[0] == halves[1] && same_bits(d[0], d[1]) && same_bits(sum[0], sum[1]),
+                   "quantize_row is exact");
         }
     }
 }

@@ -62,6 +62,6 @@ def seen_by_kernel(table: str, type_: TensorType, x: Floats) -> Doubles:
         return x.astype(np.float64)
     rows = []
     for row in x:
-        quants, scales, _ = kernels.quantize_row(table, row)
+        quants, scales, _, _ = kernels.quantize_row(table, row)
         rows.append((quants.reshape(-1, 32).astype(np.float64) * scales[:, None]).ravel())
     return np.stack(rows)

@@ -46,12 +46,13 @@ def _error(block: Floats, absmax: np.float32, level: np.float32) -> np.float32:
 def test_quantising_follows_its_definition_bit_for_bit(table: str, scale: float) -> None:
     x = normal(64 * 32, scale=scale)
     x[5 * 32 : 6 * 32] = 0
-    quants, scales, sums = kernels.quantize_row(table, x)
+    quants, scales, sums, minus_sums = kernels.quantize_row(table, x)
     for block in range(64):
         expected, expected_scale = by_definition(x[32 * block : 32 * block + 32])
         assert np.array_equal(quants[32 * block : 32 * block + 32], expected)
         assert scales[block] == expected_scale
         assert sums[block] == expected_scale * np.float32(expected.sum())
+        assert minus_sums[block].tolist() == [-expected[:16].sum(), -expected[16:].sum()]
 
 
 def test_quantising_rounds_ties_to_even(table: str) -> None:
@@ -64,7 +65,7 @@ def test_quantising_rounds_ties_to_even(table: str) -> None:
 def test_a_block_that_is_not_finite_gets_a_nan_scale(table: str, bad: float) -> None:
     x = normal(96)
     x[40] = bad
-    quants, scales, sums = kernels.quantize_row(table, x)
+    quants, scales, sums, _ = kernels.quantize_row(table, x)
     assert np.isnan(scales).tolist() == [False, True, False]
     assert np.isnan(sums).tolist() == [False, True, False]
     assert not quants[32:64].any()

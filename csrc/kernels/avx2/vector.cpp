@@ -75,15 +75,21 @@ inline __m256i round_to_int8(const __m256 x[4], __m256 s) {
     return _mm256_max_epi8(_mm256_permutevar8x32_epi32(mixed, order), _mm256_set1_epi8(-127));
 }
 
-inline int sum_int8(__m256i q) {
+// Minus the sums of the first and of the last sixteen.
+inline void add_negated(__m256i q, int32_t sums[2]) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    return sum_lanes(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-1));
+    quads = _mm256_add_epi32(quads, _mm256_shuffle_epi32(quads, 0x4e));
+    quads = _mm256_add_epi32(quads, _mm256_shuffle_epi32(quads, 0xb1));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(quads));
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(quads, 1));
 }
 
 }  // namespace
 
 // A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept {
     for (int b = 0; b < k / kQuantBlock; ++b) {
         const size_t at = static_cast<size_t>(b) * n + t;
         __m256 values[4];
@@ -96,7 +102,8 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         const __m256i quants = has_values ? round_to_int8(values, set(level / absmax)) : _mm256_setzero_si256();
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + at * kQuantBlock), quants);
         scale[at] = d;
-        sum[at] = d * static_cast<float>(sum_int8(quants));
+        add_negated(quants, minus_sums + 2 * at);
+        sum[at] = d * static_cast<float>(-(minus_sums[2 * at] + minus_sums[2 * at + 1]));
     }
 }
 

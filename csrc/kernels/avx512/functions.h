@@ -4,7 +4,8 @@
 
 namespace kvarn::avx512 {
 
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept;
 void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept;
 void add(const float* x, int n, float* y) noexcept;
 void silu_mul(const float* gate, const float* up, int n, float* y) noexcept;

@@ -68,18 +68,21 @@ inline __m256i round_to_int8(const __m512 x[2], float s) {
     return _mm256_max_epi8(_mm256_set_m128i(high, low), _mm256_set1_epi8(-127));
 }
 
-inline int sum_int8(__m256i q) {
+// Minus the sums of the first and of the last sixteen.
+inline void add_negated(__m256i q, int32_t sums[2]) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+    __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-1));
+    quads = _mm256_add_epi32(quads, _mm256_shuffle_epi32(quads, 0x4e));
+    quads = _mm256_add_epi32(quads, _mm256_shuffle_epi32(quads, 0xb1));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(quads));
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(quads, 1));
 }
 
 }  // namespace
 
 // A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept {
     const __m128 levels = _mm_setr_ps(127, 126, 125, 124);
     for (int b = 0; b < k / kQuantBlock; ++b) {
         const size_t at = static_cast<size_t>(b) * n + t;
@@ -99,7 +102,8 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         }
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + at * kQuantBlock), quants);
         scale[at] = d;
-        sum[at] = d * static_cast<float>(sum_int8(quants));
+        add_negated(quants, minus_sums + 2 * at);
+        sum[at] = d * static_cast<float>(-(minus_sums[2 * at] + minus_sums[2 * at + 1]));
     }
 }
 

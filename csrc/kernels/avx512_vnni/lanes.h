@@ -22,7 +22,11 @@ struct Eight {
     static Ints up(Ints x, int places) { return _mm256_slli_epi16(x, places); }
     static Ints down(Ints x, int places) { return _mm256_srli_epi16(x, places); }
     static Ints look_up(__m128i table, Ints x) { return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x); }
-    static Ints spread(__m128i word) { return _mm256_broadcastd_epi32(word); }
+    static Ints sum(Ints x, Ints y) { return _mm256_add_epi32(x, y); }
+    template <int kFactor>  // a power of two
+    static Ints scaled_up(Ints x) {
+        return _mm256_slli_epi32(x, __builtin_ctz(kFactor));
+    }
     static Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
         return _mm256_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
     }
@@ -84,7 +88,11 @@ struct Sixteen {
         }
     }
     static Ints look_up(__m128i table, Ints x) { return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x); }
-    static Ints spread(__m128i word) { return _mm512_broadcastd_epi32(word); }
+    static Ints sum(Ints x, Ints y) { return _mm512_add_epi32(x, y); }
+    template <int kFactor>  // a power of two
+    static Ints scaled_up(Ints x) {
+        return _mm512_slli_epi32(x, __builtin_ctz(kFactor));
+    }
     static Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
         return _mm512_dpbusd_epi32(sum, unsigned_bytes, signed_bytes);
     }

@@ -14,20 +14,8 @@ struct StepInput {
     const int8_t* q;
     const float* scale;
     const float* sum;
+    const int32_t* minus_sums;
 };
-
-// factor * (sum of q over the 32 columns, or over each 16), one word per part, in the first lane.
-template <int kParts>
-inline void column_sums(const int8_t* q, int factor, __m128i sums[kParts]) {
-    const __m256i quads = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(static_cast<char>(factor)),
-                                              _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q)));
-    __m128i part[2] = {_mm256_castsi256_si128(quads), _mm256_extracti128_si256(quads, 1)};
-    if (kParts == 1) part[0] = _mm_add_epi32(part[0], part[1]);
-    for (int p = 0; p < kParts; ++p) {
-        part[p] = _mm_add_epi32(part[p], _mm_shuffle_epi32(part[p], 0x4e));
-        sums[p] = _mm_add_epi32(part[p], _mm_shuffle_epi32(part[p], 0xb1));
-    }
-}
 
 template <class Format, class V>
 struct Matmul {
@@ -36,6 +24,7 @@ struct Matmul {
     using Floats = typename V::Floats;
     static constexpr int kSteps = Format::kSteps, kParts = Format::kParts, kMaxTokens = 4;
     static constexpr int kRows = V::kGroups * kLanes;
+    static_assert((Format::kOffset & (Format::kOffset - 1)) == 0);
 
     const Packed* weights;
     const ActTile& tile;
@@ -62,7 +51,7 @@ struct Matmul {
 
     StepInput input(int step, int t) const {
         const size_t at = static_cast<size_t>(step) * tile.n + t;
-        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at};
+        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at, tile.minus_sums + 2 * at};
     }
 
     static Ints broadcast4(const int8_t* q, int j) {
@@ -71,19 +60,21 @@ struct Matmul {
         return V::words(four);
     }
 
+    // Minus the sum of a token's q over a part: what a weight's offset of one adds too much.
+    static Ints minus_sum(const int32_t* sums, int part) {
+        return kParts == 1 ? V::sum(V::words(sums[0]), V::words(sums[1])) : V::words(sums[part]);
+    }
+
     template <int kSpans, int kTokens>
     static inline void add_step(const Span* spans, const StepInput& x, Floats (&sums)[kSpans][kTokens]) {
-        constexpr bool kNeedsColumnSums = Format::kOffset != 0 || (Format::kHasMin && kParts > 1);
-        __m128i columns[kTokens][kParts];
-        for (int t = 0; t < kTokens && kNeedsColumnSums; ++t)
-            column_sums<kParts>(x.q + t * kQuantBlock, Format::kOffset != 0 ? Format::kOffset : 1, columns[t]);
 #pragma GCC unroll 2
         for (int part = 0; part < kParts; ++part) {
             Ints dot[kSpans][kTokens];
 #pragma GCC unroll 4
             for (int t = 0; t < kTokens; ++t) {
                 Ints start = V::words(0);
-                if (Format::kOffset != 0) start = V::spread(_mm_sub_epi32(_mm_setzero_si128(), columns[t][part]));
+                if (Format::kOffset != 0)
+                    start = V::template scaled_up<Format::kOffset>(minus_sum(x.minus_sums + 2 * t, part));
                 for (int s = 0; s < kSpans; ++s) dot[s][t] = start;
             }
 #pragma GCC unroll 8
@@ -103,8 +94,8 @@ struct Matmul {
                     sums[s][t] = V::add_product(V::floats(dot[s][t]), scale, sums[s][t]);
                 }
                 if (!Format::kHasMin) continue;
-                const Floats xsum =
-                    kParts == 1 ? V::all(x.sum[t]) : V::times(V::floats(V::spread(columns[t][part])), xd);
+                const Floats xsum = kParts == 1 ? V::all(x.sum[t])
+                                                : V::all(-static_cast<float>(x.minus_sums[2 * t + part]) * x.scale[t]);
                 for (int s = 0; s < kSpans; ++s)
                     sums[s][t] = V::add_product(spans[s].scales.min[part], xsum, sums[s][t]);
             }

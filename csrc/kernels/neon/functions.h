@@ -9,7 +9,8 @@ void matmul_f16(const uint8_t*, const ActTile&, float*, size_t, int, int, int) n
 void matmul_bf16(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
 void set_quantized_products(KernelTable& table) noexcept;
 
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept;
 void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept;
 void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y) noexcept;
 void add(const float* x, int n, float* y) noexcept;

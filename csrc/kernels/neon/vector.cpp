@@ -69,7 +69,8 @@ inline float best_level(const float32x4_t x[8], float absmax) {
 }  // namespace
 
 // A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept {
     for (int b = 0; b < k / kQuantBlock; ++b) {
         const size_t at = static_cast<size_t>(b) * n + t;
         float32x4_t values[8];
@@ -88,7 +89,9 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         vst1q_s8(q + at * kQuantBlock, quants[0]);
         vst1q_s8(q + at * kQuantBlock + 16, quants[1]);
         scale[at] = d;
-        sum[at] = d * static_cast<float>(vaddlvq_s8(quants[0]) + vaddlvq_s8(quants[1]));
+        const int total[2] = {vaddlvq_s8(quants[0]), vaddlvq_s8(quants[1])};
+        sum[at] = d * static_cast<float>(total[0] + total[1]);
+        for (int half = 0; half < 2; ++half) minus_sums[2 * at + half] = -total[half];
     }
 }
 

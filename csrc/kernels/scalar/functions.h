@@ -19,7 +19,8 @@ void matmul_q5_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) 
 void matmul_q6_k(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
 void matmul_iq4_nl(const uint8_t*, const ActTile&, float*, size_t, int, int, int) noexcept;
 
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept;
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept;
 void rms_norm(const float* x, const float* w, float eps, int n, float* y) noexcept;
 void layer_norm(const float* x, const float* w, const float* b, float eps, int n, float* y) noexcept;
 void add(const float* x, int n, float* y) noexcept;

@@ -51,7 +51,8 @@ float largest_magnitude(const float* x) {
 }  // namespace
 
 // A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
-void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum) noexcept {
+void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
+                  int32_t* minus_sums) noexcept {
     for (int b = 0; b < k / kQuantBlock; ++b) {
         const float* block = x + kQuantBlock * b;
         const size_t at = static_cast<size_t>(b) * n + t;
@@ -59,14 +60,15 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         const bool has_values = absmax >= kSmallestAbsmax;
         const float level = has_values ? best_level(block, absmax) : 127;
         const float d = has_values || !is_finite(absmax) ? absmax / level : 0;
-        int total = 0;
+        int total[2] = {0, 0};
         for (int i = 0; i < kQuantBlock; ++i) {
             const int8_t value = has_values ? round_to_int8(block[i] * (level / absmax)) : int8_t{0};
             q[at * kQuantBlock + i] = value;
-            total += value;
+            total[i / 16] += value;
         }
         scale[at] = d;
-        sum[at] = d * static_cast<float>(total);
+        sum[at] = d * static_cast<float>(total[0] + total[1]);
+        for (int half = 0; half < 2; ++half) minus_sums[2 * at + half] = -total[half];
     }
 }
 
