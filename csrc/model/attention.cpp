@@ -42,9 +42,13 @@ void merge(const State& into, const State& from) {
     }
 }
 
-// A run of queries of one sequence that meet one KV head.
+// A run of queries that meet one KV head.
 struct Task {
-    int sequence, kv_head, row_begin, num_queries;
+    const QueryRun& run;
+    int kv_head;
+
+    int num_queries() const { return run.num_rows; }
+    int row(int i) const { return run.row_begin + i; }
 };
 
 struct Range {
@@ -55,10 +59,10 @@ struct Range {
 class Attending {
 public:
     Attending(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-              const BatchView& batch, const float* q, float* out, const Activations& mixed,
-              const AttentionScratch& scratch)
-        : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), q_(q), out_(out), mixed_(mixed),
-          scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
+              const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
+              const Activations& mixed, const AttentionScratch& scratch)
+        : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), runs_(runs), q_(q), out_(out),
+          mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
           group_(spec.num_heads / spec.num_kv_heads) {}
 
     void run() const {
@@ -79,9 +83,10 @@ private:
     // The query heads of one KV head fill whole quantisation blocks: who makes them quantises them.
     bool is_quantized_by_head() const { return group_ * spec_.head_dim % kQuantBlock == 0; }
 
-    // Slots a row may look at. With every mask a later row sees as far as an earlier one or further.
-    Range visible(int sequence, int row) const {
-        int position = batch_.positions[row], shift = batch_.shift(sequence), context = batch_.context_lens[sequence];
+    // Slots that query i of a task may look at. In one sequence a later row sees as far as an earlier one or further.
+    Range visible(const Task& task, int i) const {
+        int sequence = task.run.sequence_of(i), position = batch_.positions[task.row(i)];
+        int shift = batch_.shift(sequence), context = batch_.context_lens[sequence];
         int end = context;
         if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
         else if (spec_.mask == MaskKind::block_causal)
@@ -90,16 +95,7 @@ private:
         return {begin, end};
     }
 
-    int queries(int sequence) const { return batch_.row_starts[sequence + 1] - batch_.row_starts[sequence]; }
-    int tasks_of(int sequence) const {
-        return (queries(sequence) + kQueriesPerTask - 1) / kQueriesPerTask * spec_.num_kv_heads;
-    }
-
-    int count_tasks() const {
-        int count = 0;
-        for (int s = 0; s < batch_.num_sequences; ++s) count += tasks_of(s);
-        return count;
-    }
+    int count_tasks() const { return static_cast<int>(runs_.size()) * spec_.num_kv_heads; }
 
     int max_splits() const {
         int longest = *std::max_element(batch_.context_lens, batch_.context_lens + batch_.num_sequences);
@@ -107,15 +103,11 @@ private:
     }
 
     Task find_task(int index) const {
-        int s = 0;
-        for (; index >= tasks_of(s); ++s) index -= tasks_of(s);
-        int first = index / spec_.num_kv_heads * kQueriesPerTask;
-        return {s, index % spec_.num_kv_heads, batch_.row_starts[s] + first,
-                std::min(kQueriesPerTask, queries(s) - first)};
+        return {runs_[static_cast<size_t>(index / spec_.num_kv_heads)], index % spec_.num_kv_heads};
     }
 
     // Scratch of a worker: gathered queries | scores | state of one split | state of the whole.
-    int heads_of(const Task& task) const { return task.num_queries * group_; }
+    int heads_of(const Task& task) const { return task.num_queries() * group_; }
     size_t query_floats() const { return static_cast<size_t>(kQueriesPerTask * group_ * spec_.head_dim); }
     float* scores_at(float* memory) const { return memory + query_floats(); }
     float* states_at(float* memory) const {
@@ -124,23 +116,23 @@ private:
 
     void gather(const Task& task, float* queries) const {
         size_t span = static_cast<size_t>(group_ * spec_.head_dim);
-        for (int i = 0; i < task.num_queries; ++i) {
+        for (int i = 0; i < task.num_queries(); ++i) {
             const float* row =
-                q_ + static_cast<size_t>(task.row_begin + i) * static_cast<size_t>(spec_.num_heads * spec_.head_dim);
+                q_ + static_cast<size_t>(task.row(i)) * static_cast<size_t>(spec_.num_heads * spec_.head_dim);
             std::copy_n(row + static_cast<size_t>(task.kv_head) * span, span, queries + static_cast<size_t>(i) * span);
         }
     }
 
     void scatter(const Task& task, const State& state) const {
         int width = group_ * spec_.head_dim, column = task.kv_head * width;
-        for (int i = 0; i < task.num_queries; ++i) {
-            float* row = out_ + static_cast<size_t>(task.row_begin + i) * static_cast<size_t>(mixed_.k) + column;
+        for (int i = 0; i < task.num_queries(); ++i) {
+            float* row = out_ + static_cast<size_t>(task.row(i)) * static_cast<size_t>(mixed_.k) + column;
             for (int g = 0; g < group_; ++g) {
                 int h = i * group_ + g;
                 const float* acc = state.acc + static_cast<size_t>(h) * static_cast<size_t>(spec_.head_dim);
                 for (int d = 0; d < spec_.head_dim; ++d) row[g * spec_.head_dim + d] = acc[d] / state.l[h];
             }
-            if (is_quantized_by_head()) mixed_.quantize(compute_.kernels, task.row_begin + i, column, column + width);
+            if (is_quantized_by_head()) mixed_.quantize(compute_.kernels, task.row(i), column, column + width);
         }
     }
 
@@ -151,7 +143,7 @@ private:
         State split = State::at(states_at(memory), heads, spec_.head_dim);
         State total = State::at(states_at(memory) + State::floats(heads, spec_.head_dim), heads, spec_.head_dim);
         total.clear();
-        int splits = (visible(task.sequence, task.row_begin + task.num_queries - 1).end + kSplitKeys - 1) / kSplitKeys;
+        int splits = (visible(task, {0, task.num_queries()}).end + kSplitKeys - 1) / kSplitKeys;
         for (int s = 0; s < splits; ++s) {
             reduce_split(task, s, memory, split);
             merge(total, split);
@@ -179,26 +171,44 @@ private:
         });
     }
 
+    // From the first key that one of the queries sees to the last.
+    Range visible(const Task& task, Range queries) const {
+        Range all = visible(task, queries.begin);
+        for (int i = queries.begin + 1; i < queries.end; ++i) {
+            Range one = visible(task, i);
+            all = {std::min(all.begin, one.begin), std::max(all.end, one.end)};
+        }
+        return all;
+    }
+
+    // What all queries have in common goes through the kernel together, the rest of each sequence alone.
     void reduce_split(const Task& task, int split, float* memory, const State& state) const {
         state.clear();
-        Range first = visible(task.sequence, task.row_begin);
-        Range last = visible(task.sequence, task.row_begin + task.num_queries - 1);
-        int begin = std::max(split * kSplitKeys, first.begin / kKeyTile * kKeyTile);
-        int end = std::min((split + 1) * kSplitKeys, last.end);
-        for (int key = begin; key < end; key += kKeyTile) reduce_tile(task, key, memory, state);
+        int begin = split * kSplitKeys, end = begin + kSplitKeys;
+        if (task.run.shared_keys == 0) return reduce_keys(task, {begin, end}, {0, task.num_queries()}, memory, state);
+        reduce_keys(task, {begin, std::min(end, task.run.shared_keys)}, {0, task.num_queries()}, memory, state);
+        for (int i = 0; i < task.num_queries(); ++i)
+            reduce_keys(task, {std::max(begin, task.run.shared_keys), end}, {i, i + 1}, memory, state);
+    }
+
+    // The tiles of `keys` that the queries see, in a cache where all of these have them in the same blocks.
+    void reduce_keys(const Task& task, Range keys, Range queries, float* memory, const State& state) const {
+        Range seen = visible(task, queries);
+        int begin = std::max(keys.begin, seen.begin / kKeyTile * kKeyTile), end = std::min(keys.end, seen.end);
+        for (int key = begin; key < end; key += kKeyTile) reduce_tile(task, key, queries, memory, state);
     }
 
     // Neighbouring queries that see the same keys of the tile go through the kernel together.
-    void reduce_tile(const Task& task, int key, float* memory, const State& state) const {
-        KVTile tile = load_tile(task, key);
+    void reduce_tile(const Task& task, int key, Range queries, float* memory, const State& state) const {
+        KVTile tile = load_tile(task, task.run.sequence_of(queries.begin), key);
         auto clipped = [&](int i) {
-            Range range = visible(task.sequence, task.row_begin + i);
+            Range range = visible(task, i);
             return Range{std::max(range.begin - key, 0), std::min(range.end - key, kKeyTile)};
         };
-        for (int i = 0; i < task.num_queries;) {
+        for (int i = queries.begin; i < queries.end;) {
             Range range = clipped(i);
             int j = i + 1;
-            while (j < task.num_queries && clipped(j) == range) ++j;
+            while (j < queries.end && clipped(j) == range) ++j;
             if (range.begin < range.end) reduce_heads(tile, range, i * group_, (j - i) * group_, memory, state);
             i = j;
         }
@@ -210,10 +220,10 @@ private:
                 state.m + head, state.l + head, state.acc + offset, scores_at(memory));
     }
 
-    KVTile load_tile(const Task& task, int key) const {
+    KVTile load_tile(const Task& task, int sequence, int key) const {
         KVTile tile{};
-        tile.num_keys = std::min(kKeyTile, batch_.context_lens[task.sequence] - key);
-        const int32_t* blocks = batch_.blocks(task.sequence);
+        tile.num_keys = std::min(kKeyTile, batch_.context_lens[sequence] - key);
+        const int32_t* blocks = batch_.blocks(sequence);
         for (int b = 0; b * kKVBlock < tile.num_keys; ++b) {
             int block = blocks[key / kKVBlock + b];
             tile.k[b] = cache_.k(block, layer_, task.kv_head);
@@ -227,6 +237,7 @@ private:
     const KVCache& cache_;
     size_t layer_;
     const BatchView& batch_;
+    std::span<const QueryRun> runs_;
     const float* q_;
     float* out_;
     const Activations& mixed_;
@@ -265,9 +276,9 @@ AttentionScratch AttentionScratch::take(Arena& arena, const AttentionSpec& spec,
 }
 
 void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-            const BatchView& batch, const float* q, float* out, const Activations& mixed,
-            const AttentionScratch& scratch) {
-    Attending(compute, spec, cache, layer, batch, q, out, mixed, scratch).run();
+            const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
+            const Activations& mixed, const AttentionScratch& scratch) {
+    Attending(compute, spec, cache, layer, batch, runs, q, out, mixed, scratch).run();
 }
 
 }  // namespace kvarn

@@ -6,12 +6,12 @@
 #include "batch.h"
 #include "kv.h"
 #include "project.h"
+#include "runs.h"
 #include "spec.h"
 
 namespace kvarn {
 
 constexpr int kSplitKeys = 512;
-constexpr int kQueriesPerTask = 8;
 
 class AttentionScratch {
 public:
@@ -31,9 +31,9 @@ private:
 };
 
 // q (n, heads * head_dim) against the cache, into out of the same shape and quantised as mixed, whose values out is.
-// K and V of the batch are already stored.
+// K and V of the batch are already stored; runs are those of the batch.
 void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
-            const BatchView& batch, const float* q, float* out, const Activations& mixed,
-            const AttentionScratch& scratch);
+            const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
+            const Activations& mixed, const AttentionScratch& scratch);
 
 }  // namespace kvarn

@@ -129,6 +129,7 @@ StepBuffers Model::enter(Arena& arena, const BatchView& batch) {
     int threads = pool_->num_threads();
     arena.reserve(StepBuffers::arena_bytes(plan_, batch.num_tokens, threads, context));
     StepBuffers buffers = StepBuffers::take(arena, plan_, batch.num_tokens, threads, context);
+    buffers.runs = find_runs(batch, threads);
     embed(batch, buffers.x);
     for (size_t r = 0; r < plan_.ropes.size(); ++r)
         fill_rope_table(compute(), plan_.ropes[r], batch.positions, batch.num_tokens, buffers.rope_tables[r]);
@@ -209,7 +210,7 @@ void Model::attention_sublayer(size_t index, const BatchView& batch, const StepB
 
     Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
     Activations mixed = reserve(buffers.quants, buffers.mixed, n, query, {&output, 1});
-    attend(compute(), spec, cache_, index, batch, buffers.q, buffers.mixed, mixed, buffers.attention);
+    attend(compute(), spec, cache_, index, batch, buffers.runs, buffers.q, buffers.mixed, mixed, buffers.attention);
     project(compute(), mixed, {&output, 1}, [&](size_t, int begin, int end) {
         if (residual == nullptr) return;
         for (int row = 0; row < n; ++row) {

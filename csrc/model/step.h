@@ -18,6 +18,7 @@ struct StepBuffers {
     QuantBuffers hidden_quants;  // of gate, made while quants are still read
     std::vector<float*> rope_tables;
     AttentionScratch attention;
+    std::vector<QueryRun> runs;
     // mixture of experts
     float *router, *expert_in, *expert_out;  // (n, experts), (n, width), (n, width)
     float* expert_weight;                    // (n, active)

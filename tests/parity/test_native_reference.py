@@ -165,3 +165,22 @@ def test_batches_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"\w+"):
             backend.forward(replace(good, **{field: value}))
     backend.forward(good)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_sequences_that_share_blocks_get_the_bits_they_get_alone(arch: str, dtype: str, tmp_path: Path) -> None:
+    """Nine continue one prompt of 130 tokens in their own blocks, a tenth another one; contexts differ."""
+    native = _loaded(NativeBackend(2), tiny_model(arch, tmp_path, "gguf"), dtype)
+    prompt = np.arange(9, dtype=np.int32)
+    native.forward(batch_of([(_ids(130), 0)], prompt[None]))
+    tables = np.full((10, 10), -1, np.int32)
+    for i, table in enumerate(tables[:9]):
+        table[:] = [*prompt[:8], 10 + 2 * i, 11 + 2 * i]
+        native.forward(batch_of([(_ids(1 + i, seed=i), 128)], table[None]))
+    tables[9, :2] = 30, 31
+    native.forward(batch_of([(_ids(5), 0)], tables[9:]))
+    rows = [([7 + i], 129 + i if i < 9 else 5) for i in range(10)]
+    alone = np.concatenate([native.forward(batch_of([rows[i]], tables[i : i + 1])) for i in range(10)])
+    together = native.forward(batch_of(rows, tables))
+    assert np.array_equal(together, alone)
