@@ -30,36 +30,40 @@ inline int largest_magnitude_bits(const __m512 x[2]) {
                                                     _mm512_and_si512(_mm512_castps_si512(x[1]), magnitude)));
 }
 
-// Squared distances of x * s from whole numbers, added over i mod 8 and then over halves of those eight.
-inline __m128 rounding_errors(const __m512 x[2], float s) {
-    __m512 square[2];
-    for (int j = 0; j < 2; ++j) {
-        const __m512 scaled = _mm512_mul_ps(x[j], set(s));
-        const __m512 rest = _mm512_sub_ps(scaled, _mm512_roundscale_ps(scaled, 0));
-        square[j] = _mm512_mul_ps(rest, rest);
+// Squared distances of x * s from whole numbers, added over i mod 8, for two s at once: one in each half of factors.
+inline __m512 rounding_errors(const float* x, __m512 factors) {
+    __m512 sum = set(0);
+    for (int i = 0; i < kQuantBlock; i += 8) {
+        const __m512 eights = _mm512_broadcast_f32x8(_mm256_loadu_ps(x + i));
+        const __m512 rest = _mm512_reduce_ps(_mm512_mul_ps(eights, factors), 0);
+        const __m512 square = _mm512_mul_ps(rest, rest);
+        sum = i == 0 ? square : _mm512_add_ps(sum, square);
     }
-    __m256 sum = _mm256_add_ps(_mm512_castps512_ps256(square[0]), _mm512_extractf32x8_ps(square[0], 1));
-    sum = _mm256_add_ps(sum, _mm512_castps512_ps256(square[1]));
-    sum = _mm256_add_ps(sum, _mm512_extractf32x8_ps(square[1], 1));
-    return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+    return sum;
 }
 
-// Lane i: lanes 0 + 2, then 1 + 3, of the i-th of four.
-inline __m128 sum_each(const __m128 x[4]) {
-    const __m128 first = _mm_add_ps(_mm_movelh_ps(x[0], x[1]), _mm_movehl_ps(x[1], x[0]));
-    const __m128 second = _mm_add_ps(_mm_movelh_ps(x[2], x[3]), _mm_movehl_ps(x[3], x[2]));
-    return _mm_add_ps(_mm_shuffle_ps(first, second, 0x88), _mm_shuffle_ps(first, second, 0xdd));
+inline __m512 two(float low, float high) { return _mm512_insertf32x8(set(low), _mm256_set1_ps(high), 1); }
+
+// Lane i: the sum over halves of the i-th eight: lanes 0 + 4, 1 + 5, ..., then 0 + 2 and 1 + 3 of those, then both.
+inline __m128 sum_each(__m512 first_two, __m512 last_two) {
+    const __m512 fours =
+        _mm512_add_ps(_mm512_shuffle_f32x4(first_two, last_two, 0x88), _mm512_shuffle_f32x4(first_two, last_two, 0xdd));
+    const __m512 pairs = _mm512_add_ps(fours, _mm512_permute_ps(fours, 0x4e));
+    const __m512 sums = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0xb1));
+    return _mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums));
 }
 
 // Which of the levels 127, 126, 125, 124 fits the block best; the first of equals.
-inline int best_level(const __m512 x[2], __m128 steps, __m128 factors) {
-    __m128 errors[4];
-    for (int i = 0; i < 4; ++i) errors[i] = rounding_errors(x, factors[i]);
-    const __m128 error = _mm_mul_ps(sum_each(errors), _mm_mul_ps(steps, steps));
-    int best = 0;
-    for (int i = 1; i < 4; ++i)
-        if (error[i] < error[best]) best = i;
-    return best;
+inline int best_level(const float* x, __m128 steps, __m128 factors) {
+    const __m128 sums =
+        sum_each(rounding_errors(x, two(factors[0], factors[1])), rounding_errors(x, two(factors[2], factors[3])));
+    __m128 error = _mm_mul_ps(sums, _mm_mul_ps(steps, steps));
+    const __mmask8 is_nan = _mm_cmp_ps_mask(error, error, _CMP_UNORD_Q);  // 0 * inf is never less
+    if (is_nan & 1) return 0;
+    error = _mm_mask_mov_ps(error, is_nan, _mm_set1_ps(__builtin_inff()));
+    __m128 least = _mm_min_ps(error, _mm_permute_ps(error, 0x4e));
+    least = _mm_min_ps(least, _mm_permute_ps(least, 0xb1));
+    return __builtin_ctz(_mm_cmp_ps_mask(error, least, _CMP_EQ_OQ));
 }
 
 inline __m256i round_to_int8(const __m512 x[2], float s) {
@@ -96,7 +100,7 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         } else if (absmax >= kSmallestAbsmax) {
             const __m128 steps = _mm_div_ps(_mm_set1_ps(absmax), levels);
             const __m128 factors = _mm_div_ps(levels, _mm_set1_ps(absmax));
-            const int best = best_level(values, steps, factors);
+            const int best = best_level(x + kQuantBlock * b, steps, factors);
             d = steps[best];
             quants = round_to_int8(values, factors[best]);
         }
