@@ -1,7 +1,7 @@
 """The dense index of one collection: an HNSW graph of unit vectors (usearch).
 
-Built by one thread, so that two equal builds agree. Distances are taken in bf16, and the best candidates are scored again from the f32 vectors of the truth. Knows keys and
-vectors; knows no texts.
+Built by one thread, so that two equal builds agree. Distances are taken in bf16, and the best candidates are scored
+again from the f32 vectors of the truth. Knows keys and vectors; knows no texts.
 """
 
 from __future__ import annotations
