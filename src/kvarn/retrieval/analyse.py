@@ -15,7 +15,9 @@ from typing import Any
 from kvarn.retrieval.extras import require
 
 MAX_TERM_CHARS = 64  # longer runs are data, not words
-_WORD = re.compile(r"[^\W_]+")
+# A word goes on over accents and vowel signs that stand alone; they are no letters to the re module.
+_MARKS = "".join(chr(code) for code in range(0x300, 0xFE30) if unicodedata.category(chr(code)).startswith("M"))
+_WORD = re.compile(rf"[^\W_][{_MARKS}]*(?:[^\W_][{_MARKS}]*)*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 
