@@ -7,13 +7,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kvarn.errors import InvalidParameter, RetrievalError
+from kvarn.retrieval.context import Grounding
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, MIN_LIKENESS, PROBE, Embedder, ModelEmbedder
-from kvarn.retrieval.filters import parse_filter
+from kvarn.retrieval.filters import Condition, parse_filter
+from kvarn.retrieval.hot import HotCache, question_of
 from kvarn.retrieval.ingest.chunking import Chunking, cut
 from kvarn.retrieval.library import collection_folder, existing_folder
 from kvarn.retrieval.search import Query, find
@@ -30,6 +32,7 @@ from kvarn.retrieval.types import (
     check_mode,
     check_text,
 )
+from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -40,6 +43,15 @@ OnAdded = Callable[[int], None]  # documents done so far
 BATCH_DOCUMENTS = 64  # committed together: what a crash can lose
 BATCH_CHARS = 200_000
 MAX_QUERIES = 1024
+
+
+class _How(NamedTuple):
+    """Everything about a search but its query."""
+
+    k: int
+    mode: Mode
+    where: Condition | None
+    tuning: Tuning
 
 
 class Collection:
@@ -65,6 +77,7 @@ class Collection:
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
         self._lock = threading.Lock()  # one add at a time
         self._is_known_model = False
+        self.hot: HotCache[tuple[Hit, ...]] = HotCache()
 
     @classmethod
     def open(
@@ -132,12 +145,23 @@ class Collection:
         check_k("k", k)
         check_mode(mode)
         where = parse_filter(filter)
-        texts = _checked_queries(queries)
-        if not len(self):
-            return [[] for _ in texts]
-        vectors = [None] * len(texts) if mode == "sparse" else list(self._embed_queries(texts))
-        pairs = zip(texts, vectors, strict=True)
-        return [find(self._index, Query(text, vector, k, mode, where, tuning or Tuning())) for text, vector in pairs]
+        how = _How(k, mode, where, tuning or Tuning())
+        questions = {text: question_of(text, how=how) for text in _checked_queries(queries)}
+        version = self.version
+        found = {text: self.hot.ask(question, version) for text, question in questions.items()}
+        unknown = [text for text, hits in found.items() if hits is None]
+        for text, hits in zip(unknown, self._find(unknown, how), strict=True):
+            found[text] = hits
+            self.hot.tell(questions[text], version, hits)
+        return [list(found[text] or ()) for text in queries]
+
+    def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
+        """Put what is found about the last question into a conversation: `llm.chat(messages, retrieve=collection)`."""
+        return Grounding(self).ground(messages, count, context)
+
+    def grounding(self, **options: Any) -> Grounding:
+        """The same with other options: k, mode, filter, budget, query, tuning."""
+        return Grounding(self, **options)
 
     def documents(self) -> list[dict[str, Any]]:
         """id, source, metadata and number of chunks of every document."""
@@ -173,6 +197,13 @@ class Collection:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _find(self, texts: Sequence[str], how: _How) -> list[tuple[Hit, ...]]:
+        if not texts or not len(self):
+            return [() for _ in texts]
+        vectors = [None] * len(texts) if how.mode == "sparse" else list(self._embed_queries(texts))
+        queries = [Query(text, vector, *how) for text, vector in zip(texts, vectors, strict=True)]
+        return [tuple(find(self._index, query)) for query in queries]
 
     def _add_batch(self, batch: Sequence[Document]) -> AddReport:
         known = self._index.digests([document.key for document in batch])
