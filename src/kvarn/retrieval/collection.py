@@ -155,6 +155,18 @@ class Collection:
             self.hot.tell(questions[text], version, hits)
         return [list(found[text] or ()) for text in queries]
 
+    def hot_question(
+        self,
+        query: str,
+        k: int = 10,
+        mode: Mode = "hybrid",
+        filter: Mapping[str, Any] | None = None,
+        tuning: Tuning | None = None,
+    ) -> str | None:
+        """The name of a search if it is asked so often that its result is kept; None if it is not."""
+        question = question_of(query, how=_How(k, mode, parse_filter(filter), tuning or Tuning()))
+        return question if self.hot.has(question) else None
+
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
         """Put what is found about the last question into a conversation: `llm.chat(messages, retrieve=collection)`."""
         return Grounding(self).ground(messages, count, context)
@@ -289,6 +301,12 @@ def _checked(documents: Given | Iterable[Given], seen: set[str]) -> Iterator[Doc
         if document.key not in seen:
             seen.add(document.key)
             yield document
+
+
+def require_own_ids(documents: Iterable[Document]) -> None:
+    """Refuse two documents with one id."""
+    for _ in _checked(documents, set()):
+        pass
 
 
 def as_document(given: object, number: int) -> Document:

@@ -40,9 +40,10 @@ class Embedder(Protocol):
 class ModelEmbedder:
     """An encoder model such as minilm, loaded by its name or lent by the caller."""
 
-    def __init__(self, model: str | LLM = DEFAULT_EMBEDDER, load: Callable[[str], LLM] | None = None) -> None:
+    def __init__(self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None) -> None:
+        """find: asked for the model by name whenever it is needed, and keeps it."""
         self._lock = threading.Lock()
-        self._load = load or _load
+        self._find = find
         self._is_own = isinstance(model, str)
         self._name = model if isinstance(model, str) else model.spec.name
         self._llm = None if isinstance(model, str) else model
@@ -54,9 +55,11 @@ class ModelEmbedder:
     @property
     def llm(self) -> LLM:
         """The model, loaded now if it was not yet."""
+        if self._find is not None:
+            return self._find(self._name)
         with self._lock:
             if self._llm is None:
-                self._llm = self._load(self._name)
+                self._llm = _load(self._name)
             return self._llm
 
     @property

@@ -60,6 +60,11 @@ class HotCache(Generic[T]):
                 self._cached.popitem(last=False)
             return True
 
+    def has(self, question: str) -> bool:
+        """Whether a question is hot and its result kept."""
+        with self._lock:
+            return question in self._cached
+
     def questions(self) -> list[str]:
         """The hot questions that are cached, the hottest first."""
         with self._lock:
