@@ -24,6 +24,7 @@ from kvarn.engine.prompts import (
     is_single,
     listed,
     listed_inputs,
+    pair_ids,
     whole_numbers,
 )
 from kvarn.engine.runner import Runner, Submission
@@ -216,6 +217,18 @@ class LLM:
         vectors = [self._embed_group(group, chosen).result() for group in self._embed_groups(texts)]
         return self._joined(vectors, normalize)
 
+    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+        """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
+        classifier = self._model.classifier
+        if classifier is None:
+            raise UnsupportedModel(f"{self.spec.name!r} has no classifier; use a cross-encoder")
+        engine = self._model.engine
+        ids = [pair_ids(self.tokenizer, pair, self.spec) for pair in pairs]
+        for one in ids:
+            engine.admission.check_length(len(one), self.context)
+        vectors = [self._embed_group(g, "cls").result() for g in groups(engine.kv, ids, engine.max_batch_tokens)]
+        return classifier.scores(self._joined(vectors, normalize=False))
+
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
         return self._runner.ask(lambda engine: engine.stats()).result()
@@ -296,6 +309,8 @@ class LLM:
     def _pooling(self, pooling: Pooling | None) -> Pooling:
         if not isinstance(self.spec.generation, Encoder):
             raise UnsupportedModel(f"{self.spec.name!r} generates text; embed needs an encoder such as minilm")
+        if self.spec.generation.classifier is not None:
+            raise UnsupportedModel(f"{self.spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
         if pooling is not None and pooling not in POOLINGS:
             raise InvalidParameter(f"pooling is {pooling!r:.60}; choose one of {', '.join(POOLINGS)}")
         return pooling or self.spec.generation.pooling

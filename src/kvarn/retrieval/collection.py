@@ -18,8 +18,10 @@ from kvarn.retrieval.filters import Condition, parse_filter
 from kvarn.retrieval.hot import HotCache, question_of
 from kvarn.retrieval.ingest.chunking import Chunking, cut
 from kvarn.retrieval.library import collection_folder, existing_folder
-from kvarn.retrieval.search import Query, find
+from kvarn.retrieval.rerank import rerank_hits
+from kvarn.retrieval.search import CANDIDATES, Query, find
 from kvarn.retrieval.types import (
+    MAX_K,
     MAX_QUERY_CHARS,
     AddReport,
     Document,
@@ -129,9 +131,18 @@ class Collection:
         mode: Mode = "hybrid",
         filter: Mapping[str, Any] | None = None,
         tuning: Tuning | None = None,
+        *,
+        rerank: LLM | None = None,
     ) -> list[Hit]:
-        """The k chunks that answer a query best, best first."""
-        return self.search_many([query], k, mode, filter, tuning)[0]
+        """The k chunks that answer a query best, best first.
+
+        rerank: a cross-encoder or a model that chats, which reads the candidates and orders them anew.
+        """
+        if rerank is None:
+            return self.search_many([query], k, mode, filter, tuning)[0]
+        check_k("k", k)
+        depth = (tuning or Tuning()).candidates or min(CANDIDATES * k, MAX_K)
+        return rerank_hits(rerank, query, self.search_many([query], depth, mode, filter, tuning)[0], k)
 
     def search_many(
         self,

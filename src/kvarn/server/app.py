@@ -30,13 +30,17 @@ from kvarn.server.routes import (
     metrics,
     models,
     requests,
+    rerank,
     responses,
     tokens,
 )
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
-ROUTES = (chat, completions, responses, messages, embeddings, collections, models, tokens, requests, health, metrics)
+ROUTES = (
+    *(chat, completions, responses, messages, embeddings, rerank, collections),
+    *(models, tokens, requests, health, metrics),
+)
 
 
 def make_app(state: ServerState) -> FastAPI:
