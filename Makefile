@@ -86,4 +86,5 @@ $(VENV)/.oracles: $(VENV)/.created
 # Compiled for this machine, as a peer should be: minutes on the first run.
 $(VENV)/.peers: $(VENV)/.dev
 	@$(PIP) install -qq "$(PEERS)" || echo "could not build $(PEERS): the tests that need it are skipped"
+	@$(PIP) install -qq pymilvus milvus-lite || echo "no milvus-lite for this platform: the tests that need it are skipped"
 	@touch $@

@@ -19,9 +19,9 @@ from kvarn.engine.runner import Submission
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import RequestError
 from kvarn.hub import DEFAULT_MODEL, OnProgress
-from kvarn.llm import LLM, Float32
+from kvarn.llm import LLM, Float32, cited
 from kvarn.models.spec import Pooling
-from kvarn.types import Completion, Message, SamplingParams, TokenEvent
+from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 
 
 class AsyncLLM:
@@ -105,10 +105,17 @@ class AsyncLLM:
         return await self._complete([partial(self.llm._prepare, one, params) for one in given])
 
     async def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        tools: Sequence[Any] | None = None,
+        *,
+        retrieve: Retrieves | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template."""
-        return (await self._complete([partial(self.llm._prepare_chat, messages, params, tools)]))[0]
+        """Answer a conversation through the model's chat template; retrieve: a kvarn.Collection to look it up in."""
+        grounded = await asyncio.to_thread(self.llm.ground, messages, retrieve)
+        prepare = partial(self.llm._prepare_chat, grounded.messages, params, tools)
+        return cited((await self._complete([prepare]))[0], grounded)
 
     async def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""

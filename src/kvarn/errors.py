@@ -15,6 +15,10 @@
     │   ├── ConstraintError  a schema, pattern or grammar cannot be used, or led to a dead end
     │   ├── Cancelled
     │   └── DeadlineExceeded
+    ├── RetrievalError       a collection cannot do what is asked
+    │   ├── CollectionNotFound
+    │   ├── DocumentError    a document cannot be read; carries source
+    │   └── StorageError     disk full, read-only, damaged, in use
     ├── AuthError            no key, a wrong one, or one that may not do this (reason)
     ├── CapacityError        queue full; carries retry_after_s
     │   └── RateLimited      more than the tier of a key allows now; carries headers
@@ -110,6 +114,26 @@ class Cancelled(RequestError):
 
 class DeadlineExceeded(RequestError):
     """The request's deadline passed."""
+
+
+class RetrievalError(KvarnError):
+    """A collection cannot do what is asked."""
+
+
+class CollectionNotFound(RetrievalError):
+    """No collection has this name."""
+
+
+class DocumentError(RetrievalError):
+    """A document cannot be read."""
+
+    def __init__(self, message: str, *, source: str) -> None:
+        super().__init__(f"{source}: {message}")
+        self.source = source
+
+
+class StorageError(RetrievalError):
+    """The files of a collection cannot be read or written."""
 
 
 class AuthError(KvarnError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, as_completed
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -23,6 +24,7 @@ from kvarn.engine.prompts import (
     is_single,
     listed,
     listed_inputs,
+    pair_ids,
     whole_numbers,
 )
 from kvarn.engine.runner import Runner, Submission
@@ -32,7 +34,7 @@ from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
 from kvarn.models.memory import MemoryPlan
 from kvarn.models.spec import Encoder, ModelSpec, Pooling
 from kvarn.sampling.constraint import ConstraintCompiler
-from kvarn.types import Completion, Message, SamplingParams
+from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -159,12 +161,28 @@ class LLM:
         return completions[0] if is_one else completions
 
     def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        tools: Sequence[Any] | None = None,
+        *,
+        retrieve: Retrieves | None = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template."""
-        submission = self._prepare_chat(messages, params, tools)
+        """Answer a conversation through the model's chat template.
+
+        retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
+        """
+        grounded = self.ground(messages, retrieve)
+        submission = self._prepare_chat(grounded.messages, params, tools)
         (handle,) = self._runner.submit_all([submission], Ticket(keeps_events=False))
-        return EventStream(handle).completion()  # cancels when the wait is interrupted
+        return cited(EventStream(handle).completion(), grounded)  # cancels when the wait is interrupted
+
+    def ground(self, messages: Sequence[Message], retrieve: Retrieves | None) -> Grounded:
+        """Put what a collection says about the last question into a conversation; without one, leave it as it is."""
+        if retrieve is None:
+            return Grounded(messages, ())
+        self._require_generator("chat")
+        return retrieve.ground(messages, lambda text: len(self.tokenizer.encode(text)), self.context)
 
     def stream(
         self,
@@ -198,6 +216,18 @@ class LLM:
         chosen = self._pooling(pooling)
         vectors = [self._embed_group(group, chosen).result() for group in self._embed_groups(texts)]
         return self._joined(vectors, normalize)
+
+    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+        """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
+        classifier = self._model.classifier
+        if classifier is None:
+            raise UnsupportedModel(f"{self.spec.name!r} has no classifier; use a cross-encoder")
+        engine = self._model.engine
+        ids = [pair_ids(self.tokenizer, pair, self.spec) for pair in pairs]
+        for one in ids:
+            engine.admission.check_length(len(one), self.context)
+        vectors = [self._embed_group(g, "cls").result() for g in groups(engine.kv, ids, engine.max_batch_tokens)]
+        return classifier.scores(self._joined(vectors, normalize=False))
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
@@ -279,6 +309,8 @@ class LLM:
     def _pooling(self, pooling: Pooling | None) -> Pooling:
         if not isinstance(self.spec.generation, Encoder):
             raise UnsupportedModel(f"{self.spec.name!r} generates text; embed needs an encoder such as minilm")
+        if self.spec.generation.classifier is not None:
+            raise UnsupportedModel(f"{self.spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
         if pooling is not None and pooling not in POOLINGS:
             raise InvalidParameter(f"pooling is {pooling!r:.60}; choose one of {', '.join(POOLINGS)}")
         return pooling or self.spec.generation.pooling
@@ -286,6 +318,14 @@ class LLM:
     def _require_generator(self, what: str) -> None:
         if isinstance(self.spec.generation, Encoder):
             raise UnsupportedModel(f"{self.spec.name!r} is an encoder and cannot {what}; use embed, or another model")
+
+
+def cited(completion: Completion, grounded: Grounded) -> Completion:
+    """The completion with its sources."""
+    if not grounded.citations:
+        return completion
+    text = " ".join(one.text for one in (completion, *completion.alternatives))
+    return replace(completion, citations=tuple(citation.marked(text) for citation in grounded.citations))
 
 
 def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from kvarn.constraints import Constraint
 from kvarn.errors import InvalidParameter
@@ -186,6 +186,40 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # one per prompt token after the first
     alternatives: tuple[Completion, ...] = ()  # choices 1 .. n - 1, in order
+    citations: tuple[Citation, ...] = ()  # the sources of a chat with retrieve=, in the order of their numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """A source that was in the prompt: a chunk, and where its document has it."""
+
+    number: int  # as in "[1]"
+    id: str
+    document: str
+    source: str
+    span: tuple[int, int]  # characters of the document's text
+    score: float
+    is_cited: bool = False  # the answer names its number
+
+    def marked(self, answer: str) -> Citation:
+        """With what an answer says of it."""
+        return replace(self, is_cited=f"[{self.number}]" in answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Grounded:
+    """A conversation with sources in it."""
+
+    messages: Sequence[Message]
+    citations: tuple[Citation, ...]
+    left_out: tuple[str, ...] = ()  # ids of chunks that were found and did not fit
+
+
+class Retrieves(Protocol):
+    """What `chat(retrieve=...)` takes: something that puts sources into a conversation."""
+
+    def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
+        """Look up what the conversation asks; count gives the tokens of a text, context those of the model."""
 
 
 def _number(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:

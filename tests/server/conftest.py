@@ -12,10 +12,11 @@ from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The models smollm2 and minilm, no keys; whoever breaks it breaks the tests after it."""
     models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
-    with ServerProcess(*models, "--context", "2048") as process:
+    home = {"KVARN_HOME": str(tmp_path_factory.mktemp("home"))}
+    with ServerProcess(*models, "--context", "2048", env=home) as process:
         yield process
 
 

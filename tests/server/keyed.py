@@ -114,6 +114,7 @@ def running(folder: Path, *arguments: str) -> Iterator[KeyedServer]:
         *arguments,
         config=CONFIG,
         keys=file,
+        env={"KVARN_HOME": str(folder)},
     ) as process:
         yield KeyedServer(process, file, {name: key for name, (key, _) in drawn.items()})
 

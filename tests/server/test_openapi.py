@@ -42,6 +42,10 @@ OPERATIONS = (
     *("POST /apply-template", "GET /v1/models", "GET /v1/models/{model_id}", "GET /v1/requests/{request_id}"),
     *("DELETE /v1/requests/{request_id}", "GET /health", "GET /health/live", "GET /health/ready"),
     *("GET /health/startup", "GET /metrics"),
+    *("GET /v1/collections", "POST /v1/collections", "GET /v1/collections/{name}", "DELETE /v1/collections/{name}"),
+    *("GET /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents"),
+    "POST /rerank",
+    *("POST /v1/collections/{name}/documents/delete", "POST /v1/collections/{name}/search"),
 )
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 

@@ -19,6 +19,7 @@ from kvarn.cli.bench_model import bench_make, bench_model
 from kvarn.cli.chat import chat
 from kvarn.cli.config import explain_config
 from kvarn.cli.doctor import doctor
+from kvarn.cli.index import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.keys import list_keys, new_key, revoke_key
 from kvarn.cli.models import list_models, pull, remove
 from kvarn.cli.run import run
@@ -122,6 +123,14 @@ app.command("pull")(guarded(pull))
 app.command("ls")(guarded(list_models))
 app.command("rm")(guarded(remove))
 app.command("doctor")(guarded(doctor))
+app.command("search")(guarded(search))
+
+index = typer.Typer(help="Collections of documents to search.", no_args_is_help=True, rich_markup_mode=None)
+index.command("add")(guarded(index_add))
+index.command("rm")(guarded(index_rm))
+index.command("ls")(guarded(index_ls))
+index.command("stats")(guarded(index_stats))
+app.add_typer(index, name="index")
 
 bench = typer.Typer(help="Measure this machine or a server.", no_args_is_help=True, rich_markup_mode=None)
 bench.command("engine")(guarded(bench_engine))

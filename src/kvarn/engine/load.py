@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvarn.backends.batch import KVLayout
+from kvarn.backends.pooling import ClassifierWeights
 from kvarn.backends.protocol import Backend
 from kvarn.backends.select import make_backend, require_support
 from kvarn.config import EngineConfig
@@ -25,9 +26,9 @@ from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
 from kvarn.kv.table import blocks_for
 from kvarn.machine import available_memory, choose_threads
-from kvarn.models.describe import describe
+from kvarn.models.describe import Description, describe
 from kvarn.models.memory import MemoryPlan, plan_memory
-from kvarn.models.spec import Autoregressive, MaskedDiffusion, ModelSpec
+from kvarn.models.spec import Autoregressive, Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ class LoadedModel:
     backend: Backend
     engine: Engine
     memory: MemoryPlan
+    classifier: ClassifierWeights | None = None
 
     def close(self) -> None:
         self.backend.close()
@@ -95,10 +97,16 @@ def _load(
             config=config,
             publishes=reads_one_way,
         )
-        return LoadedModel(spec, words, backend, engine, memory)
+        return LoadedModel(spec, words, backend, engine, memory, _classifier(description))
     except BaseException:
         backend.close()
         raise
+
+
+def _classifier(description: Description) -> ClassifierWeights | None:
+    generation = description.spec.generation
+    has_one = isinstance(generation, Encoder) and generation.classifier is not None
+    return ClassifierWeights.read(description.weights) if has_one else None
 
 
 def text_stream(tokenizer: Tokenizer) -> Stream:

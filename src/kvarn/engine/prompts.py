@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from kvarn.errors import InvalidParameter
+from kvarn.models.spec import ModelSpec
 from kvarn.types import Message
+
+if TYPE_CHECKING:
+    from kvarn.tokenizer.tokenizer import Tokenizer
 
 TokenIds = Sequence[int]
 Prompt = str | TokenIds
@@ -35,6 +39,14 @@ def listed_inputs(texts: object) -> list[str] | list[list[int]]:
     if given is None or not all(isinstance(ids, Sequence | np.ndarray) and len(ids) for ids in given):
         raise InvalidParameter(f"texts is {texts!r:.60}; give a string, a list of strings, or lists of token ids")
     return [whole_numbers(ids) for ids in given]
+
+
+def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> list[int]:
+    """Two texts as a cross-encoder reads them: [CLS] first [SEP] second [SEP], the second in its own segment."""
+    first = tokenizer.encode(pair[0])
+    second = tokenizer.encode(pair[1])[len(tokenizer.prefix_ids) :]
+    shift = spec.vocab_size if spec.embedding.segments > 1 else 0
+    return [*first, *(token_id + shift for token_id in second)]
 
 
 def is_single(given: str | list[Any]) -> bool:

@@ -69,6 +69,8 @@ ENCODER = {
     "encoder.layer.{}.intermediate.dense": "blk.{}.ffn_up",
     "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
     "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
+    "pooler.dense": "cls",  # only where a classifier reads it, see canonical_view
+    "classifier": "cls.output",
 }
 TABLES: Mapping[Dialect, Mapping[str, str]] = {"decoder": DECODER, "sandwich": SANDWICH, "encoder": ENCODER}
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
@@ -97,8 +99,9 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
     """Show a safetensors folder under GGUF's names. Unknown names stay as they are, for the caller to refuse."""
     entries: dict[str, Entry] = {}
     experts: dict[str, dict[int, Entry]] = {}
+    has_classifier = dialect == "encoder" and "classifier.weight" in source.tensors
     for name, info in source.tensors.items():
-        if _IGNORED.search(name):
+        if _IGNORED.search(name) and not (has_classifier and "pooler." in name):
             continue
         local = _PREFIX.sub("", name, count=1)
         if match := _EXPERT.match(local):

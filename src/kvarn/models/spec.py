@@ -100,11 +100,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm."""
+    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm.
+
+    segments 2: a token id + vocab_size is the same token in the second of two texts, with token_types[1].
+    """
 
     scale: float = 1.0
     positions: int | None = None  # number of learned positions
     token_types: bool = False
+    segments: int = 1
     norm: Norm | None = None
 
 
@@ -134,10 +138,18 @@ class MaskedDiffusion:
 
 
 @dataclass(frozen=True, slots=True)
+class Classifier:
+    """scores = cls.output @ tanh(cls @ x + bias) + bias, for x of the first token: (labels)."""
+
+    labels: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
-    """No generation: hidden states pooled to one vector per text."""
+    """No generation: hidden states pooled to one vector per text, or scored by a classifier."""
 
     pooling: Pooling
+    classifier: Classifier | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import Attention, Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.spec import Attention, Block, Encoder, FeedForward, MixtureOfExperts, ModelSpec, Norm
 
 Shape = tuple[int | None, ...]  # None: any length
 # Folded into the spec when it was described.
@@ -33,6 +33,9 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
         found.update(_norm("output_norm", spec.output_norm, spec.width))
     if spec.head is not None and not spec.head.tied:
         found["output.weight"] = (spec.vocab_size, spec.width)
+    if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
+        found.update(_matrix("cls", spec.width, spec.width, bias=True))
+        found.update(_matrix("cls.output", spec.generation.classifier.labels, spec.width, bias=True))
     return found
 
 

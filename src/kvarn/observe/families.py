@@ -14,6 +14,7 @@ from kvarn.types import FinishReason
 
 MODEL = ("model_name",)
 REFUSALS = ("requests", "tokens", "concurrency", "queue")
+MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
 PARTS = ("weights", "kv", "scratch", "runtime")
@@ -130,5 +131,20 @@ FAMILIES: tuple[Family, ...] = (
         values=REFUSALS,
         is_vllms=False,
     ),
+    Family(
+        "retrieval_search_seconds",
+        "histogram",
+        "To search a collection, the query's embedding included.",
+        labels=("mode",),
+        values=MODES,
+        bounds=SECONDS,
+        is_vllms=False,
+    ),
+    Family("retrieval_hot_hits", "counter", "Searches answered from memory.", labels=(), is_vllms=False),
+    Family("retrieval_hot_misses", "counter", "Searches that were computed.", labels=(), is_vllms=False),
+    Family("retrieval_documents_added", "counter", "Documents added or replaced.", labels=(), is_vllms=False),
+    Family("retrieval_chunks_added", "counter", "Chunks they were cut into.", labels=(), is_vllms=False),
+    Family("retrieval_collections_open", "gauge", "Collections open now.", labels=(), is_vllms=False),
+    Family("retrieval_primed", "counter", "Prompts of hot questions computed while idle.", labels=(), is_vllms=False),
     Family("cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")),
 )

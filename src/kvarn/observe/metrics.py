@@ -105,6 +105,25 @@ class Metrics:
         self._store.count("prompt_tokens", model, by=num_tokens)
         self._store.count("request_success", model, FinishReason.STOP)
 
+    def searched(self, mode: str, seconds: float) -> None:
+        """Count a search in a collection."""
+        self._store.distribution("retrieval_search_seconds", mode).observe(seconds)
+
+    def documents_added(self, num_documents: int, num_chunks: int) -> None:
+        """Count what was put into a collection."""
+        self._store.count("retrieval_documents_added", by=num_documents)
+        self._store.count("retrieval_chunks_added", by=num_chunks)
+
+    def collections_seen(self, num_open: int, hot_hits: int, hot_misses: int) -> None:
+        """Take a moment of all collections; the counts are since the start."""
+        self._store.set("retrieval_collections_open", to=num_open)
+        self._store.set("retrieval_hot_hits", to=hot_hits)
+        self._store.set("retrieval_hot_misses", to=hot_misses)
+
+    def primed(self) -> None:
+        """Count a prompt that was computed before it was asked."""
+        self._store.count("retrieval_primed")
+
     def engine_seen(self, model: str, figures: EngineFigures, memory: Mapping[str, int]) -> None:
         """Take a moment of an engine; memory: planned bytes by part."""
         seen = self._engines.setdefault(model, _Seen())

@@ -22,6 +22,7 @@ from kvarn.server.lifecycle import LifecycleGate
 from kvarn.server.openapi import describe
 from kvarn.server.routes import (
     chat,
+    collections,
     completions,
     embeddings,
     health,
@@ -29,13 +30,17 @@ from kvarn.server.routes import (
     metrics,
     models,
     requests,
+    rerank,
     responses,
     tokens,
 )
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
-ROUTES = (chat, completions, responses, messages, embeddings, models, tokens, requests, health, metrics)
+ROUTES = (
+    *(chat, completions, responses, messages, embeddings, rerank, collections),
+    *(models, tokens, requests, health, metrics),
+)
 
 
 def make_app(state: ServerState) -> FastAPI:

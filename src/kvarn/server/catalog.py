@@ -22,7 +22,7 @@ from kvarn.models.describe import Description, describe
 from kvarn.models.memory import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, ModelSpec
 
-ModelKind = Literal["generate", "embed"]
+ModelKind = Literal["generate", "embed", "rerank"]
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
 
 
@@ -88,7 +88,7 @@ def make_offer(model_id: str, name: str, engine: EngineConfig, room: Room) -> Of
         source.close()
     card = ModelCard(
         id=model_id,
-        kind="embed" if isinstance(spec.generation, Encoder) else "generate",
+        kind=_kind(spec),
         context=plan.context,
         created=int(_weights_file(path).stat().st_mtime),
         needed_bytes=plan.needed_bytes,
@@ -110,6 +110,12 @@ def _id_of(name: str) -> str:
     if name in ALIASES or parse_remote(name) is not None:
         return name
     return Path(name).expanduser().absolute().name
+
+
+def _kind(spec: ModelSpec) -> ModelKind:
+    if not isinstance(spec.generation, Encoder):
+        return "generate"
+    return "embed" if spec.generation.classifier is None else "rerank"
 
 
 def _plan(model_id: str, description: Description, engine: EngineConfig, room: Room) -> MemoryPlan:

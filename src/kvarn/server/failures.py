@@ -23,6 +23,7 @@ from kvarn.server.schema.common import InvalidField
 
 log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
+STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
 MAX_MESSAGE = 1000
 
 
@@ -40,6 +41,10 @@ class UnsupportedMediaType(errors.RequestError):
 
 class UnknownRequest(errors.RequestError):
     """No running request has this id, or it belongs to somebody else."""
+
+
+class RetrievalUnavailable(errors.RequestError):
+    """This server was installed without what retrieval needs."""
 
 
 class ClientGone(errors.RequestError):
@@ -89,6 +94,10 @@ RULES: Mapping[type[BaseException], Rule] = {
     UnsupportedMediaType: Rule(415, "invalid_request_error", "unsupported_media_type"),
     UnknownRequest: Rule(404, "invalid_request_error", "request_not_found"),
     ClientGone: Rule(499, "invalid_request_error", "client_closed_request"),
+    RetrievalUnavailable: Rule(501, "api_error", "retrieval_unavailable"),
+    errors.RetrievalError: Rule(400, "invalid_request_error", "retrieval_error"),
+    errors.CollectionNotFound: Rule(404, "invalid_request_error", "collection_not_found"),
+    errors.StorageError: Rule(503, "api_error", "storage_unavailable", STORAGE_FAULT),
     errors.ModelNotFound: Rule(404, "invalid_request_error", "model_not_found"),
     errors.UnsupportedModel: Rule(400, "invalid_request_error", "unsupported_by_model"),
     errors.ModelError: Rule(503, "api_error", "model_unavailable", "the model could not be loaded; ask for another"),
@@ -155,7 +164,7 @@ def refuse(error: BaseException) -> ASGIApp:
 
 def report(error: BaseException, request_id: str) -> None:
     """Log what is our fault."""
-    if failure_of(error).status == 500:
+    if failure_of(error).status == 500 or isinstance(error, errors.StorageError):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
 
 

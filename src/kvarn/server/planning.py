@@ -17,6 +17,7 @@ from kvarn.server.schema.common import InvalidField
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.server.call import Call
+    from kvarn.server.keys import Principal
 
 Prepare = Callable[[], Sequence[Submission]]
 MAX_LOGPROB_ENTRIES = 1_000_000  # of one call, held until it ends: about 100 bytes each
@@ -51,10 +52,15 @@ def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
     )
     left_s = call.state.config.request_timeout_s - (time.monotonic() - call.received_at)
     principal = call.principal
-    tenant = f"{principal.tenant}\0{wishes.cache_salt}" if wishes.cache_salt else principal.tenant
+    tenant = tenant_of(principal, wishes.cache_salt)
     changes = {"deadline_s": max(left_s, 1e-3), "priority": principal.tier.clamp(wishes.priority)}
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
     return Plan(ready, num_tokens, any(one.params.max_tokens is None for one in submissions))
+
+
+def tenant_of(principal: Principal, cache_salt: str) -> str:
+    """Whose cached prefixes a request may find."""
+    return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
 
 
 def _room(llm: LLM, submission: Submission, limit_field: str) -> tuple[int, int]:

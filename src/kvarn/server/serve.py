@@ -23,11 +23,13 @@ from kvarn.observe.logs import configure_logging, with_fields
 from kvarn.observe.metrics import Metrics
 from kvarn.server.access import AccessLog
 from kvarn.server.app import make_app
+from kvarn.server.collecting import CollectionShelf
 from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.keys import KeyRing
 from kvarn.server.lifecycle import App, Lifecycle, ShuttingDown
 from kvarn.server.limits import LimitBook
+from kvarn.server.priming import Primer
 from kvarn.server.requests import RequestBook
 from kvarn.server.settings import ServerConfig
 from kvarn.server.shelf import ModelShelf
@@ -133,8 +135,9 @@ class ServerRun:
     async def _close(self, serving: asyncio.Task[None]) -> None:
         self._server.should_exit = True
         await serving
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._state.shelf.close(), LAST_WORDS_S)
+        for part in (self._state.primer, self._state.collections, self._state.shelf):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(part.close(), LAST_WORDS_S)
 
     def _take_signal(self, signum: int) -> None:
         self._num_signals += 1
@@ -153,13 +156,17 @@ class ServerRun:
 def make_state(config: ServerConfig) -> ServerState:
     """Everything the routes share; nothing is loaded yet."""
     shelf = ModelShelf(config)
+    collections, lifecycle = CollectionShelf(shelf), Lifecycle()
+    metrics = Metrics(shelf.ids, tiers=config.tiers, compat=config.metrics_compat)
     return ServerState(
         config=config,
         shelf=shelf,
+        collections=collections,
         keys=KeyRing(config.keys, config.tiers),
         limits=LimitBook(),
-        metrics=Metrics(shelf.ids, tiers=config.tiers, compat=config.metrics_compat),
-        lifecycle=Lifecycle(),
+        metrics=metrics,
+        lifecycle=lifecycle,
+        primer=Primer(shelf, collections, lifecycle, metrics),
         requests=RequestBook(),
     )
 

@@ -242,6 +242,8 @@ async def _open(offer: Offer) -> tuple[Offer, ServedModel]:
 async def _warm_up(llm: AsyncLLM, card: ModelCard) -> None:
     if card.kind == "embed":
         await llm.embed(WARM_UP_TEXT)
+    elif card.kind == "rerank":
+        await asyncio.to_thread(llm.llm.classify, [(WARM_UP_TEXT, WARM_UP_TEXT)])
     else:
         await asyncio.to_thread(llm.llm.tokenizer.prepare_chat)
         await llm.generate(WARM_UP_TEXT, SamplingParams(max_tokens=1, temperature=0.0))

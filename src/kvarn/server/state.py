@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
+    from kvarn.server.collecting import CollectionShelf
     from kvarn.server.keys import KeyRing
     from kvarn.server.lifecycle import Lifecycle
     from kvarn.server.limits import LimitBook
+    from kvarn.server.priming import Primer
     from kvarn.server.requests import RequestBook
     from kvarn.server.settings import ServerConfig
     from kvarn.server.shelf import ModelShelf
@@ -21,8 +23,10 @@ class ServerState:
 
     config: ServerConfig
     shelf: ModelShelf
+    collections: CollectionShelf
     keys: KeyRing
     limits: LimitBook
     metrics: Metrics
     lifecycle: Lifecycle
     requests: RequestBook
+    primer: Primer

@@ -6,6 +6,7 @@ Knows names and shapes of weights; every number is computed in csrc/.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
 
@@ -26,6 +27,7 @@ from kvarn.backends.batch import (
 )
 from kvarn.backends.native import _native
 from kvarn.backends.native.names import matrix_names, vector_names
+from kvarn.backends.native.segments import SegmentedWeights
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
@@ -76,6 +78,10 @@ class NativeBackend:
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
+        if spec.embedding.segments > 1:
+            # The core knows one token type: tokens of the second text are rows of their own.
+            weights = SegmentedWeights(weights)
+            spec = replace(spec, vocab_size=2 * spec.vocab_size)
         model = _native.Model(spec, self._team, self._isa)
         # Largest first: while a matrix is packed its file pages are resident beside everything packed before it.
         matrices = sorted((weights.tensors[name] for name in matrix_names(spec)), key=lambda m: -m.num_bytes)

@@ -209,5 +209,5 @@ class _LazyWeights(Mapping[str, Float32]):
 
 def _check_tokens(batch: Batch, spec: ModelSpec) -> None:
     ids = batch.token_ids
-    if len(ids) and not (ids.min() >= 0 and ids.max() < spec.vocab_size):
+    if len(ids) and not (ids.min() >= 0 and ids.max() < spec.vocab_size * spec.embedding.segments):
         raise BackendError(f"token ids run from {ids.min()} to {ids.max()}; the vocabulary has {spec.vocab_size}")

@@ -49,11 +49,13 @@ def activate(x: Float32, activation: Activation) -> Float32:
 
 def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: Embedding) -> Float32:
     """Turn tokens into the first state of the residual stream."""
-    x = weights["token_embd.weight"][tokens] * np.float32(embedding.scale)
+    table = weights["token_embd.weight"]
+    segments, tokens = np.divmod(tokens, len(table))  # all 0 but in the second of two texts
+    x = table[tokens] * np.float32(embedding.scale)
     if embedding.positions is not None:
         x = x + weights["position_embd.weight"][positions]
     if embedding.token_types:
-        x = x + weights["token_types.weight"][0]
+        x = x + weights["token_types.weight"][segments]
     if embedding.norm is not None:
         x = normalise(x, weights, "token_embd_norm", embedding.norm)
     return x

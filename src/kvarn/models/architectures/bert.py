@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from kvarn.models.facts import Facts
 from kvarn.models.sizes import model_name, read_pooling, read_sizes
-from kvarn.models.spec import Block, Embedding, Encoder, FeedForward, ModelSpec, Norm, Pooling
+from kvarn.models.spec import Block, Classifier, Embedding, Encoder, FeedForward, ModelSpec, Norm, Pooling
 
 POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -39,12 +39,26 @@ def describe(facts: Facts) -> ModelSpec:
         width=sizes.width,
         vocab_size=sizes.vocab,
         context_length=sizes.context,
-        embedding=Embedding(positions=sizes.context, token_types=facts.has("token_types.weight"), norm=norm),
+        embedding=_embedding(facts, sizes.context, norm),
         blocks=blocks,
         output_norm=None,
         head=None,
-        generation=Encoder(read_pooling(facts, default=None) or _folder_pooling(facts) or "mean"),
+        generation=_generation(facts),
     )
+
+
+def _embedding(facts: Facts, positions: int, norm: Norm) -> Embedding:
+    """Classifiers read pairs of texts: the second one has the second token type."""
+    types = facts.weights.tensors.get("token_types.weight")
+    reads_pairs = facts.has("cls.output.weight") and types is not None and types.shape[0] > 1
+    return Embedding(positions=positions, token_types=types is not None, segments=2 if reads_pairs else 1, norm=norm)
+
+
+def _generation(facts: Facts) -> Encoder:
+    if facts.has("cls.output.weight"):
+        facts.count("pooling", default=0)  # GGUF says 4, "rank": the classifier always reads the first token
+        return Encoder("cls", Classifier(facts.weights.tensors["cls.output.weight"].shape[0]))
+    return Encoder(read_pooling(facts, default=None) or _folder_pooling(facts) or "mean")
 
 
 def _folder_pooling(facts: Facts) -> Pooling | None:

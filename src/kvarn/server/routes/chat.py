@@ -12,6 +12,7 @@ from kvarn.server.generation import begin
 from kvarn.server.openai.chat import ChatWriter
 from kvarn.server.openai.chat_stream import chat_events
 from kvarn.server.openai.heading import Heading
+from kvarn.server.retrieving import after_sources, ground, retrieval_fields, with_messages
 from kvarn.server.schema.chat import ChatAnswer, ChatBody
 from kvarn.server.schema.common import EVENT_STREAM, body_of, parse
 from kvarn.server.sse import stream_response
@@ -27,11 +28,21 @@ async def chat_completions(call: Called) -> Response:
     body = parse(ChatBody, await call.json(), call)
     chat = conversation_of(body, call.state.config)
     served = await call.use_model(body.model)
+    grounded = None
+    if body.retrieval is not None:
+        grounded = await ground(call, served, chat, body)
+        chat = with_messages(chat, grounded)
     generation = await begin(call, served, lambda: [chat_submission(served, chat)], wishes_of(body))
     if body.stream:
         heading = Heading.make(call, served, "chatcmpl-", "chat.completion.chunk")
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return stream_response(call, chat_events(generation, heading, chat, has_usage=has_usage))
+        events = chat_events(generation, heading, chat, has_usage=has_usage)
+        return stream_response(call, events if grounded is None else after_sources(events, heading, grounded))
     heading = Heading.make(call, served, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
-    return call.reply(ChatWriter(heading, generation, chat).answer(completion))
+    answer = ChatWriter(heading, generation, chat).answer(completion)
+    if grounded is not None:
+        answer["retrieval"] = retrieval_fields(
+            grounded, " ".join(one.text for one in (completion, *completion.alternatives))
+        )
+    return call.reply(answer)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
+from kvarn.server.schema.collections import RetrievalBody
 from kvarn.server.schema.common import Answer, Body
 from kvarn.server.schema.sampling import INT31, SamplingBody, TopLogprobs, UsageAnswer
 
@@ -192,6 +193,7 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[Literal["text"]] | None = None
     store: Never | None = None
+    retrieval: RetrievalBody | None = None
 
 
 class ChatTopLogprob(Answer):

@@ -17,7 +17,7 @@ class ModelCard(Answer):
     created_at: str
     owned_by: str = "kvarn"
     display_name: str
-    kind: Literal["generate", "embed"]
+    kind: Literal["generate", "embed", "rerank"]
     max_model_len: int
     digest: str | None  # sha256 of the weights; null before the first load of a local file
     is_loaded: bool

@@ -1,0 +1,108 @@
+"""Hits to a prompt: the best whole chunks within a budget of tokens, in an order that repeats, with numbers to cite.
+
+Chunks stand in the system message, sorted by document and place: the same hits give the same prefix, whatever their
+scores, and the KV cache finds it. What does not fit is left out whole and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvarn.errors import InvalidParameter
+from kvarn.retrieval.types import Hit, Mode, Tuning, check_k, check_mode
+from kvarn.types import Citation, Grounded, Message
+
+if TYPE_CHECKING:
+    from kvarn.retrieval.collection import Collection
+
+Count = Callable[[str], int]
+DEFAULT_BUDGET = 1024  # tokens; at most half of the model's context
+RULE = "Answer from the numbered sources below and cite them like [1]. If they do not hold the answer, say so."
+NO_SOURCES = "No source matches the question. Say that you found nothing about it."
+
+
+@dataclass(frozen=True, slots=True)
+class Grounding:
+    """How a chat looks things up in a collection; what `retrieve=` takes beside a collection itself."""
+
+    collection: Collection
+    k: int = 4
+    mode: Mode = "hybrid"
+    filter: Mapping[str, Any] | None = None
+    budget: int | None = None  # tokens for all sources together; None: 1,024, at most half of the context
+    query: str | None = None  # None: the last message of the user
+    tuning: Tuning = field(default_factory=Tuning)
+
+    def __post_init__(self) -> None:
+        check_k("k", self.k)
+        check_mode(self.mode)
+        if self.budget is not None and (not isinstance(self.budget, int) or self.budget < 1):
+            raise InvalidParameter(f"the budget for sources is {self.budget!r:.40}; give a number of tokens")
+
+    def ground(self, messages: Sequence[Message], count: Count, context: int) -> Grounded:
+        """The conversation with sources in its system message, and where they come from."""
+        query = self.query or last_question(messages)
+        hits = self.collection.search(query, self.k, self.mode, self.filter, self.tuning)
+        budget = self.budget or min(DEFAULT_BUDGET, context // 2)
+        chosen, left_out = fit(hits, budget, count)
+        citations = tuple(_citation(number, hit) for number, hit in enumerate(chosen, 1))
+        return Grounded(with_sources(messages, chosen), citations, tuple(hit.id for hit in left_out))
+
+
+def last_question(messages: Sequence[Message]) -> str:
+    """What the user said last."""
+    for message in reversed(messages):
+        if message.get("role") == "user":
+            content = message.get("content")
+            text = (
+                content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content or ())
+            )
+            if text.strip():
+                return text
+    raise InvalidParameter("there is no message of the user to look up; add one, or give the query")
+
+
+def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list[Hit]]:
+    """Whole chunks, best first, as long as they fit, in a stable order; and those that are left out."""
+    chosen: list[Hit] = []
+    left_out: list[Hit] = []
+    room = budget
+    for hit in hits:
+        needed = count(source_text(len(hits), hit))
+        if needed <= room:
+            chosen.append(hit)
+            room -= needed
+        else:
+            left_out.append(hit)
+    if hits and not chosen:
+        needed = count(source_text(1, hits[0]))
+        raise InvalidParameter(
+            f"the best source has {needed:,} tokens and the budget for sources is {budget:,}; raise it, "
+            "or index with smaller chunks"
+        )
+    return sorted(chosen, key=lambda hit: (hit.document, hit.span)), left_out
+
+
+def with_sources(messages: Sequence[Message], hits: Sequence[Hit]) -> list[Message]:
+    """The messages with the sources at the end of their system message, which is made if there is none."""
+    sources = "\n\n".join(source_text(number, hit) for number, hit in enumerate(hits, 1))
+    told = f"{RULE}\n\n{sources}" if hits else NO_SOURCES
+    first, *rest = messages
+    if first.get("role") not in ("system", "developer"):
+        return [{"role": "system", "content": told}, *messages]
+    content = first.get("content")
+    if isinstance(content, str):
+        return [{**first, "content": f"{content}\n\n{told}"}, *rest]
+    return [{**first, "content": [*(content or ()), {"type": "text", "text": f"\n\n{told}"}]}, *rest]
+
+
+def source_text(number: int, hit: Hit) -> str:
+    """One source as the model reads it."""
+    title = " > ".join(filter(None, (hit.source or hit.document, hit.heading)))
+    return f"[{number}] {title}\n{hit.text}"
+
+
+def _citation(number: int, hit: Hit) -> Citation:
+    return Citation(number, hit.id, hit.document, hit.source, hit.span, hit.score)

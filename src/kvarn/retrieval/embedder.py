@@ -1,0 +1,86 @@
+"""Texts to unit vectors, by a model loaded when first needed. Knows no index."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvarn.retrieval.types import Float32
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+
+DEFAULT_EMBEDDER = "minilm"
+PROBE = "The mill turns grain into flour, and questions into answers."  # two models that embed it alike are the same
+MIN_LIKENESS = 0.995  # another quantisation of one model stays above
+
+
+class Embedder(Protocol):
+    """What a collection needs of an embedding model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest text, without what the model puts around it."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a text, without what the model puts around it."""
+
+    def embed(self, texts: Sequence[str]) -> Float32:
+        """One unit vector per text, (n, dim); no text is longer than max_tokens."""
+
+    def close(self) -> None: ...
+
+
+class ModelEmbedder:
+    """An encoder model such as minilm, loaded by its name or lent by the caller."""
+
+    def __init__(self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None) -> None:
+        """find: asked for the model by name whenever it is needed, and keeps it."""
+        self._lock = threading.Lock()
+        self._find = find
+        self._is_own = isinstance(model, str)
+        self._name = model if isinstance(model, str) else model.spec.name
+        self._llm = None if isinstance(model, str) else model
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def llm(self) -> LLM:
+        """The model, loaded now if it was not yet."""
+        if self._find is not None:
+            return self._find(self._name)
+        with self._lock:
+            if self._llm is None:
+                self._llm = _load(self._name)
+            return self._llm
+
+    @property
+    def max_tokens(self) -> int:
+        return self.llm.context - len(self.llm.tokenizer.encode("", add_special=True))
+
+    def count(self, text: str) -> int:
+        return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0
+
+    def embed(self, texts: Sequence[str]) -> Float32:
+        return self.llm.embed(list(texts)) if texts else np.empty((0, self.llm.spec.width), np.float32)
+
+    def close(self) -> None:
+        """Free the model if it is our own."""
+        with self._lock:
+            if self._is_own and self._llm is not None:
+                self._llm.close()
+                self._llm = None
+
+
+def _load(name: str) -> LLM:
+    from kvarn.llm import LLM
+
+    return LLM(name)

@@ -1,0 +1,143 @@
+"""Documents to pieces of a bounded number of tokens, cut where the text itself has joints.
+
+A document is first cut into sections (Markdown headings, definitions in code), sections into units (paragraphs, then
+lines, sentences, words), and units are packed again until a piece is full. Every piece is an exact slice of the
+document; the last units of one piece are repeated at the start of the next.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from kvarn.errors import InvalidParameter
+from kvarn.retrieval.types import Document, Kind, Piece
+
+Count = Callable[[str], int]
+Span = tuple[int, int]
+MAX_HEADING_CHARS = 200
+_JOINTS = (  # from coarse to fine: where a unit that is too long may end
+    re.compile(r"\n[ \t]*\n\s*"),
+    re.compile(r"\n"),
+    re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])"),
+    re.compile(r"\s+"),
+)
+_HEADING = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+_FENCE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
+_DEFINITION = re.compile(
+    r"^(?:@\w[^\n]*\n)*(?:async def|def|class|fn|pub fn|impl|func|function|export|struct|enum|interface|type|template)"
+    r"\b[^\n]*",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How long pieces are, in tokens of the embedding model."""
+
+    tokens: int = 200
+    overlap: int = 32
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("tokens", self.tokens, 8, 2**20),
+            ("overlap", self.overlap, 0, self.tokens // 2),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidParameter(f"chunk {name} is {value!r:.40}; give a whole number from {low} to {high}")
+
+
+def cut(document: Document, chunking: Chunking, count: Count) -> list[Piece]:
+    """The pieces of a document, in order; blank ones are left out."""
+    text = document.text
+    pieces = []
+    for start, end, heading in _sections(text, document.kind):
+        head = heading[:MAX_HEADING_CHARS]
+        room = chunking.tokens - (count(head) if head else 0)
+        units = [(span, count(text[slice(*span)])) for span in _units(text, (start, end), max(room, 8), count)]
+        pieces += [Piece(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
+    return pieces
+
+
+def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
+    """Start, end and heading of the parts a document has by itself."""
+    marks: Iterable[tuple[int, str]] = ()
+    if kind in ("markdown", "html"):
+        marks = _heading_paths(text)
+    elif kind == "code":
+        marks = [(match.start(), "") for match in _DEFINITION.finditer(text)]
+    places = [(0, ""), *marks]
+    for (start, heading), (end, _) in zip(places, [*places[1:], (len(text), "")], strict=True):
+        if text[start:end].strip():
+            yield start, end, heading
+
+
+def _heading_paths(text: str) -> list[tuple[int, str]]:
+    """Where each heading stands, with those above it: "Install > From source"."""
+    fences = [match.span() for match in _FENCE.finditer(text)]
+    path: list[tuple[int, str]] = []
+    marks = []
+    for match in _HEADING.finditer(text):
+        if any(start <= match.start() < end for start, end in fences):
+            continue
+        level = len(match.group(1))
+        path = [*(one for one in path if one[0] < level), (level, match.group(2))]
+        marks.append((match.start(), " > ".join(title for _, title in path)))
+    return marks
+
+
+def _units(text: str, span: Span, room: int, count: Count, joint: int = 0) -> Iterator[Span]:
+    """Cut a span into parts of at most room tokens, at the coarsest joints that do."""
+    # A token has at least one character, and counting a long text is slow: cut it first.
+    start, end = span
+    if end - start <= room or (end - start <= 64 * room and count(text[start:end]) <= room):
+        yield span
+    elif joint == len(_JOINTS):
+        middle = (start + end) // 2
+        yield from _units(text, (start, middle), room, count, joint)
+        yield from _units(text, (middle, end), room, count, joint)
+    else:
+        for part in _split(text, span, _JOINTS[joint]):
+            yield from _units(text, part, room, count, joint + 1)
+
+
+def _split(text: str, span: Span, joint: re.Pattern[str]) -> Iterator[Span]:
+    start, end = span
+    for match in joint.finditer(text, start, end):
+        if match.end() > start:
+            yield start, match.end()
+            start = match.end()
+    if start < end:
+        yield start, end
+
+
+def _packed(text: str, units: list[tuple[Span, int]], room: int, overlap: int) -> Iterator[Span]:
+    """Join neighbours while they fit; start the next piece a little before the end of the last."""
+    first = 0
+    while first < len(units):
+        last, total = first, units[first][1]
+        while last + 1 < len(units) and total + units[last + 1][1] <= room:
+            last += 1
+            total += units[last][1]
+        trimmed = _trimmed(text, units[first][0][0], units[last][0][1])
+        if trimmed is not None:
+            yield trimmed
+        if last + 1 == len(units):
+            return
+        first = _repeated_from(units, first, last, min(overlap, room - units[last + 1][1]))
+
+
+def _repeated_from(units: list[tuple[Span, int]], first: int, last: int, overlap: int) -> int:
+    """The first unit of the next piece: after last, less whole units that fit into the overlap."""
+    start, total = last + 1, 0
+    while start - 1 > first and total + units[start - 1][1] <= overlap:
+        start -= 1
+        total += units[start][1]
+    return start
+
+
+def _trimmed(text: str, start: int, end: int) -> Span | None:
+    inner = text[start:end]
+    left, right = len(inner) - len(inner.lstrip()), len(inner.rstrip())
+    return (start + left, start + right) if left < right else None

@@ -1,0 +1,105 @@
+"""Order documents by a model that reads query and document together: a cross-encoder, or a language model's yes and no.
+
+A document too long for the cross-encoder counts as the best of its parts. Knows models; knows no index.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.models.spec import Encoder
+from kvarn.retrieval.ingest.chunking import Chunking, cut
+from kvarn.retrieval.types import Document, Float32, Hit
+from kvarn.types import Completion, SamplingParams
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+
+MAX_QUERY_SHARE = 0.5  # of the cross-encoder's context
+BIAS = 100.0  # makes one word certain, so that its log-probability is told; scores are taken before it
+TASK = "Judge whether the document answers the query. Answer Yes or No."
+
+
+def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
+    """How well each document answers a query, 0 to 1. The tenant salts the prefix cache."""
+    if not documents:
+        return np.empty(0, np.float32)
+    generation = llm.spec.generation
+    if not isinstance(generation, Encoder):
+        return _by_yes_and_no(llm, query, documents, tenant)
+    if generation.classifier is None:
+        raise UnsupportedModel(
+            f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
+        )
+    return _by_classifier(llm, query, documents)
+
+
+def rerank_hits(llm: LLM, query: str, hits: Sequence[Hit], k: int) -> list[Hit]:
+    """The k best of some hits, with their new scores; of equal ones the earlier."""
+    scores = rerank(llm, query, [hit.text for hit in hits])
+    order = sorted(range(len(hits)), key=lambda number: (-scores[number], number))[:k]
+    return [replace(hits[number], score=float(scores[number])) for number in order]
+
+
+def _by_classifier(llm: LLM, query: str, documents: Sequence[str]) -> Float32:
+    parts = [_parts(llm, query, document) for document in documents]
+    logits = llm.classify([(query, part) for one in parts for part in one])
+    scores = _relevance(logits)
+    starts = np.cumsum([0, *map(len, parts)])[:-1]
+    return np.maximum.reduceat(scores, starts).astype(np.float32)
+
+
+def _relevance(logits: Float32) -> Float32:
+    """One label: its sigmoid. Several: the share of the last, which is the most relevant."""
+    wide = logits.astype(np.float64)
+    if wide.shape[1] == 1:
+        return np.asarray(1.0 / (1.0 + np.exp(-wide[:, 0])), np.float32)
+    shares = np.exp(wide - wide.max(axis=1, keepdims=True))
+    return np.asarray(shares[:, -1] / shares.sum(axis=1), np.float32)
+
+
+def _parts(llm: LLM, query: str, document: str) -> list[str]:
+    """A document in pieces that fit beside the query."""
+    encode = llm.tokenizer.encode
+    num_query = len(encode(query))
+    if num_query > MAX_QUERY_SHARE * llm.context:
+        raise InvalidParameter(
+            f"the query has {num_query:,} tokens, at most half of the model's context of {llm.context:,} is allowed; "
+            "shorten it"
+        )
+    room = llm.context - num_query - (len(encode("x")) - 1)
+    pieces = cut(Document(document), Chunking(room, 0), lambda text: len(encode(text, add_special=False)))
+    return [piece.text for piece in pieces] or [document]
+
+
+def _by_yes_and_no(llm: LLM, query: str, documents: Sequence[str], tenant: str) -> Float32:
+    """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
+    prompts = [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents]
+    yes, no = (_logprobs(llm, prompts, word, tenant) for word in ("Yes", "No"))  # the second finds the prompts cached
+    return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
+
+
+def _logprobs(llm: LLM, prompts: list[list[int]], word: str, tenant: str) -> list[float]:
+    token_id = llm.tokenizer.encode(word, add_special=False)[0]
+    params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0)
+    handles = [llm.submit(prompt, params, tenant=tenant) for prompt in prompts]
+    return [_logprob_of(handle.result(), token_id) for handle in handles]
+
+
+def _logprob_of(completion: Completion, token_id: int) -> float:
+    assert completion.logprobs is not None
+    first = completion.logprobs[0]
+    return first.logprob if first.token_id == token_id else -math.inf
+
+
+def _messages(query: str, document: str) -> list[dict[str, str]]:
+    return [
+        {"role": "system", "content": TASK},
+        {"role": "user", "content": f"Document: {document}\n\nQuery: {query}"},
+    ]

@@ -1,0 +1,215 @@
+"""What goes into a collection and what comes out: frozen, validated when made. Knows no files and no models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.errors import InvalidParameter
+
+Float32 = npt.NDArray[np.float32]
+Scalar = str | int | float | bool
+Mode = Literal["hybrid", "dense", "sparse"]
+Fusion = Literal["rrf", "weighted"]
+Kind = Literal["text", "markdown", "html", "pdf", "code"]
+
+MAX_K = 10_000
+MAX_ID_CHARS = 1024
+MAX_QUERY_CHARS = 32_768
+MAX_METADATA_BYTES = 65_536
+MAX_DOCUMENT_CHARS = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text to be found again. id None: the source, else a hash of the text."""
+
+    text: str
+    id: str | None = None
+    source: str = ""
+    metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    kind: Kind = "text"  # how it is cut into chunks
+
+    def __post_init__(self) -> None:
+        check_text("text", self.text, MAX_DOCUMENT_CHARS)
+        check_text("source", self.source, MAX_ID_CHARS)
+        if self.kind not in get_args(Kind):
+            raise InvalidParameter(f"kind is {self.kind!r:.60}; choose one of {', '.join(get_args(Kind))}")
+        if self.id is not None:
+            check_text("id", self.id, MAX_ID_CHARS)
+            if not self.id:
+                raise InvalidParameter("id is empty; give a name, or leave it out")
+        object.__setattr__(self, "metadata", _checked_metadata(self.metadata))
+
+    @property
+    def key(self) -> str:
+        """The id it is stored under."""
+        return self.id or self.source or self.digest.hex()[:32]
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of the content: equal ones need not be stored twice."""
+        written = json.dumps(dict(self.metadata), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(f"{self.kind}\0{written}\0{self.text}".encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a document: text is exactly document.text[start:end]; heading says what it stands under."""
+
+    text: str
+    start: int
+    end: int
+    heading: str = ""
+
+    @property
+    def searchable(self) -> str:
+        """What is embedded and indexed."""
+        return f"{self.heading}\n{self.text}" if self.heading else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A document cut into pieces, with one unit vector for each: (pieces, dim)."""
+
+    id: str
+    source: str
+    digest: bytes
+    metadata: Mapping[str, Scalar]
+    pieces: Sequence[Piece]
+    vectors: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk as it is kept."""
+
+    key: int
+    document: str
+    ordinal: int
+    piece: Piece
+    source: str
+    metadata: Mapping[str, Scalar]
+
+    @property
+    def id(self) -> str:
+        return f"{self.document}#{self.ordinal}"
+
+
+Scored = tuple[int, float]  # key of a chunk, score: higher is better
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that answers a query. span: characters of the document's text; highlights: of this text."""
+
+    id: str
+    text: str
+    score: float
+    source: str
+    span: tuple[int, int]
+    document: str
+    heading: str = ""
+    metadata: Mapping[str, Scalar] = field(default_factory=dict)
+    highlights: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a search weighs and orders; the defaults are meant to be good."""
+
+    fusion: Fusion = "rrf"
+    weights: tuple[float, float] = (0.5, 0.5)  # dense, sparse
+    rrf_k: float = 60.0  # Cormack, Clarke, Buettcher 2009
+    candidates: int | None = None  # of each kind before fusion; None: 5 k, at least 50
+    mmr: float | None = None  # 1: relevance only, 0: diversity only; None: no re-ordering
+    highlights: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fusion not in get_args(Fusion):
+            raise InvalidParameter(f"fusion is {self.fusion!r:.60}; choose one of {', '.join(get_args(Fusion))}")
+        weights = self.weights
+        if not isinstance(weights, Sequence) or len(weights) != 2:
+            raise InvalidParameter(f"weights is {weights!r:.60}; give two numbers, for dense and sparse")
+        for name, weight in zip(("dense", "sparse"), weights, strict=True):
+            check_number(f"the {name} weight", weight, 0.0, 1e6)
+        if not any(weights):
+            raise InvalidParameter("both weights are 0; give at least one of them a positive number")
+        check_number("rrf_k", self.rrf_k, 0.0, 1e6)
+        if self.candidates is not None:
+            check_k("candidates", self.candidates)
+        if self.mmr is not None:
+            check_number("mmr", self.mmr, 0.0, 1.0)
+        object.__setattr__(self, "weights", tuple(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """What became of the documents of one add."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    chunks: int = 0
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # id -> id of the equal document that is there
+    failed: Mapping[str, str] = field(default_factory=dict)  # source -> why it could not be read
+
+    def __add__(self, other: AddReport) -> AddReport:
+        return AddReport(
+            self.added + other.added,
+            self.updated + other.updated,
+            self.unchanged + other.unchanged,
+            self.chunks + other.chunks,
+            {**self.duplicates, **other.duplicates},
+            {**self.failed, **other.failed},
+        )
+
+
+def check_mode(mode: object) -> None:
+    if mode not in get_args(Mode):
+        raise InvalidParameter(f"mode is {mode!r:.60}; choose one of {', '.join(get_args(Mode))}")
+
+
+def check_k(name: str, k: object) -> None:
+    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K:
+        raise InvalidParameter(f"{name} is {k!r:.60}; give a whole number from 1 to {MAX_K:,}")
+
+
+def check_number(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
+        raise InvalidParameter(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
+
+
+def check_text(name: str, text: object, max_chars: int) -> None:
+    if not isinstance(text, str):
+        raise InvalidParameter(f"{name} is a {type(text).__name__}; give a string")
+    if len(text) > max_chars:
+        raise InvalidParameter(f"{name} has {len(text):,} characters, at most {max_chars:,} are allowed; split it")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(f"{name} has a lone surrogate at character {error.start}; give valid Unicode") from None
+
+
+def _checked_metadata(metadata: object) -> dict[str, Scalar]:
+    if not isinstance(metadata, Mapping):
+        raise InvalidParameter(f"metadata is {metadata!r:.60}; give a mapping of names to texts, numbers or booleans")
+    for name, value in metadata.items():
+        check_text("a name in metadata", name, MAX_ID_CHARS)
+        if isinstance(value, str):
+            check_text(f"metadata {name!r:.40}", value, MAX_METADATA_BYTES)
+        elif isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+            raise InvalidParameter(f"metadata {name!r:.40} is a number of more than 64 bits; give it as a text")
+        elif not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidParameter(f"metadata {name!r:.40} is {value!r:.40}; give a text, a finite number or a boolean")
+    if len(json.dumps(dict(metadata))) > MAX_METADATA_BYTES:
+        raise InvalidParameter(f"metadata is larger than {MAX_METADATA_BYTES:,} bytes; put long texts into the text")
+    return dict(metadata)

@@ -1,0 +1,170 @@
+"""/v1/collections: make, fill, search and remove the caller's own collections of documents."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.errors import RateLimited
+from kvarn.server.call import Call, Called
+from kvarn.server.patience import while_awaited
+from kvarn.server.retrieving import hit_fields, tuning_of
+from kvarn.server.schema.collections import (
+    AddAnswer,
+    CollectionAnswer,
+    CollectionBody,
+    CollectionsAnswer,
+    DeleteBody,
+    DeletedAnswer,
+    DocumentBody,
+    DocumentsBody,
+    SearchAnswer,
+    SearchBody,
+)
+from kvarn.server.schema.common import body_of, parse
+
+if TYPE_CHECKING:
+    from kvarn.retrieval.collection import Collection
+    from kvarn.retrieval.types import AddReport
+    from kvarn.server.limits import Reservation
+
+router = APIRouter(tags=["collections"])
+GROUP = 16  # documents embedded before somebody looks whether the client is still there
+
+
+@router.get("/v1/collections", response_model=CollectionsAnswer)
+async def list_collections(call: Called) -> Response:
+    """List the caller's collections."""
+    names = await call.state.collections.names(call.principal.tenant)
+    return call.reply({"object": "list", "data": [{"object": "collection", "name": name} for name in names]})
+
+
+@router.post("/v1/collections", response_model=CollectionAnswer, openapi_extra=body_of(CollectionBody))
+async def create_collection(call: Called) -> Response:
+    """Begin a collection; one that exists stays as it is."""
+    body = parse(CollectionBody, await call.json(), call)
+    call.state.limits.check(call.principal)
+    chunking = await asyncio.to_thread(_chunking, body)
+    await call.state.collections.create(call.principal.tenant, body.name, chunking)
+    async with call.state.collections.use(call.principal.tenant, body.name) as collection:
+        return call.reply(await asyncio.to_thread(_described, collection))
+
+
+@router.get("/v1/collections/{name}", response_model=CollectionAnswer)
+async def show_collection(call: Called, name: str) -> Response:
+    """Tell what a collection holds."""
+    async with call.state.collections.use(call.principal.tenant, name) as collection:
+        return call.reply(await asyncio.to_thread(_described, collection))
+
+
+@router.delete("/v1/collections/{name}", response_model=DeletedAnswer)
+async def drop_collection(call: Called, name: str) -> Response:
+    """Remove a collection with everything in it."""
+    await call.state.collections.drop(call.principal.tenant, name)
+    return call.reply({"deleted": 1})
+
+
+@router.get("/v1/collections/{name}/documents", response_model=CollectionsAnswer)
+async def list_documents(call: Called, name: str) -> Response:
+    """List the documents of a collection."""
+    async with call.state.collections.use(call.principal.tenant, name) as collection:
+        return call.reply({"object": "list", "data": await asyncio.to_thread(collection.documents)})
+
+
+@router.post("/v1/collections/{name}/documents", response_model=AddAnswer, openapi_extra=body_of(DocumentsBody))
+async def add_documents(call: Called, name: str) -> Response:
+    """Add documents, or replace those with the same id; committed a few at a time."""
+    body = parse(DocumentsBody, await call.json(), call)
+    async with call.state.collections.use(call.principal.tenant, name) as collection:
+        await call.use_model(collection.embedder.name)
+        texts = [document.text for document in body.documents]
+        reservation = await _reserve(call, collection, texts)
+        try:
+            report = await while_awaited(call, _add(collection, body.documents))
+        finally:
+            reservation.settle(reservation.num_tokens)
+    call.state.metrics.documents_added(report.added + report.updated, report.chunks)
+    fields = asdict(report)
+    del fields["failed"]
+    return call.reply(fields)
+
+
+@router.post("/v1/collections/{name}/documents/delete", response_model=DeletedAnswer, openapi_extra=body_of(DeleteBody))
+async def delete_documents(call: Called, name: str) -> Response:
+    """Remove documents by id."""
+    body = parse(DeleteBody, await call.json(), call)
+    async with call.state.collections.use(call.principal.tenant, name) as collection:
+        return call.reply({"deleted": await asyncio.to_thread(collection.delete, body.ids)})
+
+
+@router.post("/v1/collections/{name}/search", response_model=SearchAnswer, openapi_extra=body_of(SearchBody))
+async def search_collection(call: Called, name: str) -> Response:
+    """Find the chunks that answer a question best."""
+    body = parse(SearchBody, await call.json(), call)
+    queries = [body.query] if isinstance(body.query, str) else body.query
+    async with call.state.collections.use(call.principal.tenant, name) as collection:
+        await call.use_model(collection.embedder.name)
+        reservation = await _reserve(call, collection, queries)
+        try:
+            started = time.monotonic()
+            found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body))
+            call.state.metrics.searched(body.mode, time.monotonic() - started)
+        finally:
+            reservation.settle(reservation.num_tokens)
+        version = collection.version
+    data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
+    return call.reply({"object": "list", "data": data[0] if isinstance(body.query, str) else data, "version": version})
+
+
+async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> Reservation:
+    """Take the tokens that the embedding model will read."""
+    try:
+        call.state.limits.check(call.principal)
+        num_tokens = await asyncio.to_thread(lambda: sum(map(collection.embedder.count, texts)))
+        reservation = call.state.limits.reserve(call.principal, num_tokens)
+    except RateLimited as error:
+        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
+        raise
+    call.headers.update(reservation.headers)
+    return reservation
+
+
+async def _add(collection: Collection, documents: Sequence[DocumentBody]) -> AddReport:
+    """Group by group, so that a client that goes away stops the rest."""
+    from kvarn.retrieval.collection import as_document, require_own_ids
+    from kvarn.retrieval.types import AddReport
+
+    given = [as_document(_fields(document), number) for number, document in enumerate(documents)]
+    require_own_ids(given)
+    report = AddReport()
+    for start in range(0, len(given), GROUP):
+        report += await asyncio.to_thread(collection.add, given[start : start + GROUP])
+    return report
+
+
+def _fields(document: DocumentBody) -> dict[str, Any]:
+    from kvarn.retrieval.ingest.html import html_to_text
+
+    fields = document.model_dump()
+    return fields | {"text": html_to_text(document.text)} if document.kind == "html" else fields
+
+
+def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[Any]:
+    tuning = tuning_of(body, has_highlights=body.highlights)
+    return collection.search_many(queries, body.k, body.mode, body.filter, tuning)
+
+
+def _described(collection: Collection) -> dict[str, Any]:
+    return {"object": "collection", **collection.stats()}
+
+
+def _chunking(body: CollectionBody) -> Any:
+    from kvarn.retrieval.ingest.chunking import Chunking
+
+    return Chunking(body.chunk_tokens, body.overlap)

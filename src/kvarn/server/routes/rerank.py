@@ -1,0 +1,77 @@
+"""POST /rerank, also as /v1/rerank and /v2/rerank: documents in the order in which they answer a query."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.errors import RateLimited
+from kvarn.server.call import Call, Called
+from kvarn.server.patience import while_awaited
+from kvarn.server.schema.common import body_of, parse
+from kvarn.server.schema.rerank import RerankAnswer, RerankBody
+from kvarn.server.texts import encode_bounded
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+    from kvarn.server.limits import Reservation
+
+router = APIRouter(tags=["rerank"])
+GROUP = 8  # documents between two looks whether the client is still there
+
+
+@router.post("/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody))
+@router.post("/v1/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
+@router.post("/v2/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
+async def rerank(call: Called) -> Response:
+    """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
+    body = parse(RerankBody, await call.json(), call)
+    served = await call.use_model(body.model)
+    llm = served.llm.llm
+    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    num_tokens = await asyncio.to_thread(_num_tokens, llm, body.query, documents)
+    reservation = _reserve(call, num_tokens)
+    try:
+        scores = await while_awaited(call, _scores(llm, body.query, documents, call.principal.tenant))
+    finally:
+        reservation.settle(num_tokens)
+    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
+    results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return call.reply({"id": f"rerank-{call.id}", "model": served.id, "results": results, "usage": usage})
+
+
+def _num_tokens(llm: LLM, query: str, documents: Sequence[str]) -> int:
+    num_query = len(encode_bounded(llm, query, "query"))
+    return sum(num_query + len(encode_bounded(llm, text, "documents", add_special=False)) for text in documents)
+
+
+def _reserve(call: Call, num_tokens: int) -> Reservation:
+    try:
+        reservation = call.state.limits.reserve(call.principal, num_tokens)
+    except RateLimited as error:
+        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
+        raise
+    call.headers.update(reservation.headers)
+    return reservation
+
+
+async def _scores(llm: LLM, query: str, documents: Sequence[str], tenant: str) -> list[float]:
+    from kvarn.retrieval import rerank as models
+
+    scores: list[float] = []
+    for start in range(0, len(documents), GROUP):
+        part = await asyncio.to_thread(models.rerank, llm, query, documents[start : start + GROUP], tenant)
+        scores += [float(score) for score in part]
+    return scores
+
+
+def _result(index: int, score: float, document: str | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": index, "relevance_score": score}
+    return told if document is None else {**told, "document": {"text": document}}

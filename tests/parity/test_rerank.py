@@ -1,0 +1,111 @@
+"""Reranking: a tiny random cross-encoder against transformers, and a real model's yes and no."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvarn
+from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.rerank import rerank
+from tests.assets import smollm2
+from tests.unit.retrieval.words import WordEmbedder
+
+WORDS = [
+    "the",
+    "mill",
+    "grinds",
+    "grain",
+    "into",
+    "flour",
+    "stars",
+    "shine",
+    "at",
+    "night",
+    "bread",
+    "is",
+    "baked",
+    "in",
+    "an",
+    "oven",
+    "who",
+    "does",
+    "what",
+]
+PAIRS = [
+    ("what grinds grain", "the mill grinds grain into flour"),
+    ("what grinds grain", "stars shine at night"),
+    ("who", "bread is baked in an oven at night in the mill"),
+]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one label", "two labels"])
+def cross_encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder as cross-encoders are published, the model and the tokenizer of transformers."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("cross-encoder")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), max_position_embeddings=48, num_labels=request.param, **sizes
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)  # so that every part shows in the scores
+    model.save_pretrained(folder)
+    return folder, model, tokenizer
+
+
+@pytest.mark.parametrize(("backend", "tolerance"), [("reference", 1e-4), ("native", 5e-3)])
+def test_a_cross_encoder_scores_as_transformers_does(
+    cross_encoder: tuple[Path, Any, Any], backend: str, tolerance: float
+) -> None:
+    torch = pytest.importorskip("torch")
+    folder, model, tokenizer = cross_encoder
+    inputs = tokenizer([a for a, _ in PAIRS], [b for _, b in PAIRS], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**inputs).logits.numpy()
+    assert np.ptp(expected) > 0.1  # the random model says something
+    with kvarn.LLM(folder, backend=backend) as llm:
+        assert np.abs(llm.classify(PAIRS) - expected).max() <= tolerance
+
+
+def test_the_second_text_is_in_a_segment_of_its_own(cross_encoder: tuple[Path, Any, Any]) -> None:
+    with kvarn.LLM(cross_encoder[0]) as llm:
+        one, other = llm.classify([("mill grain", "flour"), ("mill", "grain flour")])
+        assert np.abs(one - other).max() > 1e-3
+
+
+def test_a_long_document_counts_as_its_best_part(cross_encoder: tuple[Path, Any, Any]) -> None:
+    with kvarn.LLM(cross_encoder[0]) as llm:
+        scores = rerank(llm, "what grinds grain", ["stars shine at night. " * 40, "the mill", "flour"])
+        assert scores.shape == (3,)
+        assert ((scores > 0) & (scores < 1)).all()
+        with pytest.raises(kvarn.UnsupportedModel, match="scores pairs"):
+            llm.embed("mill")
+        with pytest.raises(kvarn.InvalidParameter, match="at most half"):
+            rerank(llm, "mill " * 100, ["flour"])
+
+
+@pytest.mark.model
+def test_yes_and_no_of_a_language_model_are_probabilities_and_repeat(tmp_path: Path) -> None:
+    with kvarn.LLM(smollm2(), context=512) as llm:
+        documents = ["A mill grinds grain into flour.", "Stars shine at night."]
+        scores = rerank(llm, "What does a mill do?", documents)
+        assert ((scores > 0) & (scores < 1)).all()
+        assert (rerank(llm, "What does a mill do?", documents) == scores).all()
+        assert llm.stats().prefix_hit_tokens > 0
+        with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+            collection.add(documents)
+            hits = collection.search("what does a mill do", k=2, rerank=llm)
+            assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+            assert len(hits) == 2

@@ -1,0 +1,199 @@
+"""Collections over HTTP: documents in, hits and cited answers out, each tenant its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.asking import CHAT, answer, chat_body, chunks, refusal
+from tests.server.keyed import KeyedServer
+from tests.server.process import MINILM, SMOLLM2, ServerProcess
+
+pytestmark = pytest.mark.model
+DOCUMENTS = [
+    {"id": "mill", "text": "A mill grinds grain into flour with two heavy stones.", "metadata": {"topic": "food"}},
+    {"id": "bread", "text": "Bread is baked from flour, water and salt in a hot oven.", "metadata": {"topic": "food"}},
+    {"id": "stars", "text": "Astronomers count stars with large telescopes.", "metadata": {"topic": "sky"}},
+    {"id": "page", "text": "<h1>Ships</h1><p>Ships sail to <b>harbours</b>.", "kind": "html", "source": "ships.html"},
+]
+
+
+@pytest.fixture(scope="module")
+def filled(server: ServerProcess) -> Iterator[httpx.Client]:
+    """A client of a server with the collection `things`."""
+    with server.client() as client:
+        client.delete("/v1/collections/things")
+        answer(client, "/v1/collections", {"name": "things"})
+        added = answer(client, "/v1/collections/things/documents", {"documents": DOCUMENTS})
+        assert (added["added"], added["chunks"]) == (4, 4)
+        yield client
+
+
+def search(client: httpx.Client, query: Any, **fields: Any) -> list[Any]:
+    found: list[Any] = answer(client, "/v1/collections/things/search", {"query": query, **fields})["data"]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "sparse"])
+def test_the_best_hit_comes_first(filled: httpx.Client, mode: str) -> None:
+    hit = search(filled, "counting stars with telescopes", k=2, mode=mode)[0]
+    assert (hit["id"], hit["span"]) == ("stars#0", {"start": 0, "end": 46})
+    assert hit["metadata"] == {"topic": "sky"}
+
+
+def test_several_queries_filters_and_highlights(filled: httpx.Client) -> None:
+    first, second = search(filled, ["flour", "telescopes"], k=1, filter={"topic": "food"}, highlights=True)
+    assert {first[0]["document"], second[0]["document"]} <= {"mill", "bread"}
+    assert first[0]["highlights"]
+
+
+def test_html_is_kept_as_text(filled: httpx.Client) -> None:
+    hit = search(filled, "harbours", k=1)[0]
+    assert (hit["source"], hit["heading"]) == ("ships.html", "Ships")
+    assert "<b>" not in hit["text"]
+
+
+def test_a_chat_looks_things_up_and_cites_them(filled: httpx.Client) -> None:
+    body = chat_body("What does a mill do?", retrieval={"collection": "things", "k": 2}, max_tokens=24)
+    told = answer(filled, CHAT, body)
+    plain = answer(filled, CHAT, chat_body("What does a mill do?", max_tokens=24))
+    assert told["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 20
+    citations = told["retrieval"]["citations"]
+    assert [one["number"] for one in citations] == [1, 2]
+    assert "mill#0" in {one["id"] for one in citations}
+    assert all(one["cited"] in (True, False) and one["span"]["end"] > 0 for one in citations)
+
+
+def test_a_stream_begins_with_its_sources(filled: httpx.Client) -> None:
+    read = chunks(filled, CHAT, chat_body("What does a mill do?", retrieval={"collection": "things", "k": 1}))
+    assert read[0]["choices"] == []
+    assert read[0]["retrieval"]["citations"][0]["id"] == "mill#0"
+    assert all("retrieval" not in chunk for chunk in read[1:])
+
+
+def test_a_budget_too_small_is_refused_and_a_small_one_leaves_out_and_tells(filled: httpx.Client) -> None:
+    wanted = {"collection": "things", "k": 3, "mode": "dense"}
+    error = refusal(filled, CHAT, chat_body("flour", retrieval={**wanted, "max_context_tokens": 3}))
+    assert "budget for sources is 3" in error["message"]
+    told = answer(filled, CHAT, chat_body("flour", retrieval={**wanted, "max_context_tokens": 30}))["retrieval"]
+    assert len(told["citations"]) + len(told["left_out"]) == 3
+    assert told["left_out"]
+
+
+def test_a_repeated_question_is_hot(filled: httpx.Client) -> None:
+    body = chat_body("Who counts the stars at night?", retrieval={"collection": "things", "k": 2}, max_tokens=1)
+    first = answer(filled, CHAT, body)
+    for _ in range(2):
+        again = answer(filled, CHAT, body)
+    assert again["choices"] == first["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    lines = filled.get("/metrics").text.splitlines()
+    assert any(line.startswith("kvarn_retrieval_hot_hits_total") and not line.endswith(" 0.0") for line in lines)
+
+
+def test_a_hot_question_is_primed_again_when_documents_change(filled: httpx.Client) -> None:
+    body = chat_body(
+        "How many moons does the red planet have?", retrieval={"collection": "things", "k": 1}, max_tokens=1
+    )
+    for _ in range(3):
+        answer(filled, CHAT, body)
+    before = _metric(filled, "kvarn_retrieval_primed_total")
+    added = {"documents": [{"id": "mars", "text": "The red planet Mars has two moons, Phobos and Deimos." * 4}]}
+    answer(filled, "/v1/collections/things/documents", added)
+    deadline = time.monotonic() + 60
+    while _metric(filled, "kvarn_retrieval_primed_total") == before and time.monotonic() < deadline:
+        time.sleep(0.2)
+    told = answer(filled, CHAT, body)
+    assert told["retrieval"]["citations"][0]["id"] == "mars#0"
+    usage = told["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > usage["prompt_tokens"] - 40
+    answer(filled, "/v1/collections/things/documents/delete", {"ids": ["mars"]})
+
+
+def test_documents_are_listed_replaced_and_deleted(filled: httpx.Client) -> None:
+    path = "/v1/collections/extra"
+    answer(filled, "/v1/collections", {"name": "extra", "chunk_tokens": 64, "overlap": 8})
+    assert "extra" in {one["name"] for one in filled.get("/v1/collections").json()["data"]}
+    answer(filled, f"{path}/documents", {"documents": [{"id": "a/b", "text": "one"}, {"id": "c", "text": "two"}]})
+    assert answer(filled, f"{path}/documents", {"documents": [{"id": "c", "text": "three"}]})["updated"] == 1
+    assert {one["id"] for one in filled.get(f"{path}/documents").json()["data"]} == {"a/b", "c"}
+    assert answer(filled, f"{path}/documents/delete", {"ids": ["a/b", "nope"]})["deleted"] == 1
+    assert filled.get(path).json()["documents"] == 1
+    assert filled.delete(path).json() == {"deleted": 1}
+    assert filled.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("search", {"query": "x", "k": 0}, "k"),
+        ("search", {"query": "x", "k": 10**9}, "k"),
+        ("search", {"query": ""}, "query"),
+        ("search", {"query": "x", "weights": [1.0]}, "weights"),
+        ("search", {"query": "x", "filter": {"a": {"like": "b"}}}, None),
+        ("documents", {"documents": []}, "documents"),
+        ("documents", {"documents": [{"text": ""}]}, "documents.0.text"),
+        ("documents", {"documents": [{"text": " "}]}, None),
+        ("documents", {"documents": [{"text": "a", "id": "x"}, {"text": "b", "id": "x"}]}, None),
+        ("documents", {"documents": [{"text": "a", "metadata": {"b": [1]}}]}, "documents.0.metadata.b"),
+        ("documents/delete", {"ids": []}, "ids"),
+    ],
+)
+def test_wrong_bodies_are_refused(filled: httpx.Client, path: str, body: dict[str, Any], param: str | None) -> None:
+    assert refusal(filled, f"/v1/collections/things/{path}", body)["param"] == param
+
+
+def test_an_unknown_collection_is_not_found(filled: httpx.Client) -> None:
+    for path, body in (
+        ("/v1/collections/nope/search", {"query": "x"}),
+        (CHAT, chat_body(retrieval={"collection": "nope"})),
+    ):
+        assert refusal(filled, path, body, 404)["code"] == "collection_not_found"
+    assert filled.get("/v1/collections/..%2f..").status_code in (400, 404)
+
+
+def test_tenants_do_not_see_each_other(keyed: KeyedServer) -> None:
+    with keyed.client("alice") as alice, keyed.client("anna") as anna, keyed.client("bert") as bert:
+        answer(alice, "/v1/collections", {"name": "private"})
+        added = {"documents": [{"id": "secret", "text": "The password is swordfish."}]}
+        answer(alice, "/v1/collections/private/documents", added)
+        wanted = {"query": "password", "mode": "sparse"}
+        assert answer(anna, "/v1/collections/private/search", wanted)["data"][0]["document"] == "secret"
+        assert refusal(bert, "/v1/collections/private/search", wanted, 404)["message"].endswith("none yet")
+        assert bert.get("/v1/collections").json()["data"] == []
+        assert bert.delete("/v1/collections/private").status_code == 404
+        answer(bert, "/v1/collections", {"name": "private"})
+        assert answer(bert, "/v1/collections/private/search", wanted)["data"] == []
+        chat = chat_body("password?", retrieval={"collection": "private"})
+        assert answer(bert, CHAT, chat)["retrieval"]["citations"] == []
+
+
+def test_collections_survive_a_restart_and_kill(tmp_path: Path) -> None:
+    from tests.server.process import model_path
+
+    models = ("--model", model_path(MINILM))
+    for number in range(2):
+        with ServerProcess(*models, env={"KVARN_HOME": str(tmp_path)}) as process, process.client() as client:
+            answer(client, "/v1/collections", {"name": "kept"})
+            assert client.get("/v1/collections/kept").json()["documents"] == number
+            answer(client, "/v1/collections/kept/documents", {"documents": [{"id": f"d{number}", "text": "grain"}]})
+            process.process.kill()
+
+
+def test_a_server_without_an_encoder_says_so(tmp_path: Path) -> None:
+    from tests.server.process import model_path
+
+    home = {"KVARN_HOME": str(tmp_path)}
+    with ServerProcess("--model", model_path(SMOLLM2), env=home) as process, process.client() as client:
+        error = refusal(client, "/v1/collections", {"name": "x"})
+        assert "no embedding model" in error["message"]
+
+
+def _metric(client: httpx.Client, name: str) -> float:
+    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(lines[0].rpartition(" ")[2])

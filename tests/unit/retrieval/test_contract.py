@@ -1,0 +1,110 @@
+"""What every store promises: the same tests for the embedded one and for Milvus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvarn.errors import RetrievalError
+from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.embedded import EmbeddedIndex
+from kvarn.retrieval.filters import parse_filter
+from kvarn.retrieval.protocol import Retriever
+from kvarn.retrieval.types import Document, Tuning
+from tests.unit.retrieval.test_filters import FILTERS, ROWS
+from tests.unit.retrieval.words import WordEmbedder, clustered, entry
+
+Opener = Callable[[], Retriever]
+
+
+@pytest.fixture(params=["embedded", "milvus"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same store again and again; the test closes it."""
+    if request.param == "embedded":
+        yield lambda: EmbeddedIndex(tmp_path / "c")
+        return
+    pytest.importorskip("pymilvus")
+    pytest.importorskip("milvus_lite")
+    from kvarn.retrieval.milvus import MilvusIndex
+
+    yield lambda: MilvusIndex(str(tmp_path / "c.db"), "c")
+
+
+def test_documents_are_found_changed_and_removed(opener: Opener) -> None:
+    with Collection("c", model=WordEmbedder(), index=opener()) as collection:
+        assert collection.search("mill") == []
+        collection.add([Document("a mill grinds grain", id="mill", source="a/mill.txt", metadata={"n": 1})])
+        collection.add([Document("stars shine at night", id="stars", source="b/stars.txt")])
+        for mode in ("hybrid", "dense", "sparse"):
+            hit = collection.search("mill grinds", 1, mode)[0]  # type: ignore[arg-type]
+            assert (hit.id, hit.span, hit.source, hit.metadata) == ("mill#0", (0, 19), "a/mill.txt", {"n": 1})
+        version = collection.version
+        assert collection.add([Document("a mill grinds grain", id="copy", metadata={"n": 1})]).duplicates == {
+            "copy": "mill"
+        }
+        assert collection.version == version
+        assert collection.add([Document("a harbour has ships", id="mill", source="a/mill.txt")]).updated == 1
+        assert collection.version > version
+        assert collection.search("grain", 5, "sparse") == []
+        assert collection.ids_from("a") == ["mill"]
+        assert collection.delete(["mill", "nope"]) == 1
+        assert [one["id"] for one in collection.documents()] == ["stars"]
+
+
+def test_a_store_is_the_same_after_reopening(opener: Opener) -> None:
+    with Collection("c", model=WordEmbedder(), index=opener()) as collection:
+        collection.add([Document(f"text {n} about item{n}", id=f"d{n}") for n in range(20)])
+        before = collection.search("item7 text", 5, tuning=Tuning(mmr=0.7))
+    with Collection("c", model=WordEmbedder(), index=opener()) as collection:
+        after = collection.search("item7 text", 5, tuning=Tuning(mmr=0.7))
+        assert [hit.id for hit in after] == [hit.id for hit in before]
+        assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before])
+        assert collection.stats()["chunks"] == 20
+    with Collection("c", model=WordEmbedder(salt="other"), index=opener()) as collection, pytest.raises(RetrievalError):
+        collection.search("item7")
+
+
+def test_filters_mean_the_same(opener: Opener) -> None:
+    index = opener()
+    index.put([entry(number, np.ones(2, np.float32), **row) for number, row in enumerate(ROWS)])
+    for given, expected in FILTERS:
+        found = [key for key, _ in index.dense(np.ones(2, np.float32), 10, parse_filter(given))]
+        assert {int(index.chunks([key])[key].document[1:]) for key in found} == expected, given
+    index.close()
+
+
+def test_the_nearest_are_found_with_their_cosines(opener: Opener) -> None:
+    vectors = clustered(300, 24)
+    index = opener()
+    index.put([entry(n, vectors[n], f"common word{n}", group=n % 3) for n in range(300)])
+    for query in clustered(5, 24, seed=3):
+        best = np.argsort(-(vectors @ query))[:5]
+        found = index.dense(query, 5, None)
+        assert [index.chunks([key])[key].document for key, _ in found] == [f"d{n}" for n in best]
+        assert [score for _, score in found] == pytest.approx([float(vectors[n] @ query) for n in best], abs=1e-4)
+        assert len(index.dense(query, 100, parse_filter({"group": 1}))) == 100
+    (key, score), *_ = index.sparse("word42", 3, None)
+    assert index.chunks([key])[key].document == "d42"
+    assert score == pytest.approx(_alone(300), rel=0.02)
+    with pytest.raises(RetrievalError, match="dimensions"):
+        index.put([entry(999, np.ones(7, np.float32))])
+    index.close()
+
+
+def _alone(num: int) -> float:
+    """BM25 of a term that one of num equally long chunks has once."""
+    return float(np.log(1 + (num - 0.5) / 1.5))
+
+
+def test_the_reported_documents_are_plain_data(opener: Opener) -> None:
+    index = opener()
+    index.put([entry(1, np.ones(2, np.float32), lang="en")])
+    expected: list[dict[str, Any]] = [{"id": "d1", "source": "folder/1.txt", "metadata": {"lang": "en"}, "chunks": 1}]
+    assert index.documents() == expected
+    index.set_facts({"a": b"\x00\x01", "b": 7})
+    assert (index.fact("a"), index.fact("b"), index.fact("c", "none")) == (b"\x00\x01", 7, "none")
+    index.close()

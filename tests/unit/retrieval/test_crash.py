@@ -1,0 +1,102 @@
+"""kill -9 at any moment loses at most the batch in flight; a damaged part is made again."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.embedded import EmbeddedIndex
+from tests.conftest import Size
+from tests.rules.tree import ROOT
+from tests.unit.retrieval.ingesting import BATCH, document
+from tests.unit.retrieval.words import WordEmbedder, clustered, entry
+
+
+def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size: Size) -> None:
+    rng = random.Random(0)
+    done = -1
+    for _ in range(size(4, 200)):
+        done = _ingest_and_kill(tmp_path, done + 1, rng.uniform(0.0, 0.6))
+        index = EmbeddedIndex(tmp_path / "c")
+        index.check()
+        index.close()
+        with Collection("c", folder=tmp_path, model=WordEmbedder(dim=16)) as collection:
+            ids = {one["id"] for one in collection.documents()}
+            whole = {f"b{b}-{n}" for b in range(done + 1) for n in range(BATCH)}
+            deleted = {f"b{b - 1}-0" for b in range(2, done + 1, 3)}
+            in_flight = {f"b{done + 1}-{n}" for n in range(BATCH)}
+            maybe_deleted = {f"b{done}-0"} if (done + 1) % 3 == 2 else set()
+            assert whole - deleted - maybe_deleted <= ids <= (whole - deleted) | in_flight
+            assert not in_flight & ids or in_flight <= ids
+            if done + 1 and in_flight <= ids:  # committed, but the process could not say so any more
+                collection.delete(sorted(in_flight))
+            for batch in {0, done} - {-1}:
+                wanted = document(batch, 1)
+                assert collection.search(wanted.text, 1)[0].document == wanted.key
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: next(folder.glob("dense-*")).unlink(),
+        lambda folder: _overwrite(next(folder.glob("dense-*"))),
+        lambda folder: (folder / "manifest.json").unlink(),
+        lambda folder: (folder / "manifest.json").write_text('{"version": "x", "dense": "../../etc"}'),
+        lambda folder: _overwrite(next(folder.glob("sparse-*/*.idx"))),
+        lambda folder: next(folder.glob("sparse-*/*.term")).unlink(),
+        lambda folder: next(folder.glob("sparse-*/meta.json")).write_text("{"),
+        lambda folder: [path.unlink() for path in next(folder.glob("sparse-*")).iterdir()],
+    ],
+    ids=[
+        "graph gone",
+        "graph damaged",
+        "manifest gone",
+        "manifest strange",
+        "postings damaged",
+        "terms gone",
+        "meta",
+        "empty",
+    ],
+)
+def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    vectors = clustered(200, 24)
+    index = EmbeddedIndex(tmp_path)
+    index.put([entry(n, vectors[n], f"common word{n}") for n in range(200)])
+    dense, sparse = index.dense(vectors[3], 5, None), index.sparse("common word7", 5, None)
+    index.close()
+    damage(tmp_path)
+    index = EmbeddedIndex(tmp_path)
+    index.check()
+    assert index.dense(vectors[3], 5, None) == dense
+    assert index.sparse("common word7", 5, None) == sparse
+    index.close()
+
+
+def _ingest_and_kill(folder: Path, first: int, after_s: float) -> int:
+    """The last batch that the process said was committed."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.retrieval.ingesting", str(folder), str(first)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    time.sleep(after_s)
+    process.kill()
+    said = process.stdout.read().split("\n")[:-1]  # a line cut in two was never said
+    process.wait()
+    return int(said[-1]) if said else first - 1
+
+
+def _overwrite(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)

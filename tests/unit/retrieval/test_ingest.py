@@ -1,0 +1,157 @@
+"""Files to documents to chunks."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kvarn.errors import ConfigError, DocumentError, InvalidParameter
+from kvarn.retrieval.ingest.chunking import Chunking, cut
+from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
+from kvarn.retrieval.types import Document
+
+MARKDOWN = """# Mills
+Grain goes in.
+
+## Water
+A wheel turns.
+
+```
+# no heading
+```
+
+## Wind
+Sails turn.
+"""
+CODE = """import os
+
+def first():
+    return 1
+
+@cached
+def second():
+    return 2
+"""
+
+
+def _count(text: str) -> int:
+    return len(text.split())
+
+
+def test_every_piece_is_a_slice_of_its_document_and_within_the_limit() -> None:
+    text = "\n\n".join(" ".join(f"w{p}-{n}." for n in range(p * 7 % 60 + 1)) for p in range(40))
+    pieces = cut(Document(text), Chunking(50, 10), _count)
+    assert all(text[piece.start : piece.end] == piece.text and _count(piece.text) <= 50 for piece in pieces)
+
+
+def test_pieces_cover_everything_and_overlap() -> None:
+    text = " ".join(f"word{n}." for n in range(500))
+    pieces = cut(Document(text), Chunking(50, 10), _count)
+    assert {word for piece in pieces for word in piece.text.split()} == set(text.split())
+    assert all(after.start < before.end for before, after in pairwise(pieces))
+
+
+def test_markdown_is_cut_at_headings_and_remembers_them() -> None:
+    pieces = cut(Document(MARKDOWN, kind="markdown"), Chunking(50, 10), _count)
+    assert [piece.heading for piece in pieces] == ["Mills", "Mills > Water", "Mills > Wind"]
+    assert "# no heading" in pieces[1].text
+
+
+def test_code_is_cut_at_definitions() -> None:
+    pieces = cut(Document(CODE, kind="code"), Chunking(50, 0), _count)
+    assert [piece.text.split("\n")[0] for piece in pieces] == ["import os", "def first():", "@cached"]
+
+
+def test_a_word_longer_than_a_chunk_is_cut() -> None:
+    pieces = cut(Document("x" * 1000), Chunking(100, 0), len)
+    assert "".join(piece.text for piece in pieces) == "x" * 1000
+    assert max(len(piece.text) for piece in pieces) <= 100
+
+
+@pytest.mark.parametrize(("tokens", "overlap"), [(0, 0), (7, 0), (100, 51), (100, -1), (True, 0)])
+def test_a_wrong_chunking_is_refused(tokens: int, overlap: int) -> None:
+    with pytest.raises(InvalidParameter):
+        Chunking(tokens, overlap)
+
+
+def test_html_keeps_text_and_headings_only() -> None:
+    page = b"<html><head><style>p{}</style></head><body><h2>Mill</h2><p>Water &amp; wind<script>x()</script><li>one"
+    text = read_bytes(page, "page.html").text
+    assert "## Mill" in text
+    assert "Water & wind" in text
+    assert "x()" not in text
+    assert "p{}" not in text
+
+
+def test_a_pdf_gives_its_text() -> None:
+    document = read_bytes(make_pdf("Grain and flour"), "book.pdf")
+    assert document.kind == "pdf"
+    assert "Grain and flour" in document.text
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "words"),
+    [
+        (b"%PDF-1.7 nothing", "a.pdf", "broken PDF"),
+        (b"", "a.txt", "empty"),
+        (b" \n ", "a.md", "empty"),
+        (b"caf\xe9 latin", "a.txt", "not UTF-8"),
+        (b"a\0b", "a.txt", "zero bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_told(data: bytes, name: str, words: str) -> None:
+    with pytest.raises(DocumentError, match=words):
+        read_bytes(data, name)
+
+
+def test_a_pdf_without_text_is_told() -> None:
+    with pytest.raises(DocumentError, match="without text"):
+        read_bytes(make_pdf(""), "scan.pdf")
+
+
+def test_texts_with_a_byte_order_mark_are_read() -> None:
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        assert read_bytes("grüße".encode(encoding), "a.txt").text == "grüße"
+
+
+def test_a_file_of_100_mb_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "big.txt"
+    with path.open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(DocumentError, match=f"at most {MAX_FILE_BYTES:,}"):
+        read_file(path)
+
+
+def test_a_folder_means_its_files_of_known_kinds(tmp_path: Path) -> None:
+    for name in ("a.md", "b.bin", ".hidden.md", "sub/c.py", ".git/d.md", "node_modules/e.js"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert [path.relative_to(tmp_path).as_posix() for path in list_files([tmp_path])] == ["a.md", "sub/c.py"]
+    with pytest.raises(ConfigError, match="does not exist"):
+        list_files([tmp_path / "nope"])
+
+
+def make_pdf(text: str) -> bytes:
+    """A PDF of one page."""
+    stream = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode() if text else b""
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R"
+        b" /Resources << /Font << /F1 5 0 R >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    out = io.BytesIO(b"%PDF-1.4\n")
+    out.seek(0, io.SEEK_END)
+    places = []
+    for number, body in enumerate(objects, 1):
+        places.append(out.tell())
+        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, body))
+    start = out.tell()
+    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
+    out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
+    return out.getvalue()
