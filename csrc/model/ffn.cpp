@@ -20,8 +20,8 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
     size_t stride = static_cast<size_t>(spec.hidden);
     Activations hidden = reserve(buffers.hidden_quants, buffers.gate, in.n, spec.hidden, {&down, 1});
     if (!spec.is_gated) {
-        project(compute, in, products, [&](size_t, int begin, int end) {
-            for (int row = 0; row < in.n; ++row) {
+        project(compute, in, products, [&](size_t, Tokens tokens, int begin, int end) {
+            for (int row = tokens.begin; row < tokens.end; ++row) {
                 float* values = buffers.gate + static_cast<size_t>(row) * stride + begin;
                 compute.kernels.gelu(values, end - begin, values);
                 hidden.quantize(compute.kernels, row, begin, end);
@@ -29,8 +29,8 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
         });
         return hidden;
     }
-    project_pair(compute, in, products[0], products[1], [&](int begin, int end) {
-        for (int row = 0; row < in.n; ++row) {
+    project_pair(compute, in, products[0], products[1], [&](Tokens tokens, int begin, int end) {
+        for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = static_cast<size_t>(row) * stride + static_cast<size_t>(begin);
             activate_gated(compute.kernels, spec.activation, buffers.up + at, end - begin, buffers.gate + at);
             hidden.quantize(compute.kernels, row, begin, end);
@@ -73,9 +73,9 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
     size_t width = static_cast<size_t>(in.k);
     Projection down{layer.down, buffers.result, width, layer.down_bias};
     Activations hidden = expand(compute, layer.feed_forward, first_products(layer, buffers), buffers, in, down);
-    project(compute, hidden, {&down, 1}, [&](size_t, int begin, int end) {
+    project(compute, hidden, {&down, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
-        for (int row = 0; row < in.n; ++row) {
+        for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = static_cast<size_t>(row) * width + static_cast<size_t>(begin);
             compute.kernels.add(buffers.result + at, end - begin, residual + at);
         }

@@ -211,9 +211,9 @@ void Model::attention_sublayer(size_t index, const BatchView& batch, const StepB
     Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
     Activations mixed = reserve(buffers.quants, buffers.mixed, n, query, {&output, 1});
     attend(compute(), spec, cache_, index, batch, buffers.runs, buffers.q, buffers.mixed, mixed, buffers.attention);
-    project(compute(), mixed, {&output, 1}, [&](size_t, int begin, int end) {
+    project(compute(), mixed, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
-        for (int row = 0; row < n; ++row) {
+        for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = offset(row, width) + static_cast<size_t>(begin);
             kernels_.add(buffers.result + at, end - begin, residual + at);
         }

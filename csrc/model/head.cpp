@@ -60,9 +60,9 @@ void Head::project_rows(std::span<const HeadRow> rows) {
     Compute compute = model_.compute();
     float cap = model_.spec().head_softcap;
     project(compute, prepare(compute, buffers, values, n, width, {&head, 1}), {&head, 1},
-            [&](size_t, int begin, int end) {
-                if (cap == 0.0f) return;
-                for (size_t row = 0; row < count; ++row) cap_logits(logits_ + row * vocab + begin, end - begin, cap);
+            [&](size_t, Tokens tokens, int begin, int end) {
+                for (int row = tokens.begin; row < tokens.end && cap != 0.0f; ++row)
+                    cap_logits(logits_ + static_cast<size_t>(row) * vocab + begin, end - begin, cap);
             });
 }
 

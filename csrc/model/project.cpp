@@ -61,20 +61,18 @@ int groups_per_task(const Compute& compute, const Matrix& weight) {
     return std::max(kGroupsPerBlock, std::min(fair, hot) / kGroupsPerBlock * kGroupsPerBlock);
 }
 
-void project_rows(const Compute& compute, const Activations& in, const Projection& projection, int group_begin,
-                  int group_end) {
+Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
+                    int group_begin, int group_end) {
     const Matrix& weight = *projection.weight;
-    MatmulFn matmul = compute.kernels.matmul[static_cast<int>(weight.type)];
-    for (int index = 0; index < in.num_tiles(); ++index) {
-        size_t first = static_cast<size_t>(index) * kTileTokens;
-        matmul(weight.packed, in.tile(index), projection.out + first * projection.stride, projection.stride,
-               weight.rows, group_begin, group_end);
-    }
-    if (projection.bias == nullptr) return;
+    Tokens tokens{tile * kTileTokens, std::min((tile + 1) * kTileTokens, in.n)};
+    float* out = projection.out + static_cast<size_t>(tokens.begin) * projection.stride;
+    compute.kernels.matmul[static_cast<int>(weight.type)](weight.packed, in.tile(tile), out, projection.stride,
+                                                          weight.rows, group_begin, group_end);
     int begin = group_begin * kLanes, end = std::min(group_end * kLanes, weight.rows);
-    for (int row = 0; row < in.n; ++row)
+    for (int token = tokens.begin; token < tokens.end && projection.bias != nullptr; ++token)
         compute.kernels.add(projection.bias + begin, end - begin,
-                            projection.out + static_cast<size_t>(row) * projection.stride + begin);
+                            projection.out + static_cast<size_t>(token) * projection.stride + begin);
+    return tokens;
 }
 
 }  // namespace detail

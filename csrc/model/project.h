@@ -55,14 +55,19 @@ Activations reserve(const QuantBuffers& buffers, const float* values, int n, int
 Activations prepare(const Compute& compute, const QuantBuffers& buffers, const float* values, int n, int k,
                     std::span<const Projection> projections);
 
+// Tokens [begin, end) of a tile.
+struct Tokens {
+    int begin, end;
+};
+
 namespace detail {
 int groups_per_task(const Compute& compute, const Matrix& weight);
-void project_rows(const Compute& compute, const Activations& in, const Projection& projection, int group_begin,
-                  int group_end);
+Tokens project_tile(const Compute& compute, const Activations& in, int tile, const Projection& projection,
+                    int group_begin, int group_end);
 }  // namespace detail
 
-// out = weight x in (+ bias) for several weights of one input in one parallel region; `after(projection, row_begin,
-// row_end)` runs in the same task once those output rows are complete for every token.
+// out = weight x in (+ bias) for several weights of one input in one parallel region; `after(projection, tokens,
+// row_begin, row_end)` runs in the same task once those output rows are complete for those tokens, still in the cache.
 template <class After>
 void project(const Compute& compute, const Activations& in, std::span<const Projection> projections, After&& after) {
     constexpr size_t kMaxProjections = 4;
@@ -78,16 +83,18 @@ void project(const Compute& compute, const Activations& in, std::span<const Proj
         const Projection& projection = projections[p];
         int begin = (task - first_task[p]) * chunk[p];
         int end = std::min(begin + chunk[p], projection.weight->groups());
-        detail::project_rows(compute, in, projection, begin, end);
-        after(p, begin * kLanes, std::min(end * kLanes, projection.weight->rows));
+        for (int tile = 0; tile < in.num_tiles(); ++tile) {
+            Tokens tokens = detail::project_tile(compute, in, tile, projection, begin, end);
+            after(p, tokens, begin * kLanes, std::min(end * kLanes, projection.weight->rows));
+        }
     });
 }
 
 inline void project(const Compute& compute, const Activations& in, std::span<const Projection> projections) {
-    project(compute, in, projections, [](size_t, int, int) {});
+    project(compute, in, projections, [](size_t, Tokens, int, int) {});
 }
 
-// Two weights of one shape whose rows are combined pairwise: after(row_begin, row_end) sees both complete.
+// Two weights of one shape whose rows are combined pairwise: after(tokens, row_begin, row_end) sees both complete.
 template <class After>
 void project_pair(const Compute& compute, const Activations& in, const Projection& first, const Projection& second,
                   After&& after) {
@@ -96,9 +103,11 @@ void project_pair(const Compute& compute, const Activations& in, const Projectio
     int groups = first.weight->groups();
     compute.pool.run((groups + chunk - 1) / chunk, [&](int task, int) {
         int begin = task * chunk, end = std::min(begin + chunk, groups);
-        detail::project_rows(compute, in, first, begin, end);
-        detail::project_rows(compute, in, second, begin, end);
-        after(begin * kLanes, std::min(end * kLanes, first.weight->rows));
+        for (int tile = 0; tile < in.num_tiles(); ++tile) {
+            detail::project_tile(compute, in, tile, first, begin, end);
+            Tokens tokens = detail::project_tile(compute, in, tile, second, begin, end);
+            after(tokens, begin * kLanes, std::min(end * kLanes, first.weight->rows));
+        }
     });
 }
 

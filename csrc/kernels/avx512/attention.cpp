@@ -135,7 +135,25 @@ struct Softmax {
     float max, sum;
 };
 
+// The same for a tile of which all keys are seen: its scores never leave the registers.
+inline Softmax exponentiate_all(float scale, float softcap, float* scores) {
+    __m512 x[4];
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm512_mul_ps(_mm512_loadu_ps(scores + 16 * i), set(scale));
+        if (softcap > 0) x[i] = _mm512_mul_ps(set(softcap), tanh_f32x16(_mm512_div_ps(x[i], set(softcap))));
+    }
+    const float max = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(x[0], x[1]), _mm512_max_ps(x[2], x[3])));
+    __m512 sum = set(0);
+    for (int i = 0; i < 4; ++i) {
+        x[i] = exp_f32x16(_mm512_sub_ps(x[i], set(max)));
+        sum = _mm512_add_ps(sum, x[i]);
+        _mm512_storeu_ps(scores + 16 * i, x[i]);
+    }
+    return {max, sum_lanes(sum)};
+}
+
 inline Softmax exponentiate(Span span, float scale, float softcap, float* scores) {
+    if (span.first == 0 && span.last == kKeyTile) return exponentiate_all(scale, softcap, scores);
     const int begin = span.begin() * kKVBlock, end = span.end() * kKVBlock;
     const __m512 hidden = set(-__builtin_inff());
     __m512 max = hidden;
@@ -163,14 +181,21 @@ template <class Value, int kHeads>
 void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, float scale, float softcap, float* m,
                   float* l, float* acc, float* scratch) {
     dot_span<Value, kHeads>(q, head_dim, tile, span, scratch);
+    Softmax part[kHeads];
+    alignas(64) float below[16] = {};  // of each head: how far its old maximum and the tile's are below the new one
+    static_assert(2 * kHeads <= 16);
+    for (int h = 0; h < kHeads; ++h) {
+        part[h] = exponentiate(span, scale, softcap, scratch + h * kKeyTile);
+        const float max = m[h] > part[h].max ? m[h] : part[h].max;
+        below[2 * h] = m[h] - max;
+        below[2 * h + 1] = part[h].max - max;
+        m[h] = max;
+    }
+    _mm512_store_ps(below, exp_f32x16(_mm512_load_ps(below)));
     Merge merge[kHeads];
     for (int h = 0; h < kHeads; ++h) {
-        const Softmax part = exponentiate(span, scale, softcap, scratch + h * kKeyTile);
-        const float max = m[h] > part.max ? m[h] : part.max;
-        const __m128 factors = exp_f32x4(_mm_setr_ps(m[h] - max, part.max - max, 0, 0));
-        merge[h] = {factors[0], factors[1]};
-        m[h] = max;
-        l[h] = __builtin_fmaf(part.sum, merge[h].take, l[h] * merge[h].keep);
+        merge[h] = {below[2 * h], below[2 * h + 1]};
+        l[h] = __builtin_fmaf(part[h].sum, merge[h].take, l[h] * merge[h].keep);
     }
     int d = 0;
     for (; d + 64 <= head_dim; d += 64)

@@ -25,8 +25,6 @@ static inline __m512 exp_f32x16(__m512 x) {
     return _mm512_scalef_ps(p, turns);
 }
 
-static inline __m128 exp_f32x4(__m128 x) { return _mm512_castps512_ps128(exp_f32x16(_mm512_castps128_ps512(x))); }
-
 // Odd polynomial below 0.625, 1 - 2 / (exp(2|x|) + 1) above.
 static inline __m512 tanh_f32x16(__m512 x) {
     const __m512 sign_bit = set(-0.0f);
