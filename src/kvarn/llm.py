@@ -183,9 +183,7 @@ class LLM:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
         self._require_generator("score")
         if isinstance(self.spec.generation, MaskedDiffusion):
-            raise UnsupportedModel(
-                f"{self.spec.name!r} is a diffusion model, which cannot score text from left to right"
-            )
+            raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
         ids = whole_numbers(token_ids)
         admission = self._model.engine.admission
         admission.check_tokens("token_ids", ids)

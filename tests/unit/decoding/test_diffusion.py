@@ -1,4 +1,4 @@
-"""Denoising on tiny random models with the reference backend: canvases, caches, ends, and what does not change tokens."""
+"""Denoising on tiny random models with the reference backend: canvases, caches, ends, what changes no token."""
 
 from __future__ import annotations
 
