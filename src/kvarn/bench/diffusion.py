@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from kvarn.types import Completion, SamplingParams
 SPARSE = SparseConfig(retention_ratio=0.5, delay_step=0)
 LONG_CONTEXT = 2048
 FULL = "full"
+CACHES = ("prefix", "dual", "sparse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,17 @@ def measure_way(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> WayCos
     """Denoise one answer, in each round anew, and keep the fastest."""
     found = [_measure_round(llm, plan, way, prompt) for _ in range(plan.rounds)]
     return min(found, key=lambda cost: cost.seconds)
+
+
+def measure_lengths(llm: LLM, plan: Plan, lengths: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Give each cache's time for answers of these lengths, over the time of recomputing everything."""
+    found = {}
+    for length in lengths:
+        own = replace(plan, tokens=length)
+        prompt = random_prompt(llm, own)
+        full = measure_way(llm, own, FULL, prompt).seconds
+        found[length] = {way: measure_way(llm, own, way, prompt).seconds / full for way in CACHES}
+    return found
 
 
 def _measure_round(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> WayCost:

@@ -29,6 +29,9 @@ def bench_diffusion(
     requests: Annotated[int, typer.Option("--requests", "-r", min=0, max=64, help="At once; 0: none.")] = 8,
     beside: Annotated[str | None, typer.Option("--beside", help="An autoregressive model to run beside it.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Measurements of each way.")] = 1,
+    length: Annotated[
+        list[int] | None, typer.Option("--length", "-l", min=1, help="Compare caches at this length too; repeat.")
+    ] = None,
     attention: Annotated[bool, typer.Option(help="Time attention at 2,048 tokens of context.")] = True,
     threads: Threads = None,
 ) -> None:
@@ -45,6 +48,8 @@ def bench_diffusion(
         costs = _measure_ways(llm, plan, way or plan.ways, ids)
         report = _report(llm, plan, costs) | _memory(llm, plan, ids)
         report |= _measure_more(llm, plan, costs, requests, attention)
+        if length:
+            report |= _measure_lengths(llm, plan, length)
         if beside is not None:
             report |= _measure_beside(llm, plan, beside, threads)
     print(json.dumps(report), flush=True)
@@ -106,6 +111,15 @@ def _measure_more(
         print(f"attention at {cost.context:,}: dual {cost.dual_ms:.1f} ms, sparse {cost.sparse_ms:.1f} ms", end=" ")
         print(f"= {cost.ratio:.2f} x")
     return found
+
+
+def _measure_lengths(llm: LLM, plan: Plan, lengths: Sequence[int]) -> dict[str, Any]:
+    from kvarn.bench.diffusion import measure_lengths
+
+    found = measure_lengths(llm, plan, lengths)
+    for length, ratios in found.items():
+        print(f"{length:>6} tokens: " + ", ".join(f"{way} {ratio:.2f} x full's time" for way, ratio in ratios.items()))
+    return {"time_by_length": found}
 
 
 def _measure_beside(llm: LLM, plan: Plan, beside: str, threads: int | None) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_bench_make_refuses_an_unknown_shape(kvarn: Kvarn) -> None:
 def test_bench_diffusion_measures_every_way_and_what_is_beside(kvarn: Kvarn, model: str, tmp_path: Path) -> None:
     path = str(write_talking_model(tmp_path / "talking.gguf"))
     sizes = ("--prompt-tokens", "9", "--tokens", "16", "--block", "8", "--requests", "3", "--threads", "1")
-    done = kvarn("bench", "diffusion", path, *sizes, "--no-attention", "--beside", model)
+    done = kvarn("bench", "diffusion", path, *sizes, "--no-attention", "--beside", model, "-l", "1", "-l", "9")
     assert done.returncode == 0, done.stderr
     *table, last = done.stdout.decode().splitlines()
     assert table[0].split()[:2] == ["way", "tokens/s"]
@@ -60,6 +60,7 @@ def test_bench_diffusion_measures_every_way_and_what_is_beside(kvarn: Kvarn, mod
     assert ways["dual+threshold"]["steps"] <= 16
     assert report["crowd"]["requests"] == 3
     assert report["beside"]["share"] > 0
+    assert list(report["time_by_length"]) == ["1", "9"]
     assert report["logit_bytes"] > 0
 
 
