@@ -390,6 +390,8 @@ class Scheduler:
         request.prompt_logprobs.extend(commit.prompt_logprobs)
         if self._shares_prefixes:
             self._kv.publish(request.id, request.token_ids, request.tenant, request.num_computed)
+        if len(commit.tokens) > 1 and request.num_output == 0:
+            request.num_first = len(commit.tokens)
         for token in commit.tokens:
             request.append(token.token_id, token.logprob)
 
