@@ -51,10 +51,16 @@ class DiffusionModel:
         self._ready: dict[bool, Backend] = {}
 
     def engine(
-        self, *, is_native: bool = False, num_blocks: int = 64, eos_ids: tuple[int, ...] = (), **options: Any
+        self,
+        *,
+        is_native: bool = False,
+        num_blocks: int = 64,
+        eos_ids: tuple[int, ...] = (),
+        backend: Backend | None = None,
+        **options: Any,
     ) -> Engine:
-        """options go to EngineConfig."""
-        backend = self.backend(is_native)
+        """options go to EngineConfig. Without a backend one is shared by all engines, which run one after the other."""
+        backend = backend or self.backend(is_native)
         spec = describe(open_weights(self.path)).spec
         assert isinstance(spec.generation, MaskedDiffusion)
         layout = layout_of(spec, "f32" if not is_native else "f16")
@@ -70,13 +76,14 @@ class DiffusionModel:
         return Engine(backend, decoder, kv, stream=stream, admission=admission, config=config, publishes=is_block)
 
     def backend(self, is_native: bool = False) -> Backend:
-        """One for all engines: they run one after the other."""
         if is_native not in self._ready:
-            description = describe(open_weights(self.path))
-            backend: Backend = NativeBackend(1) if is_native else ReferenceBackend()
-            backend.load(description.spec, description.weights)
-            self._ready[is_native] = backend
+            self._ready[is_native] = self.load(NativeBackend(1) if is_native else ReferenceBackend())
         return self._ready[is_native]
+
+    def load(self, backend: Backend) -> Backend:
+        description = describe(open_weights(self.path))
+        backend.load(description.spec, description.weights)
+        return backend
 
 
 def denoise(max_tokens: int = 12, *, sampling: dict[str, Any] | None = None, **options: Any) -> SamplingParams:

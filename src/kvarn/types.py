@@ -143,9 +143,12 @@ class Timings:
     prefill_s: float
     decode_s: float
     first_token_s: float
+    num_first: int = 1  # tokens that came together with the first: a block of a diffusion model
 
     def tokens_per_s(self, num_tokens: int) -> float:
-        """Decode speed: tokens after the first, over the time they took."""
+        """Decode speed: tokens after the first, over the time they took; of blocks, all of them from the start."""
+        if self.num_first > 1:
+            return num_tokens / max(self.prefill_s + self.decode_s, 1e-9)
         return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else 0.0
 
 

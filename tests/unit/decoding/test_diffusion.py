@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llada(folder: Path) -> DiffusionModel:
-    return DiffusionModel("llada", folder)
+    return DiffusionModel("llada-tied", folder)
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +121,61 @@ def test_an_end_token_ends_the_answer_at_its_block(llada: DiffusionModel) -> Non
     assert completion.token_ids == full[: full.index(eos) + 1]
     assert completion.finish_reason is FinishReason.STOP
     assert completion.stop_match == eos
+
+
+def test_a_mask_token_in_the_prompt_is_text_like_any_other(llada: DiffusionModel) -> None:
+    prompt = [7, MASK_ID, 12, MASK_ID, 44]
+    engine = llada.engine()
+    found = answer(engine, prompt, denoise(8, block_length=4, cache="none"))
+    assert list(found) == low_confidence(engine, prompt, 8, 4, 1)
+    assert MASK_ID not in found
+
+
+def test_confidence_is_clean_whatever_the_temperature(llada: DiffusionModel) -> None:
+    engine = llada.engine()
+    cold = run(engine, [engine.submit(PROMPT, denoise(4, block_length=4, sampling={"logprobs": 0}))])[0]
+    assert cold.logprobs is not None
+    warm_params = denoise(4, block_length=4, steps=1, sampling={"logprobs": 20, "temperature": 3.0, "seed": 5})
+    warm = run(engine, [engine.submit(PROMPT, warm_params)])[0]
+    logits = logits_of(engine, PROMPT + [MASK_ID] * 4)[len(PROMPT) :].astype(np.float64)
+    plain = (
+        logits
+        - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        - logits.max(1, keepdims=True)
+    )
+    for row, entry in zip(plain, warm.logprobs or (), strict=True):
+        assert entry.logprob == pytest.approx(row[entry.token_id], abs=1e-4)
+        assert entry.entropy == pytest.approx(-(np.exp(row) * row).sum(), abs=1e-4)
+
+
+def test_guidance_changes_the_answer_and_follows_its_formula(llada: DiffusionModel) -> None:
+    engine = llada.engine()
+    found = answer(engine, PROMPT, denoise(4, block_length=4, steps=1, cache="none", cfg_scale=2.0))
+    masked = logits_of(engine, [MASK_ID] * (len(PROMPT) + 4))[len(PROMPT) :]
+    logits = logits_of(engine, PROMPT + [MASK_ID] * 4)[len(PROMPT) :]
+    guided = masked + 3.0 * (logits - masked)
+    guided[:, MASK_ID] = -np.inf
+    assert list(found) == guided.argmax(axis=1).tolist()
+    assert found != answer(engine, PROMPT, denoise(4, block_length=4, steps=1, cache="none"))
+
+
+def test_shifted_logits_are_read_one_row_before(dream: DiffusionModel) -> None:
+    engine = dream.engine()
+    found = answer(engine, PROMPT, denoise(4, block_length=4, steps=1, cache="none"))
+    logits = logits_of(engine, PROMPT + [MASK_ID] * 4)[len(PROMPT) - 1 : -1]
+    logits[:, MASK_ID] = -np.inf
+    assert list(found) == logits.argmax(axis=1).tolist()
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9])
+def test_an_answer_has_exactly_the_tokens_asked_for(
+    llada: DiffusionModel, dream: DiffusionModel, sdar: DiffusionModel, max_tokens: int
+) -> None:
+    for model in (llada, dream, sdar):
+        for options in ({}, {"steps": 100}, {"steps": 1}, {"policy": "entropy", "steps": 100}, {"canvas": "grow"}):
+            assert len(answer(model.engine(), PROMPT[:1], denoise(max_tokens, **options))) == max_tokens
+
+
+def test_more_steps_than_tokens_are_as_good_as_one_for_each(llada: DiffusionModel) -> None:
+    expected = answer(llada.engine(), PROMPT, denoise(8, block_length=4))
+    assert answer(llada.engine(), PROMPT, denoise(8, block_length=4, steps=100)) == expected
