@@ -106,6 +106,7 @@ class WayCost:
     steps: int
     rows: int
     outside_keys: float  # mean of the steps that read any
+    cpu_s: float  # of all threads: says more than the clock where other processes run
 
     @property
     def tokens_per_s(self) -> float:
@@ -156,11 +157,11 @@ def measure_lengths(llm: LLM, plan: Plan, lengths: Sequence[int]) -> dict[int, d
 def _measure_round(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> WayCost:
     watched = Watched()
     with watched.watching(backend_of(llm)):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         done = llm.generate(list(prompt), plan.params(way))
-        seconds = time.perf_counter() - started
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     outside = float(np.mean(watched.outside)) if watched.outside else 0.0
-    return WayCost(way, _num_tokens([done], plan), seconds, watched.steps, watched.rows, outside)
+    return WayCost(way, _num_tokens([done], plan), seconds, watched.steps, watched.rows, outside, cpu_s)
 
 
 def measure_crowd(llm: LLM, plan: Plan, requests: int, alone: WayCost) -> CrowdCost:

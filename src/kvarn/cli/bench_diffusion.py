@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvarn.bench.diffusion import Plan, WayCost
     from kvarn.llm import LLM
 
-HEADINGS = ("tokens/s", "of full", "steps", "rows", "outside keys")
+HEADINGS = ("tokens/s", "of full", "CPU s", "steps", "rows", "outside keys")
 
 
 def bench_diffusion(
@@ -63,7 +63,8 @@ def _measure_ways(llm: LLM, plan: Plan, ways: Sequence[str], ids: Sequence[int])
     for name in ways:
         cost = costs[name] = measure_way(llm, plan, name, ids)
         ratio = f"{cost.tokens_per_s / costs[FULL].tokens_per_s:.2f} x" if FULL in costs else ""
-        cells = (f"{cost.tokens_per_s:.2f}", ratio, f"{cost.steps:,}", f"{cost.rows:,}", f"{cost.outside_keys:.0f}")
+        cells = [f"{cost.tokens_per_s:.2f}", ratio, f"{cost.cpu_s:.1f}"]
+        cells += [f"{cost.steps:,}", f"{cost.rows:,}", f"{cost.outside_keys:.0f}"]
         print(f"{name:<18}" + ("{:>13}" * len(cells)).format(*cells), flush=True)
     return costs
 
