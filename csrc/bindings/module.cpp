@@ -130,7 +130,7 @@ public:
         for (size_t i = 0; i < rows.size(); ++i) {
             int partner = partners.size() == 0 ? -1 : partners.data()[i];
             states.push_back({state_of(hidden, rows.data()[i]), partner < 0 ? nullptr : state_of(hidden, partner),
-                              choices[i].cfg_scale + 1});
+                              choices[i].cfg_scale + 1, choices[i].bias_ids, choices[i].bias_values});
         }
         nb::gil_scoped_release release;
         chooser_.sample(states, choices, want_logprobs,

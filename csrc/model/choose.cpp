@@ -26,7 +26,7 @@ void Chooser::sample(std::span<const HeadRow> rows, std::span<const Choice> choi
     std::vector<size_t> greedy, whole;
     for (size_t row = 0; row < rows.size(); ++row) {
         fill(out, row, Sampler::kNoToken, 0, 0);
-        if (is_finite(rows[row])) (choices[row].is_plain_greedy() ? greedy : whole).push_back(row);
+        if (is_finite(rows[row])) (choices[row].is_greedy() ? greedy : whole).push_back(row);
     }
     if (!greedy.empty()) sample_greedy(rows, greedy, want_logprobs, out);
     if (!whole.empty()) sample_whole(rows, whole, choices, want_logprobs, out);
@@ -45,24 +45,24 @@ void Chooser::sample_whole(std::span<const HeadRow> rows, std::span<const size_t
                            bool want_logprobs, const Results& out) {
     head_.for_each_row(picked(rows, at), [&](size_t i, float* logits, int worker) {
         size_t row = at[i];
-        double log_total = 0, entropy = 0;
+        Sampler::Softmax softmax{0, 0};
         std::vector<float>& plain = plain_[static_cast<size_t>(worker)];
         if (want_logprobs) {
-            log_total = sampler_.log_sum_exp(logits);
-            entropy = sampler_.entropy(logits, log_total);
-            sampler_.most_probable(logits, log_total, out.top(row), worker);
+            softmax = sampler_.softmax(logits);
+            sampler_.most_probable(logits, softmax.log_total, out.top(row), worker);
             // The choice adjusts the row in place; log-probabilities are of the plain one.
             plain.assign(logits, logits + vocab_size());
         }
         int32_t id = sampler_.choose(choices[row], logits, worker);
         bool has_logprob = want_logprobs && id != Sampler::kNoToken;
-        fill(out, row, id, has_logprob ? static_cast<double>(plain[static_cast<size_t>(id)]) - log_total : 0, entropy);
+        double logprob = has_logprob ? static_cast<double>(plain[static_cast<size_t>(id)]) - softmax.log_total : 0;
+        fill(out, row, id, logprob, softmax.entropy);
     });
 }
 
 void Chooser::score(std::span<const HeadRow> rows, std::span<const int32_t> targets, const Results& out) {
     head_.for_each_row(rows, [&](size_t row, float* logits, int worker) {
-        double log_total = sampler_.log_sum_exp(logits);
+        double log_total = sampler_.softmax(logits).log_total;
         out.logprobs[row] = static_cast<float>(static_cast<double>(logits[targets[row]]) - log_total);
         sampler_.most_probable(logits, log_total, out.top(row), worker);
     });

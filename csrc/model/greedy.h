@@ -12,8 +12,8 @@ constexpr int kVocabPiece =
     256;  // tokens; the same for every number of threads, because sums are merged piece by piece
 
 struct Greedy {
-    int32_t id = Sampler::kNoToken;  // ties to the lower id; kNoToken when the largest logit is not finite
-    double logprob = 0, entropy = 0;
+    int32_t id = Sampler::kNoToken;   // ties to the lower id; kNoToken when the largest logit is not finite
+    double logprob = 0, entropy = 0;  // of the softmax without biases
 };
 
 class GreedyHead {
@@ -29,6 +29,7 @@ private:
     struct Candidate {
         float logit;
         int32_t id;
+        float plain;  // its logit without bias
         bool operator>(const Candidate& other) const {
             return logit != other.logit ? logit > other.logit : id < other.id;
         }
@@ -41,21 +42,26 @@ private:
 
     void pass(std::span<const HeadRow> rows, bool want_logprobs, std::span<Greedy> out, std::span<const Top> tops);
     void reduce(std::span<const HeadRow> rows, int piece, int worker, bool want_logprobs, float* logits);
+    void reduce_row(const HeadRow& row, int piece, bool want_logprobs, float* logits, std::span<Candidate> found,
+                    Piece& sums);
     static void insert(std::span<Candidate> best, Candidate candidate);
-    static void remember(std::span<Candidate> best, const float* logits, int n, int first_id, int index);
-    Greedy merge(size_t row, size_t num_rows, bool want_logprobs, std::span<Candidate> best);
+    static Candidate likeliest(const KernelTable& kernels, const float* logits, int n, int first_id);
+    static Candidate likeliest_biased(const KernelTable& kernels, const HeadRow& row, float* logits, int n,
+                                      int first_id);
+    Greedy merge(size_t row, size_t num_rows, bool want_logprobs, std::span<Candidate> found);
 
     int num_pieces() const { return (model_.spec().vocab_size + kVocabPiece - 1) / kVocabPiece; }
-    std::span<Candidate> best_of(int worker, size_t row, size_t num_rows) {
-        size_t at = (static_cast<size_t>(worker) * num_rows + row) * num_best_;
-        return std::span(best_).subspan(at, num_best_);
+    // The likeliest with biases, and behind it num_best_ without, sorted.
+    std::span<Candidate> found_by(int worker, size_t row, size_t num_rows) {
+        size_t at = (static_cast<size_t>(worker) * num_rows + row) * (1 + num_best_);
+        return std::span(found_).subspan(at, 1 + num_best_);
     }
 
     Model& model_;
     Arena arena_;
-    std::vector<Candidate> best_;  // [worker][row][num_best], sorted
-    std::vector<Piece> pieces_;    // [piece][row]
-    size_t num_best_ = 1, logit_bytes_ = 0;
+    std::vector<Candidate> found_;  // [worker][row][1 + num_best]
+    std::vector<Piece> pieces_;     // [piece][row]
+    size_t num_best_ = 0, logit_bytes_ = 0;
 };
 
 }  // namespace kvarn

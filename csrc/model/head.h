@@ -12,6 +12,8 @@ struct HeadRow {
     const float* state;  // (width)
     const float* partner = nullptr;
     float guidance = 1;
+    std::span<const int32_t> bias_ids = {};  // added before a token is chosen, by whoever chooses
+    std::span<const float> bias_values = {};
 
     int num_states() const { return partner == nullptr ? 1 : 2; }
 };

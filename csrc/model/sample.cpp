@@ -199,20 +199,14 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
 }
 
-double Sampler::log_sum_exp(const float* logits) const {
+Sampler::Softmax Sampler::softmax(const float* logits) const {
     int best = 0;
     float largest = 0;
     kernels_.argmax(logits, vocab_size_, &best, &largest);
-    return static_cast<double>(largest) + std::log(kernels_.sum_exp(logits, vocab_size_, largest));
-}
-
-double Sampler::entropy(const float* logits, double log_total) const {
-    double sum = 0;
-    for (int i = 0; i < vocab_size_; ++i) {
-        double logprob = static_cast<double>(logits[i]) - log_total;
-        if (logprob > -40.0) sum -= std::exp(logprob) * logprob;
-    }
-    return sum;
+    double sums[2];
+    kernels_.softmax_sums(logits, vocab_size_, largest, sums);
+    double log_sum = std::log(sums[0]);
+    return {static_cast<double>(largest) + log_sum, std::max(0.0, log_sum - sums[1] / sums[0])};
 }
 
 void Sampler::most_probable(const float* logits, double log_total, const Top& top, int worker) {

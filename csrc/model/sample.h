@@ -20,8 +20,8 @@ struct Choice {
     std::span<const float> bias_values;
     std::span<const uint32_t> mask;  // bit i % 32 of word i / 32: token i may be chosen; empty: all may
 
-    // Whether it takes the largest of the plain logits.
-    bool is_plain_greedy() const { return temperature == 0.0f && bias_ids.empty() && seen_ids.empty() && mask.empty(); }
+    // Whether it takes the largest of the logits and biases.
+    bool is_greedy() const { return temperature == 0.0f && seen_ids.empty() && mask.empty(); }
 };
 
 struct Top {
@@ -40,9 +40,10 @@ public:
     // Changes logits in place. kNoToken when the logits are not finite or the mask has no bit.
     int32_t choose(const Choice& choice, float* logits, int worker);
 
-    // Of the plain softmax.
-    double log_sum_exp(const float* logits) const;
-    double entropy(const float* logits, double log_total) const;
+    struct Softmax {
+        double log_total, entropy;
+    };
+    Softmax softmax(const float* logits) const;
     void most_probable(const float* logits, double log_total, const Top& top, int worker);
 
 private:

@@ -96,6 +96,26 @@ def test_choices_equal_the_definition(guided: bool, softcap: float | None, tempe
     same(*(head_model(backend, softcap=softcap).sample(states(150), rows) for backend in backends))
 
 
+@pytest.mark.parametrize("guided", [False, True])
+def test_biases_move_the_choice_and_not_its_probability(guided: bool, isa: str) -> None:
+    """As the mask token is banned, and one of the likely tokens of every row with it."""
+    native, reference = head_model(NativeBackend(2, isa)), head_model(ReferenceBackend())
+    rows = rows_of(40, guided=guided, cfg_scale=0.5)
+    likely = reference.sample(states(80), rows)
+    biased = tuple(
+        replace(
+            params,
+            bias_ids=np.array([ids[0], 700, 1299, ids[1]], np.int32),
+            bias_values=np.array([-1e9, 3.0, 0.5, -1.0], np.float32),
+        )
+        for params, ids in zip(rows.params, likely.top_ids, strict=True)
+    )
+    ours, defined = (backend.sample(states(80), replace(rows, params=biased)) for backend in (native, reference))
+    same(ours, defined)
+    np.testing.assert_array_equal(ours.top_ids, likely.top_ids)
+    assert (ours.token_ids != likely.token_ids).all()
+
+
 def test_guidance_changes_the_choice() -> None:
     backend = head_model(NativeBackend(1))
     plain, guided = (backend.sample(states(150), rows_of(75, guided=g, cfg_scale=2.0)) for g in (False, True))

@@ -12,6 +12,7 @@ MASK: Final = 0xFFFFFFFF
 # Purposes
 TOKEN_CHOICE: Final = 0  # which token comes next
 XTC: Final = 1  # whether the most probable tokens are dropped
+REMASKING: Final = 2**16  # which masked positions are filled
 USER_SAMPLER: Final = 2  # the first draw of a user's sampler; its others count on from here
 
 Words = tuple[int, int, int, int]
