@@ -102,14 +102,25 @@ def test_block_diffusion_gives_the_same_with_and_without_its_cache(sdar: Diffusi
 
 def test_tokens_come_at_the_end_of_their_block_and_stay(llada: DiffusionModel) -> None:
     engine, events = llada.engine(), []
-    completion = run(engine, [engine.submit(PROMPT, denoise(10, block_length=4, events=True))], events)[0]
+    completion = run(engine, [engine.submit(PROMPT, denoise(12, block_length=4, events=True))], events)[0]
     told = [event.token_id for event in events if event.canvas is None]
     assert tuple(told) == completion.token_ids
-    assert len(told) == 10
+    assert len(told) == 12
     views = [event.canvas for event in events if event.canvas is not None]
     assert [view.step for view in views] == list(range(1, 13))
     assert [sum(token is None for token in view.token_ids) for view in views] == list(range(11, -1, -1))
-    assert views[-1].token_ids[:10] == completion.token_ids
+    assert views[-1].token_ids == completion.token_ids
+
+
+def test_nobody_waits_for_positions_behind_the_end(llada: DiffusionModel) -> None:
+    full = answer(llada.engine(), PROMPT, denoise(16, block_length=16))
+    for eos, max_tokens in ((full[3], 16), (full[0], 16), (None, 5), (None, 1)):
+        engine = llada.engine(eos_ids=() if eos is None else (eos,))
+        params = denoise(max_tokens, block_length=16, sampling={"ignore_eos": False})
+        found = answer(engine, PROMPT, params)
+        assert found == full[: max_tokens if eos is None else full.index(eos) + 1]
+        assert engine.stats().steps <= 16
+    assert engine.stats().steps < 16
 
 
 def test_an_end_token_ends_the_answer_at_its_block(llada: DiffusionModel) -> None:
