@@ -94,6 +94,14 @@ def test_every_policy_alone_together_and_preempted(models: dict[str, DiffusionMo
     )
 
 
+@pytest.mark.parametrize("max_batch_tokens", [1, 3, 4, 6, 9])
+def test_steps_of_few_rows_come_to_the_same_end(models: dict[str, DiffusionModel], max_batch_tokens: int) -> None:
+    for arch, model in models.items():
+        params = denoise(9, block_length=None if arch == "sdar" else 3, sampling=SAMPLED)
+        engine = model.engine(is_native=True, max_batch_tokens=max_batch_tokens)
+        assert together(engine, params) == alone(model, params)
+
+
 def test_a_pool_that_holds_one_canvas_serves_all_in_turn(models: dict[str, DiffusionModel]) -> None:
     for arch, canvas in (("llada-tied", "fixed"), ("llada-tied", "grow"), ("sdar", None)):
         params = denoise(24, canvas=canvas, block_length=None if arch == "sdar" else 8)
