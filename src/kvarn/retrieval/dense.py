@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.fusion import top_k
 from kvarn.retrieval.types import Float32, Scored
@@ -52,11 +53,14 @@ class DenseIndex:
     def save(self, path: Path) -> None:
         """Write the graph under a temporary name, then give it its own."""
         part = path.with_suffix(".part")
-        with self._lock:
-            self._graph.save(str(part))
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with self._lock:
+                self._graph.save(str(part))
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"{path} cannot be written: {error}; nothing is lost, free the disk") from error
 
     def add(self, keys: Sequence[int], vectors: Float32) -> None:
         """Insert vectors, in an order drawn from the seed and the first key; known keys are replaced."""

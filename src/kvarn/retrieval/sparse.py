@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.analyse import terms
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.fusion import top_k
@@ -39,17 +40,24 @@ class SparseIndex:
 
     def change(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
         """Remove and add chunks, replacing known keys, and make it durable and visible."""
-        document = require("tantivy").Document
         with self._lock:
-            if self._writer is None:
-                self._writer = self._index.writer(HEAP_BYTES, 1)
-            for key in removed:
-                self._writer.delete_documents_by_term("key", key)
-            for key, text in added:
-                self._writer.delete_documents_by_term("key", key)
-                self._writer.add_document(document(key=key, text=" ".join(terms(text))))
-            self._writer.commit()
+            try:
+                self._write(added, removed)
+            except ValueError as error:  # what tantivy raises for everything, a full disk among it
+                self._writer = None  # a writer that failed once stays broken
+                raise StorageError(f"{self.folder}: {error}; check the disk and try again") from error
             self._index.reload()
+
+    def _write(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
+        document = require("tantivy").Document
+        if self._writer is None:
+            self._writer = self._index.writer(HEAP_BYTES, 1)
+        for key in removed:
+            self._writer.delete_documents_by_term("key", key)
+        for key, text in added:
+            self._writer.delete_documents_by_term("key", key)
+            self._writer.add_document(document(key=key, text=" ".join(terms(text))))
+        self._writer.commit()
 
     def reload(self) -> None:
         """See what another process has written."""
