@@ -52,6 +52,11 @@ def test_several_queries_filters_and_highlights(filled: httpx.Client) -> None:
     assert first[0]["highlights"]
 
 
+def test_a_search_may_be_reranked(filled: httpx.Client) -> None:
+    hits = search(filled, "flour", k=2, rerank=SMOLLM2)
+    assert 1 > hits[0]["score"] >= hits[1]["score"] > 0
+
+
 def test_html_is_kept_as_text(filled: httpx.Client) -> None:
     hit = search(filled, "harbours", k=1)[0]
     assert (hit["source"], hit["heading"]) == ("ships.html", "Ships")

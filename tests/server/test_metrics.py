@@ -22,6 +22,7 @@ GAUGES = (
     "cache_config_info",
     "http_requests_active",
     "memory_budget_bytes",
+    "retrieval_collections_open",
 )
 COUNTERS = (
     "prefix_cache_queries",
@@ -38,6 +39,11 @@ COUNTERS = (
     "rate_limited",
     "cancelled",
     "cpu_throttled_seconds",
+    "retrieval_hot_hits",
+    "retrieval_hot_misses",
+    "retrieval_documents_added",
+    "retrieval_chunks_added",
+    "retrieval_primed",
 )
 # Those in the first tuple move with every request.
 MOVING = (
@@ -60,6 +66,7 @@ HISTOGRAMS = (
     "kv_block_lifetime_seconds",
     "kv_block_idle_before_evict_seconds",
     "kv_block_reuse_gap_seconds",
+    "retrieval_search_seconds",
 )
 
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]

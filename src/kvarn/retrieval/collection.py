@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvarn.errors import InvalidParameter, RetrievalError
+from kvarn.errors import InvalidParameter, RetrievalError, StorageError
 from kvarn.retrieval.context import Grounding
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, MIN_LIKENESS, PROBE, Embedder, ModelEmbedder
 from kvarn.retrieval.filters import Condition, parse_filter
@@ -373,7 +373,12 @@ def _as_embedder(model: object) -> Embedder:
 def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
     from kvarn.retrieval.embedded import EmbeddedIndex
 
-    return EmbeddedIndex(folder, read_only=read_only)
+    if not read_only:
+        return EmbeddedIndex(folder)
+    try:
+        return EmbeddedIndex(folder, read_only=True)
+    except StorageError:  # damaged: mend it, unless another process does or the folder forbids it
+        return EmbeddedIndex(folder)
 
 
 def _path(folder: str | PathLike[str] | None) -> Path | None:

@@ -1,6 +1,6 @@
 """Hits to a prompt: the best whole chunks within a budget of tokens, in an order that repeats, with numbers to cite.
 
-Chunks stand in the system message, sorted by document and place: the same hits give the same prefix, whatever their
+Chunks stand in front of the question, sorted by document and place: the same hits give the same prefix, whatever their
 scores, and the KV cache finds it. What does not fit is left out whole and told.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Count = Callable[[str], int]
 DEFAULT_BUDGET = 1024  # tokens; at most half of the model's context
-RULE = "Answer from the numbered sources below and cite them like [1]. If they do not hold the answer, say so."
-NO_SOURCES = "No source matches the question. Say that you found nothing about it."
+RULE = "Use only these sources to answer, and cite them like [1]. If they do not hold the answer, say so."
+NO_SOURCES = "No source was found for this question; say so."
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Grounding:
             raise InvalidParameter(f"the budget for sources is {self.budget!r:.40}; give a number of tokens")
 
     def ground(self, messages: Sequence[Message], count: Count, context: int) -> Grounded:
-        """The conversation with sources in its system message, and where they come from."""
+        """The conversation with sources in front of its last question, and where they come from."""
         query = self.query or last_question(messages)
         hits = self.collection.search(query, self.k, self.mode, self.filter, self.tuning)
         budget = self.budget or min(DEFAULT_BUDGET, context // 2)
@@ -86,16 +86,15 @@ def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list
 
 
 def with_sources(messages: Sequence[Message], hits: Sequence[Hit]) -> list[Message]:
-    """The messages with the sources at the end of their system message, which is made if there is none."""
+    """The messages with the sources in front of the last question: small models overlook them anywhere else."""
     sources = "\n\n".join(source_text(number, hit) for number, hit in enumerate(hits, 1))
-    told = f"{RULE}\n\n{sources}" if hits else NO_SOURCES
-    first, *rest = messages
-    if first.get("role") not in ("system", "developer"):
-        return [{"role": "system", "content": told}, *messages]
-    content = first.get("content")
-    if isinstance(content, str):
-        return [{**first, "content": f"{content}\n\n{told}"}, *rest]
-    return [{**first, "content": [*(content or ()), {"type": "text", "text": f"\n\n{told}"}]}, *rest]
+    told = f"Sources:\n\n{sources}\n\n{RULE}\n\n" if hits else f"{NO_SOURCES}\n\n"
+    place = max((n for n, message in enumerate(messages) if message.get("role") == "user"), default=None)
+    if place is None:
+        return [*messages, {"role": "user", "content": told.strip()}]
+    content = messages[place].get("content")
+    grown = told + content if isinstance(content, str) else [{"type": "text", "text": told}, *(content or ())]
+    return [*messages[:place], {**messages[place], "content": grown}, *messages[place + 1 :]]
 
 
 def source_text(number: int, hit: Hit) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.fusion import top_k
 from kvarn.retrieval.types import Float32, Scored
@@ -23,7 +24,7 @@ CONNECTIVITY = 16  # edges of a node; twice as many on the lowest level
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 96
 ADD_BATCH = 256  # held under the lock: searches wait at most this long
-RESCORE = 3  # candidates for each wanted one
+RESCORE = 20  # candidates beyond those wanted, at least as many as those
 EXACT_SHARE = 0.1  # filters that let less than this pass are scanned exactly
 Vectors = Callable[[Sequence[int]], Mapping[int, Float32]]
 
@@ -52,11 +53,14 @@ class DenseIndex:
     def save(self, path: Path) -> None:
         """Write the graph under a temporary name, then give it its own."""
         part = path.with_suffix(".part")
-        with self._lock:
-            self._graph.save(str(part))
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with self._lock:
+                self._graph.save(str(part))
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"{path} cannot be written: {error}; nothing is lost, free the disk") from error
 
     def add(self, keys: Sequence[int], vectors: Float32) -> None:
         """Insert vectors, in an order drawn from the seed and the first key; known keys are replaced."""
@@ -78,13 +82,14 @@ class DenseIndex:
     def search(self, query: Float32, k: int, allowed: Sequence[int] | None = None) -> list[Scored]:
         """The k nearest, best first; only among allowed ones if those are given."""
         if allowed is None:
-            return self._rescored(query, self._nearest(query, RESCORE * k), k)
+            return self._rescored(query, self._nearest(query, _num_rescored(k)), k)
         if len(allowed) > EXACT_SHARE * len(self):
-            wanted = min(len(self), 2 * RESCORE * k * len(self) // len(allowed))
+            enough = _num_rescored(k)
+            wanted = min(len(self), 2 * enough * len(self) // len(allowed))
             passing = set(allowed)
             found = [key for key in self._nearest(query, wanted) if key in passing]
-            if len(found) >= RESCORE * k:
-                return self._rescored(query, found[: RESCORE * k], k)
+            if len(found) >= enough:
+                return self._rescored(query, found[:enough], k)
         return self._scan(query, allowed, k)
 
     def _nearest(self, query: Float32, count: int) -> list[int]:
@@ -103,18 +108,25 @@ class DenseIndex:
             if not len(keys):
                 return []
             scores = np.asarray(self._graph.get(keys, np.float32), np.float32) @ query
-        count = min(RESCORE * k, len(keys))
+        count = min(_num_rescored(k), len(keys))
         best = np.argpartition(-scores, count - 1)[:count]
         return self._rescored(query, [int(key) for key in keys[best]], k)
 
     def _rescored(self, query: Float32, keys: Sequence[int], k: int) -> list[Scored]:
         vectors = self._vectors(keys)
-        return top_k(((key, float(np.dot(vector, query))) for key, vector in vectors.items()), k)
+        if not vectors:
+            return []
+        scores = np.array(list(vectors.values()), np.float32) @ query
+        return top_k(zip(vectors, scores.tolist(), strict=True), k)
 
     def _drop(self, keys: Any) -> None:
         known = keys[self._graph.contains(keys)] if len(keys) and len(self._graph) else keys[:0]
         for key in known:
             self._graph.remove(int(key))
+
+
+def _num_rescored(k: int) -> int:
+    return k + max(k, RESCORE)
 
 
 def file_digest(path: Path) -> str:

@@ -43,6 +43,7 @@ class EmbeddedIndex:
             self._seed = int(self._truth.fact("seed", seed))
             self._dense: DenseIndex | None = None
             self._matching: tuple[tuple[int, Condition], list[int]] | None = None
+            self._counted = (-1, 0)  # version, chunks
             self._open_parts()
         except BaseException:
             self._give_free()
@@ -54,7 +55,11 @@ class EmbeddedIndex:
 
     @property
     def num_chunks(self) -> int:
-        return self._truth.num_chunks
+        """Counted once per version: SQLite walks a whole index for it."""
+        version, count = self._counted
+        if version != self.version:
+            version, count = self._counted = (self.version, self._truth.num_chunks)
+        return count
 
     @property
     def dim(self) -> int | None:
@@ -148,12 +153,10 @@ class EmbeddedIndex:
         self._version = self._truth.version
         manifest = read_manifest(self.folder) or Manifest()
         self._dense_version = self._load_dense(manifest)
-        sparse_version = self._load_sparse(manifest)
+        self._sparse_version = self._load_sparse(manifest)
         if self.is_writable:
-            self._bring_sparse(sparse_version)
+            self._bring_sparse(self._version)
             self._verify_sparse()
-        elif len(self._sparse) != self.num_chunks and not (self.folder / "writer.lock").exists():
-            raise StorageError(f"the text index in {self.folder} is incomplete; make the folder writable once")
         self._bring_dense(self._version)
         if self._dense is not None and len(self._dense) != self.num_chunks and self.is_writable:
             self._rebuild_dense()
@@ -197,14 +200,15 @@ class EmbeddedIndex:
         return SparseIndex(self.folder / f"sparse-{max(numbers, default=-1) + 1}", is_writable=True)
 
     def _bring_sparse(self, version: int) -> None:
-        """Bring the BM25 index from a version to the present; doing it twice does no harm."""
-        added, removed = self._truth.changed_since(version)
+        """Bring the BM25 index to a version of the truth; doing it twice does no harm."""
+        added, removed = self._truth.changed_since(self._sparse_version)
         for start in range(0, max(len(added), 1), CATCH_UP):
             part = self._truth.chunks(added[start : start + CATCH_UP])
             texts = [(key, chunk.piece.searchable) for key, chunk in sorted(part.items())]
             gone = removed if start == 0 else []
             if texts or gone:
                 self._sparse.change(texts, gone)
+        self._sparse_version = version
 
     def _verify_sparse(self) -> None:
         if len(self._sparse) != self.num_chunks:
@@ -213,7 +217,8 @@ class EmbeddedIndex:
     def _rebuild_sparse(self) -> None:
         old, self._sparse = self._sparse, self._new_sparse()
         old.close()
-        self._bring_sparse(0)
+        self._sparse_version = 0
+        self._bring_sparse(self._version)
 
     def _rebuild_dense(self) -> None:
         if self.dim is not None:
@@ -235,9 +240,9 @@ class EmbeddedIndex:
 
     def _apply(self, version: int) -> None:
         """Bring both indexes to a version that the truth has just reached."""
-        before, self._version = self._version, version
-        self._changed += len(self._truth.changed_since(before)[0]) + 1
-        self._bring_sparse(before)
+        self._changed += len(self._truth.changed_since(self._version)[0]) + 1
+        self._version = version
+        self._bring_sparse(version)  # from where each stands: one that failed the last time catches up
         self._bring_dense(version)
         if self._changed > max(CHECKPOINT, CHECKPOINT_SHARE * self.num_chunks):
             self._checkpoint()

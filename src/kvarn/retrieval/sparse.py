@@ -5,12 +5,16 @@ k1 is 1.2 and b 0.75; a chunk's length is rounded to one byte. Until optimised, 
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.analyse import terms
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.fusion import top_k
@@ -29,27 +33,42 @@ class SparseIndex:
         tantivy = require("tantivy")
         self._lock = threading.RLock()
         self._writer: Any = None
+        self._copy: TemporaryDirectory[str] | None = None
+        self.folder = folder
         if is_writable:
             folder.mkdir(parents=True, exist_ok=True)
-        self._index = tantivy.Index(_schema(tantivy), str(folder)) if is_writable else tantivy.Index.open(str(folder))
-        self.folder = folder
+            self._index = tantivy.Index(_schema(tantivy), str(folder))
+        elif os.access(folder, os.W_OK):
+            self._index = tantivy.Index.open(str(folder))
+        else:  # tantivy locks a file to read, too
+            self._copy = TemporaryDirectory(prefix="kvarn-")
+            shutil.copytree(folder, self._copy.name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+            Path(self._copy.name).chmod(0o700)  # copytree gave it the rights of the original
+            self._index = tantivy.Index.open(self._copy.name)
 
     def __len__(self) -> int:
         return int(self._searcher().num_docs)
 
     def change(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
         """Remove and add chunks, replacing known keys, and make it durable and visible."""
-        document = require("tantivy").Document
         with self._lock:
-            if self._writer is None:
-                self._writer = self._index.writer(HEAP_BYTES, 1)
-            for key in removed:
-                self._writer.delete_documents_by_term("key", key)
-            for key, text in added:
-                self._writer.delete_documents_by_term("key", key)
-                self._writer.add_document(document(key=key, text=" ".join(terms(text))))
-            self._writer.commit()
+            try:
+                self._write(added, removed)
+            except ValueError as error:  # what tantivy raises for everything, a full disk among it
+                self._writer = None  # a writer that failed once stays broken
+                raise StorageError(f"{self.folder}: {error}; check the disk and try again") from error
             self._index.reload()
+
+    def _write(self, added: Iterable[tuple[int, str]], removed: Iterable[int]) -> None:
+        document = require("tantivy").Document
+        if self._writer is None:
+            self._writer = self._index.writer(HEAP_BYTES, 1)
+        for key in removed:
+            self._writer.delete_documents_by_term("key", key)
+        for key, text in added:
+            self._writer.delete_documents_by_term("key", key)
+            self._writer.add_document(document(key=key, text=" ".join(terms(text))))
+        self._writer.commit()
 
     def reload(self) -> None:
         """See what another process has written."""
@@ -73,6 +92,8 @@ class SparseIndex:
             if self._writer is not None:
                 writer, self._writer = self._writer, None
                 writer.wait_merging_threads()
+            if self._copy is not None:
+                self._copy.cleanup()
 
     def _filtered(self, searcher: Any, query: Any, k: int, allowed: set[int]) -> list[Scored]:
         """Fetch more and more until enough of them pass."""

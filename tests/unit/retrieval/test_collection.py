@@ -216,14 +216,17 @@ def test_documents_can_be_deleted_while_others_search(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_can_be_searched_and_not_changed(tmp_path: Path) -> None:
     _filled(tmp_path).close()
-    (tmp_path / "c").chmod(0o555)
+    folders = [tmp_path / "c", *(tmp_path / "c").glob("sparse-*")]
+    for folder in folders:
+        folder.chmod(0o555)
     try:
         with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as collection:
             assert collection.search("mill")
         with pytest.raises(StorageError, match="read-only"):
             Collection("c", folder=tmp_path, model=WordEmbedder())
     finally:
-        (tmp_path / "c").chmod(0o755)
+        for folder in folders:
+            folder.chmod(0o755)
 
 
 def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:

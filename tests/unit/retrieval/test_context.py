@@ -41,16 +41,15 @@ def test_a_budget_too_small_for_the_best_source_is_refused_with_the_numbers() ->
         fit([_hit("big", 0.8, 500)], 30, _count)
 
 
-def test_sources_join_the_callers_system_message() -> None:
-    user = {"role": "user", "content": "why?"}
-    plain = with_sources([{"role": "system", "content": "Be brief."}, user], [_hit("a", 1.0)])
-    assert plain[0]["content"].startswith("Be brief.\n\n")
-    assert "[1] a.txt" in plain[0]["content"]
-    parts = with_sources(
-        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, user], [_hit("a", 1.0)]
-    )
-    assert "[1] a.txt" in parts[0]["content"][1]["text"]
-    assert with_sources([user], []) == [{"role": "system", "content": NO_SOURCES}, user]
+def test_sources_stand_in_front_of_the_last_question() -> None:
+    system, first = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}
+    plain = with_sources([system, first, {"role": "user", "content": "why?"}], [_hit("a", 1.0)])
+    assert plain[:2] == [system, first]
+    assert plain[2]["content"].startswith("Sources:\n\n[1] a.txt\n")
+    assert plain[2]["content"].endswith("\n\nwhy?")
+    parts = with_sources([{"role": "user", "content": [{"type": "text", "text": "why?"}]}], [_hit("a", 1.0)])
+    assert [part["text"][:8] for part in parts[0]["content"]] == ["Sources:", "why?"]
+    assert with_sources([first], []) == [{"role": "user", "content": f"{NO_SOURCES}\n\nhello"}]
 
 
 def test_the_question_is_what_the_user_said_last() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.embedded import EmbeddedIndex
 from tests.conftest import Size
@@ -35,9 +36,9 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
             maybe_deleted = {f"b{done}-0"} if (done + 1) % 3 == 2 else set()
             assert whole - deleted - maybe_deleted <= ids <= (whole - deleted) | in_flight
             assert not in_flight & ids or in_flight <= ids
-            if done + 1 and in_flight <= ids:  # committed, but the process could not say so any more
+            if in_flight <= ids:  # committed, but the process could not say so any more
                 collection.delete(sorted(in_flight))
-            for batch in {0, done} - {-1}:
+            for batch in {0, done} if done >= 0 else ():
                 wanted = document(batch, 1)
                 assert collection.search(wanted.text, 1)[0].document == wanted.key
 
@@ -76,6 +77,32 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], o
     index.check()
     assert index.dense(vectors[3], 5, None) == dense
     assert index.sparse("common word7", 5, None) == sparse
+    index.close()
+
+
+def test_a_reader_mends_what_it_finds_damaged(tmp_path: Path) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add("a mill grinds grain")
+    _overwrite(next((tmp_path / "c").glob("sparse-*/*.idx")))
+    with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        assert collection.search("grain", 1, "sparse")
+
+
+def test_a_text_index_that_failed_once_catches_up(tmp_path: Path) -> None:
+    index = EmbeddedIndex(tmp_path)
+    vectors = clustered(3, 8)
+    index.put([entry(0, vectors[0], "first")])
+    for path in index._sparse.folder.iterdir():  # as a disk that fails: the next segment cannot be written
+        path.unlink()
+    index._sparse.folder.rmdir()
+    with pytest.raises(StorageError):
+        index.put([entry(1, vectors[1], "second")])
+    index._sparse.folder.mkdir()
+    index.close()
+    index = EmbeddedIndex(tmp_path)
+    index.check()
+    assert index.sparse("second", 1, None)
+    assert index.sparse("first", 1, None)
     index.close()
 
 

@@ -30,6 +30,7 @@ from kvarn.server.schema.collections import (
 from kvarn.server.schema.common import body_of, parse
 
 if TYPE_CHECKING:
+    from kvarn.llm import LLM
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import AddReport
     from kvarn.server.limits import Reservation
@@ -113,7 +114,8 @@ async def search_collection(call: Called, name: str) -> Response:
         reservation = await _reserve(call, collection, queries)
         try:
             started = time.monotonic()
-            found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body))
+            reranker = None if body.rerank is None else (await call.use_model(body.rerank)).llm.llm
+            found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body, reranker))
             call.state.metrics.searched(body.mode, time.monotonic() - started)
         finally:
             reservation.settle(reservation.num_tokens)
@@ -155,9 +157,11 @@ def _fields(document: DocumentBody) -> dict[str, Any]:
     return fields | {"text": html_to_text(document.text)} if document.kind == "html" else fields
 
 
-def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[Any]:
+def _search(collection: Collection, queries: Sequence[str], body: SearchBody, reranker: LLM | None) -> list[Any]:
     tuning = tuning_of(body, has_highlights=body.highlights)
-    return collection.search_many(queries, body.k, body.mode, body.filter, tuning)
+    if reranker is None:
+        return collection.search_many(queries, body.k, body.mode, body.filter, tuning)
+    return [collection.search(one, body.k, body.mode, body.filter, tuning, rerank=reranker) for one in queries]
 
 
 def _described(collection: Collection) -> dict[str, Any]:

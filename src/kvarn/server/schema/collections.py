@@ -67,6 +67,7 @@ class SearchBody(HowBody):
         ]
     )
     highlights: bool = False
+    rerank: str | None = None  # a model that reads the candidates and orders them anew
 
 
 class RetrievalBody(HowBody):
