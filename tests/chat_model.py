@@ -23,12 +23,13 @@ TEMPLATE = (
 
 def write_chat_model(path: Path, **changes: Any) -> Path:
     """Write the model; changes replace metadata, None removes an entry."""
-    metadata = _metadata() | changes
+    metadata = chat_metadata() | changes
     write_gguf(path, {key: value for key, value in metadata.items() if value is not None}, _tensors())
     return path
 
 
-def _metadata() -> dict[str, Any]:
+def chat_metadata() -> dict[str, Any]:
+    """What the file says about itself."""
     tokens = [*_byte_letters(), *CONTROLS]
     return {
         "general.architecture": "llama",

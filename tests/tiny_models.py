@@ -131,7 +131,7 @@ def tiny_model(
 ) -> Path:
     """Write one model under folder and return the path to open. wide: rows of 256, for the K-quants."""
     config = CONFIGS[arch] | ({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if wide else {})
-    tensors = _random_tensors(arch, config)
+    tensors = random_tensors(arch, config)
     if format == "gguf":
         path = folder / f"{arch}-{type.name}.gguf"
         write_gguf(path, _gguf_metadata(config), _gguf_tensors(config, tensors, type))
@@ -143,7 +143,7 @@ def tiny_model(
     return path
 
 
-def _random_tensors(arch: str, config: dict[str, Any]) -> Tensors:
+def random_tensors(arch: str, config: dict[str, Any]) -> Tensors:
     """Draw weights that keep the residual stream near unit size, so that every part shows in the logits."""
     rng = np.random.default_rng(zlib.crc32(arch.encode()))
     shapes = _encoder_shapes(config) if config["model_type"] == "bert" else _decoder_shapes(config)
@@ -296,7 +296,7 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, type: TensorType) -> dict
         next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == _gguf_arch(c)), c["num_hidden_layers"]
     )
     found: dict[str, npt.NDArray[np.float32]] = {}
-    for name, values in _stack_experts(tensors).items():
+    for name, values in stack_experts(tensors).items():
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert canonical is not None, name
         found[canonical] = _converted(c, name, values)
@@ -310,7 +310,7 @@ def _stored(name: str, values: npt.NDArray[np.float32], type: TensorType) -> Sto
     return Stored.quantized(values, TensorType.F32 if exact else type)
 
 
-def _stack_experts(tensors: Tensors) -> Tensors:
+def stack_experts(tensors: Tensors) -> Tensors:
     """Stack `...experts.3.w1.weight` into the name that `gguf` knows for all of them."""
     found: Tensors = {}
     stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
@@ -329,8 +329,13 @@ def _converted(c: dict[str, Any], name: str, values: npt.NDArray[np.float32]) ->
         return values + 1
     if _gguf_arch(c) == "llama" and ("q_proj" in name or "k_proj" in name):
         heads = c["num_attention_heads"] if "q_proj" in name else c["num_key_value_heads"]
-        return values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
+        return unrotated(values, heads)
     return values
+
+
+def unrotated(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Reorder rows of Q or K from rotation by halves to rotation of neighbours."""
+    return values.reshape(heads, 2, -1, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _rope_tensors(c: dict[str, Any]) -> dict[str, Any]:

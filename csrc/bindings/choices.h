@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../model/sample.h"
+#include "../model/choose.h"
 
 namespace kvarn {
 
@@ -23,9 +23,9 @@ auto view(const Array& array) {
 }
 
 // RowSampling of every row, as arrays:
-//   numbers (rows, 9) float   temperature, top_p, min_p, typical_p, repetition, presence, frequency penalty,
-//                             XTC probability, XTC threshold
-//   wholes (rows, 4) uint64   top_k, seed, choice, position
+//   numbers (rows, 10) float  temperature, top_p, min_p, typical_p, repetition, presence, frequency penalty,
+//                             XTC probability, XTC threshold, CFG scale
+//   wholes (rows, 5) uint64   top_k, seed, choice, position, draw
 //   bias_ids, bias_values     of all rows one after the other; row i has [bias_starts[i], bias_starts[i + 1])
 //   bias_starts (rows + 1)
 //   seen_ids, seen_counts     likewise with seen_starts

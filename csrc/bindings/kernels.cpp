@@ -174,6 +174,12 @@ double sum_exp(const std::string& table_name, In1<float> x, float max) {
     return table_named(table_name).sum_exp(x.data(), static_cast<int>(x.size()), max);
 }
 
+std::pair<double, double> softmax_sums(const std::string& table_name, In1<float> x, float max) {
+    double sums[2];
+    table_named(table_name).softmax_sums(x.data(), static_cast<int>(x.size()), max, sums);
+    return {sums[0], sums[1]};
+}
+
 // A cache of one head in blocks of 16 tokens, filled by the table's own store kernel.
 struct Cache {
     std::vector<uint8_t> k, v;
@@ -254,6 +260,7 @@ void bind_kernels(nb::module_& m) {
     m.def("elementwise", elementwise, "table"_a, "op"_a, "x"_a, "other"_a);
     m.def("argmax", argmax, "table"_a, "x"_a);
     m.def("sum_exp", sum_exp, "table"_a, "x"_a, "max"_a);
+    m.def("softmax_sums", softmax_sums, "table"_a, "x"_a, "max"_a);
     m.def("attend", attend, "table"_a, "q"_a, "keys"_a, "values"_a, "first"_a, "last"_a, "scale"_a, "softcap"_a,
           "dtype"_a);
     m.def("store_kv", store_kv, "table"_a, "keys"_a, "values"_a, "dtype"_a);

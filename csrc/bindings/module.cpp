@@ -27,12 +27,15 @@ using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+// sequence, block_start, block_end, num_kept, table, per_head, pool_kernel
+using KeepArrays = std::vector<std::tuple<int, int, int, int, In1<int32_t>, bool, int>>;
+
 // A loaded model with its cache, head and sampler. Arrays for results are made by Python.
 class NativeModel {
 public:
     NativeModel(nb::handle spec, std::shared_ptr<ThreadTeam> pool, const std::string& isa)
-        : kernels_(select_table(isa.c_str())), model_(read_spec(spec), kernels_, pool), head_(model_),
-          sampler_(kernels_, model_.spec().vocab_size, pool->num_threads()), pool_(std::move(pool)) {}
+        : kernels_(select_table(isa.c_str())), model_(read_spec(spec), kernels_, pool),
+          chooser_(model_, kernels_, pool->num_threads()), pool_(std::move(pool)) {}
 
     const char* isa() const { return kernels_.name; }
 
@@ -79,8 +82,9 @@ public:
     }
 
     void forward(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
-                 In2<int32_t> block_tables, In1<int32_t> output_rows, Out2<float> out) {
-        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables);
+                 In2<int32_t> block_tables, In1<int32_t> output_rows, In1<int32_t> slot_shifts, const KeepArrays& keep,
+                 Out2<float> out) {
+        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables, slot_shifts, keep);
         check_states(output_rows.size(), out);
         nb::gil_scoped_release release;
         model_.forward(batch, view(output_rows), out.data());
@@ -88,8 +92,9 @@ public:
 
     // The arrays must live as long as the passage: Python's passage keeps them.
     Passage begin(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
-                  In2<int32_t> block_tables, In1<int32_t> output_rows) {
-        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables);
+                  In2<int32_t> block_tables, In1<int32_t> output_rows, In1<int32_t> slot_shifts,
+                  const KeepArrays& keep) {
+        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables, slot_shifts, keep);
         nb::gil_scoped_release release;
         return model_.begin(batch, view(output_rows));
     }
@@ -102,44 +107,35 @@ public:
 
     void logits(In2<float> hidden, Out2<float> out) {
         check_hidden(hidden);
-        size_t vocab = static_cast<size_t>(head_.vocab_size());
-        require(out.shape(0) == hidden.shape(0) && out.shape(1) == vocab, "the output array has the wrong shape");
+        require(out.shape(0) == hidden.shape(0) && out.shape(1) == static_cast<size_t>(chooser_.vocab_size()),
+                "the output array has the wrong shape");
+        std::vector<HeadRow> rows = all_rows(hidden);
         nb::gil_scoped_release release;
-        head_.for_each_row(hidden.data(), static_cast<int>(hidden.shape(0)), [&](int row, float* values, int) {
-            std::copy_n(values, vocab, out.data() + static_cast<size_t>(row) * vocab);
-        });
+        chooser_.logits(rows, out.data());
     }
 
-    // choices: one per row. entropy and logprobs are filled only when want_logprobs.
-    void sample(In2<float> hidden, const ChoiceArrays& arrays, bool want_logprobs, Out1<int32_t> ids,
-                Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids, Out2<float> top_logprobs) {
+    // choices: one for each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
+    void sample(In2<float> hidden, In1<int32_t> rows, In1<int32_t> partners, const ChoiceArrays& arrays,
+                bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids,
+                Out2<float> top_logprobs) {
         check_hidden(hidden);
         const std::vector<Choice> choices = read_choices(arrays);
-        require(choices.size() == hidden.shape(0), "one choice is needed for each row");
-        require(ids.size() == choices.size() && logprobs.size() == choices.size() && entropy.size() == choices.size(),
+        require(choices.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
+                "one choice is needed for each row");
+        require(ids.size() == rows.size() && logprobs.size() == rows.size() && entropy.size() == rows.size(),
                 "the arrays for the results have the wrong length");
         for (const Choice& choice : choices) check_choice(choice);
-        check_top(hidden, top_ids, top_logprobs);
+        check_top(rows.size(), top_ids, top_logprobs);
+        std::vector<HeadRow> states;
+        for (size_t i = 0; i < rows.size(); ++i) {
+            int partner = partners.size() == 0 ? -1 : partners.data()[i];
+            states.push_back({state_of(hidden, rows.data()[i]), partner < 0 ? nullptr : state_of(hidden, partner),
+                              choices[i].cfg_scale + 1, choices[i].bias_ids, choices[i].bias_values});
+        }
         nb::gil_scoped_release release;
-        head_.for_each_row(hidden.data(), static_cast<int>(hidden.shape(0)), [&](int row, float* values, int worker) {
-            size_t r = static_cast<size_t>(row);
-            double log_total = 0, row_entropy = 0;
-            if (want_logprobs) {
-                log_total = sampler_.log_sum_exp(values);
-                row_entropy = sampler_.entropy(values, log_total);
-                sampler_.most_probable(values, log_total, top_of(top_ids, top_logprobs, r), worker);
-            }
-            // The choice adjusts the row in place; log-probabilities are of the plain one.
-            std::vector<float>& plain = plain_[static_cast<size_t>(worker)];
-            if (want_logprobs) plain.assign(values, values + head_.vocab_size());
-            int32_t id = sampler_.choose(choices[r], values, worker);
-            ids.data()[r] = id;
-            logprobs.data()[r] =
-                want_logprobs && id != Sampler::kNoToken
-                    ? static_cast<float>(static_cast<double>(plain[static_cast<size_t>(id)]) - log_total)
-                    : 0.0f;
-            entropy.data()[r] = static_cast<float>(row_entropy);
-        });
+        chooser_.sample(states, choices, want_logprobs,
+                        {ids.data(), logprobs.data(), entropy.data(), top_ids.data(), top_logprobs.data(),
+                         static_cast<int>(top_ids.shape(1))});
     }
 
     void score(In2<float> hidden, In1<int32_t> targets, Out1<float> logprobs, Out2<int32_t> top_ids,
@@ -148,25 +144,26 @@ public:
         require(targets.size() == hidden.shape(0) && logprobs.size() == targets.size(),
                 "one target is needed for each row");
         for (int32_t id : view(targets)) check_token(id);
-        check_top(hidden, top_ids, top_logprobs);
+        check_top(hidden.shape(0), top_ids, top_logprobs);
+        std::vector<HeadRow> rows = all_rows(hidden);
         nb::gil_scoped_release release;
-        head_.for_each_row(hidden.data(), static_cast<int>(hidden.shape(0)), [&](int row, float* values, int worker) {
-            size_t r = static_cast<size_t>(row);
-            double log_total = sampler_.log_sum_exp(values);
-            logprobs.data()[r] = static_cast<float>(static_cast<double>(values[targets.data()[r]]) - log_total);
-            sampler_.most_probable(values, log_total, top_of(top_ids, top_logprobs, r), worker);
-        });
+        chooser_.score(rows, view(targets),
+                       {nullptr, logprobs.data(), nullptr, top_ids.data(), top_logprobs.data(),
+                        static_cast<int>(top_ids.shape(1))});
     }
 
     size_t scratch_bytes() const { return model_.scratch_bytes(); }
+    size_t logit_bytes() const { return chooser_.logit_bytes(); }
 
 private:
     static BatchView read_batch(const In1<int32_t>& token_ids, const In1<int32_t>& positions,
                                 const In1<int32_t>& row_starts, const In1<int32_t>& context_lens,
-                                const In2<int32_t>& block_tables) {
+                                const In2<int32_t>& block_tables, const In1<int32_t>& slot_shifts,
+                                const KeepArrays& keep) {
         size_t sequences = context_lens.size();
         require(positions.size() == token_ids.size() && row_starts.size() == sequences + 1 &&
-                    block_tables.shape(0) == sequences && sequences > 0,
+                    block_tables.shape(0) == sequences && sequences > 0 &&
+                    (slot_shifts.size() == 0 || slot_shifts.size() == sequences),
                 "the arrays of the batch do not fit together");
         return {static_cast<int>(token_ids.size()),
                 static_cast<int>(sequences),
@@ -175,7 +172,16 @@ private:
                 positions.data(),
                 row_starts.data(),
                 context_lens.data(),
-                block_tables.data()};
+                block_tables.data(),
+                slot_shifts.size() == 0 ? nullptr : slot_shifts.data(),
+                read_keep(keep)};
+    }
+    static std::vector<Keep> read_keep(const KeepArrays& arrays) {
+        std::vector<Keep> found;
+        for (const auto& [sequence, block_start, block_end, num_kept, table, per_head, pool_kernel] : arrays)
+            found.push_back({sequence, block_start, block_end, num_kept,
+                             std::vector<int32_t>(table.data(), table.data() + table.size()), per_head, pool_kernel});
+        return found;
     }
     void check_states(size_t rows, const Out2<float>& out) const {
         require(out.shape(0) == rows && out.shape(1) == static_cast<size_t>(model_.spec().width),
@@ -191,7 +197,7 @@ private:
                 "block id " + std::to_string(block) + " is outside the cache");
     }
     void check_token(int32_t id) const {
-        require(id >= 0 && id < head_.vocab_size(),
+        require(id >= 0 && id < chooser_.vocab_size(),
                 [&] { return "token id " + std::to_string(id) + " is outside the vocabulary"; });
     }
     void check_hidden(const In2<float>& hidden) const {
@@ -201,25 +207,28 @@ private:
     void check_choice(const Choice& choice) const {
         for (int32_t id : choice.bias_ids) check_token(id);
         for (int32_t id : choice.seen_ids) check_token(id);
-        size_t words = (static_cast<size_t>(head_.vocab_size()) + 31) / 32;
+        size_t words = (static_cast<size_t>(chooser_.vocab_size()) + 31) / 32;
         require(choice.mask.empty() || choice.mask.size() == words, "a mask does not fit the vocabulary");
     }
-    void check_top(const In2<float>& hidden, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
-        require(ids.shape(0) == hidden.shape(0) && logprobs.shape(0) == hidden.shape(0) &&
-                    ids.shape(1) == logprobs.shape(1) && ids.shape(1) <= static_cast<size_t>(head_.vocab_size()),
+    void check_top(size_t rows, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
+        require(ids.shape(0) == rows && logprobs.shape(0) == rows && ids.shape(1) == logprobs.shape(1) &&
+                    ids.shape(1) <= static_cast<size_t>(chooser_.vocab_size()),
                 "the arrays for the most probable tokens have the wrong shape");
     }
-    static Top top_of(const Out2<int32_t>& ids, const Out2<float>& logprobs, size_t row) {
-        size_t count = ids.shape(1);
-        return {ids.data() + row * count, logprobs.data() + row * count, static_cast<int>(count)};
+    static const float* state_of(const In2<float>& hidden, int32_t row) {
+        require(row >= 0 && static_cast<size_t>(row) < hidden.shape(0), "a row to sample is outside the hidden states");
+        return hidden.data() + static_cast<size_t>(row) * hidden.shape(1);
+    }
+    static std::vector<HeadRow> all_rows(const In2<float>& hidden) {
+        std::vector<HeadRow> rows;
+        for (size_t row = 0; row < hidden.shape(0); ++row) rows.push_back({hidden.data() + row * hidden.shape(1)});
+        return rows;
     }
 
     const KernelTable& kernels_;
     Model model_;
-    Head head_;
-    Sampler sampler_;
+    Chooser chooser_;
     std::shared_ptr<ThreadTeam> pool_;
-    std::vector<std::vector<float>> plain_ = std::vector<std::vector<float>>(static_cast<size_t>(pool_->num_threads()));
 };
 
 // Which table each kernel of a table really comes from: entries it does not override are its parent's.
@@ -253,6 +262,7 @@ std::map<std::string, std::string> kernel_isas(const std::string& isa) {
     note("store_kv_q8_0", table.store_kv_q8_0, parent.store_kv_q8_0);
     note("argmax", table.argmax, parent.argmax);
     note("sum_exp", table.sum_exp, parent.sum_exp);
+    note("softmax_sums", table.softmax_sums, parent.softmax_sums);
     return found;
 }
 
@@ -274,6 +284,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)
         .def_prop_ro("scratch_bytes", &NativeModel::scratch_bytes)
+        .def_prop_ro("logit_bytes", &NativeModel::logit_bytes)
         .def("reserve_weights", &NativeModel::reserve_weights)
         .def("add_matrices", &NativeModel::add_matrices)
         .def("add_vector", &NativeModel::add_vector)

@@ -40,6 +40,13 @@ std::optional<RopeSpec> read_rope(nb::handle rope) {
                     field<float>(rope, "magnitude")};
 }
 
+MaskKind read_mask(nb::handle attention) {
+    auto name = field<std::string>(attention, "mask");
+    return name == "causal"          ? MaskKind::causal
+           : name == "bidirectional" ? MaskKind::bidirectional
+                                     : MaskKind::block_causal;
+}
+
 AttentionSpec read_attention(nb::handle attention) {
     AttentionSpec a;
     a.num_heads = field<int>(attention, "num_heads");
@@ -47,7 +54,9 @@ AttentionSpec read_attention(nb::handle attention) {
     a.head_dim = field<int>(attention, "head_dim");
     a.scale = field<float>(attention, "scale");
     a.rope = read_rope(attention.attr("rope"));
-    a.is_causal = field<std::string>(attention, "mask") == "causal";
+    a.mask = read_mask(attention);
+    if (a.mask == MaskKind::block_causal) a.mask_block = field<int>(attention, "mask_block");
+    require(a.mask_block > 0 && a.mask_block <= 1 << 20, "a block-causal mask needs blocks of 1 to 1,048,576 tokens");
     a.window = or_zero<int>(attention, "window");
     a.has_qkv_bias = field<bool>(attention, "qkv_bias");
     a.has_output_bias = field<bool>(attention, "output_bias");

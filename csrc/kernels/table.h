@@ -133,6 +133,10 @@ struct KernelTable {
 
     // Sum of exp(x[i] - max) in double, in eight interleaved partial sums added in order. tolerance: exp
     double (*sum_exp)(const float* x, int n, float max) noexcept;
+
+    // sums[0] = sum_exp, sums[1] = sum of exp(x[i] - max) * (x[i] - max), both in that way: log-probability and entropy
+    // in one pass. A product whose exp is 0 counts as 0. tolerance: exp
+    void (*softmax_sums)(const float* x, int n, float max, double* sums) noexcept;
 };
 
 // Where the tables live. select.cpp picks one at start; KVARN_ISA is read in Python and passed by name.

@@ -69,11 +69,14 @@ public:
     }
 
 private:
-    // Keys a row may look at.
+    // Slots a row may look at. With every mask a later row sees as far as an earlier one or further.
     Range visible(int sequence, int row) const {
-        int position = batch_.positions[row];
-        int end = spec_.is_causal ? position + 1 : batch_.context_lens[sequence];
-        int begin = spec_.window > 0 ? std::max(0, position + 1 - spec_.window) : 0;
+        int position = batch_.positions[row], shift = batch_.shift(sequence), context = batch_.context_lens[sequence];
+        int end = context;
+        if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
+        else if (spec_.mask == MaskKind::block_causal)
+            end = std::min(context, (position / spec_.mask_block + 1) * spec_.mask_block - shift);
+        int begin = spec_.window > 0 ? std::max(0, position + 1 - spec_.window - shift) : 0;
         return {begin, end};
     }
 

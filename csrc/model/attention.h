@@ -3,6 +3,7 @@
 // A query's keys are cut into splits of kSplitKeys, each split into tiles of kKeyTile. A split is reduced from
 // scratch and splits are merged left to right, always, so that handing splits to different threads changes no bit.
 #pragma once
+#include "batch.h"
 #include "kv.h"
 #include "project.h"
 #include "spec.h"
@@ -11,20 +12,6 @@ namespace kvarn {
 
 constexpr int kSplitKeys = 512;
 constexpr int kQueriesPerTask = 8;
-
-// One step's sequences, as in backends/batch.py; validated before it gets here.
-struct BatchView {
-    int num_tokens, num_sequences, table_width;
-    const int32_t* token_ids;
-    const int32_t* positions;
-    const int32_t* row_starts;
-    const int32_t* context_lens;
-    const int32_t* block_tables;
-
-    const int32_t* blocks(int sequence) const {
-        return block_tables + static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
-    }
-};
 
 class AttentionScratch {
 public:

@@ -62,21 +62,49 @@ void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) 
         require(batch.positions[i] >= 0 && (spec_.num_positions == 0 || batch.positions[i] < spec_.num_positions),
                 [&] { return "position " + std::to_string(batch.positions[i]) + " is outside the model's range"; });
     }
-    for (int s = 0; s < batch.num_sequences; ++s) {
-        int begin = batch.row_starts[s], end = batch.row_starts[s + 1];
-        require(0 <= begin && begin < end && end <= batch.num_tokens, "row_starts must rise and stay within the batch");
-        for (int row = begin + 1; row < end; ++row)
-            require(batch.positions[row] == batch.positions[row - 1] + 1,
-                    "positions of a sequence must be consecutive");
-        int context = batch.context_lens[s];
-        require(context > batch.positions[end - 1], "context_lens must cover the batch's own tokens");
-        require(context <= int64_t{batch.table_width} * kKVBlock, "the block table is shorter than the context");
-        int blocks = (context - 1) / kKVBlock + 1;
-        for (int b = 0; b < blocks; ++b)
-            require(batch.blocks(s)[b] >= 0 && batch.blocks(s)[b] < cache_.num_blocks(),
-                    "block id " + std::to_string(batch.blocks(s)[b]) + " is outside the cache");
-    }
+    for (int s = 0; s < batch.num_sequences; ++s) check_sequence(batch, s);
+    for (const Keep& keep : batch.keep) check_keep(batch, keep);
     for (int32_t row : output_rows) require(row >= 0 && row < batch.num_tokens, "an output row is outside the batch");
+}
+
+void Model::check_sequence(const BatchView& batch, int s) const {
+    int begin = batch.row_starts[s], end = batch.row_starts[s + 1];
+    require(0 <= begin && begin < end && end <= batch.num_tokens, "row_starts must rise and stay within the batch");
+    for (int row = begin + 1; row < end; ++row)
+        require(batch.positions[row] == batch.positions[row - 1] + 1, "positions of a sequence must be consecutive");
+    int context = batch.context_lens[s];
+    int64_t shift = batch.shift(s);
+    require(batch.positions[begin] >= shift, "slot_shifts must not exceed the positions of a sequence");
+    require(context > batch.positions[end - 1] - shift, "context_lens must cover the batch's own tokens");
+    require(context <= int64_t{batch.table_width} * kKVBlock, "the block table is shorter than the context");
+    int blocks = (context - 1) / kKVBlock + 1;
+    for (int b = 0; b < blocks; ++b) check_block(batch.blocks(s)[b]);
+}
+
+void Model::check_keep(const BatchView& batch, const Keep& keep) const {
+    require(keep.sequence >= 0 && keep.sequence < batch.num_sequences, "keep names a sequence that is not there");
+    int first = batch.row_starts[keep.sequence], last = batch.row_starts[keep.sequence + 1] - 1;
+    int context = batch.context_lens[keep.sequence];
+    require(batch.shift(keep.sequence) == 0, "what a sequence keeps is chosen in a step without a shift");
+    require(keep.block_start < keep.block_end && keep.block_start >= batch.positions[first] &&
+                keep.block_end <= batch.positions[last] + 1,
+            "keep's block must be computed in the same step");
+    require(keep.num_kept >= 0 && keep.num_kept <= context - (keep.block_end - keep.block_start),
+            "keep's num_kept is more than the keys outside its block");
+    require(keep.pool_kernel > 0 && keep.pool_kernel % 2 == 1, "keep's pool_kernel must be odd");
+    require(static_cast<size_t>(keep.num_kept) <= keep.table.size() * kKVBlock,
+            "keep's table is shorter than what it keeps");
+    const int32_t* own = batch.blocks(keep.sequence);
+    for (int block : keep.table) {
+        check_block(block);
+        require(std::find(own, own + (context - 1) / kKVBlock + 1, block) == own + (context - 1) / kKVBlock + 1,
+                "keep's table must not hold blocks of the sequence itself");
+    }
+}
+
+void Model::check_block(int block) const {
+    require(block >= 0 && block < cache_.num_blocks(),
+            [&] { return "block id " + std::to_string(block) + " is outside the cache"; });
 }
 
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
@@ -154,6 +182,7 @@ void Model::attention_sublayer(size_t index, const BatchView& batch, const StepB
                         {layer.v, buffers.v, kv, layer.v_bias}};
     project(compute(), prepare(compute(), buffers.quants, input, n, width, qkv), qkv);
     rotate_and_store(index, batch, buffers);
+    keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
     attend(compute(), spec, cache_, index, batch, buffers.q, buffers.mixed, buffers.attention);
 
     Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
@@ -189,10 +218,10 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
             for (int h = 0; h < spec.num_heads; ++h) rotate(rope, table, q + offset(h, dim));
             for (int h = 0; h < spec.num_kv_heads; ++h) rotate(rope, table, k + offset(h, dim));
         }
-        int position = batch.positions[row];
-        int block = batch.blocks(sequence_of(batch, row))[position / kKVBlock];
+        int sequence = sequence_of(batch, row), slot = batch.positions[row] - batch.shift(sequence);
+        int block = batch.blocks(sequence)[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)
-            store(k + offset(h, dim), v + offset(h, dim), dim, position % kKVBlock, cache_.k(block, index, h),
+            store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache_.k(block, index, h),
                   cache_.v(block, index, h));
     });
 }

@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 
+#include "keep.h"
 #include "step.h"
 
 namespace kvarn {
@@ -42,6 +43,9 @@ public:
 
 private:
     void check(const BatchView& batch, std::span<const int32_t> output_rows) const;
+    void check_sequence(const BatchView& batch, int sequence) const;
+    void check_keep(const BatchView& batch, const Keep& keep) const;
+    void check_block(int block) const;
     StepBuffers enter(Arena& arena, const BatchView& batch);
     void leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
@@ -57,6 +61,7 @@ private:
     Weights weights_;
     ModelPlan plan_;
     KVCache cache_;
+    Keeper keeper_;
     Arena arena_, passage_arena_;
     uint64_t num_passages_ = 0;
 };

@@ -25,7 +25,7 @@ void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, KVType typ
     size_t offset = 0;
     for (auto [heads, dim] : layers) {
         size_t head = kv_token_bytes(type, dim) * kKVBlock, half = static_cast<size_t>(heads) * head;
-        layers_.push_back({head, offset, offset + half});
+        layers_.push_back({head, dim, offset, offset + half});
         offset += 2 * half;
     }
     require(offset <= block_bytes,
@@ -54,6 +54,32 @@ StoreKVFn store_kernel(const KernelTable& kernels, KVType type) {
 void KVCache::copy(int source, int target) noexcept {
     std::memcpy(region_.data() + static_cast<size_t>(target) * block_bytes_,
                 region_.data() + static_cast<size_t>(source) * block_bytes_, block_bytes_);
+}
+
+namespace {
+
+// A column of K, [n][16], and a row of V, [16][n].
+template <class Value>
+void copy_token(const uint8_t* k, const uint8_t* v, int from, int to, size_t n, uint8_t* k_out, uint8_t* v_out) {
+    const Value* keys = reinterpret_cast<const Value*>(k);
+    Value* target = reinterpret_cast<Value*>(k_out);
+    for (size_t d = 0; d < n; ++d)
+        target[d * kKVBlock + static_cast<size_t>(to)] = keys[d * kKVBlock + static_cast<size_t>(from)];
+    std::memcpy(v_out + static_cast<size_t>(to) * n * sizeof(Value), v + static_cast<size_t>(from) * n * sizeof(Value),
+                n * sizeof(Value));
+}
+
+}  // namespace
+
+void KVCache::copy_slot(Place source, Place target, size_t layer, int head) const noexcept {
+    size_t dim = static_cast<size_t>(layers_[layer].head_dim);
+    const uint8_t *k = this->k(source.block, layer, head), *v = this->v(source.block, layer, head);
+    uint8_t *k_out = this->k(target.block, layer, head), *v_out = this->v(target.block, layer, head);
+    if (type_ == KVType::f32) return copy_token<float>(k, v, source.slot, target.slot, dim, k_out, v_out);
+    if (type_ == KVType::f16) return copy_token<uint16_t>(k, v, source.slot, target.slot, dim, k_out, v_out);
+    copy_token<int8_t>(k, v, source.slot, target.slot, dim, k_out, v_out);
+    size_t scales = dim * kKVBlock, groups = (dim + kQuantBlock - 1) / kQuantBlock;
+    copy_token<uint16_t>(k + scales, v + scales, source.slot, target.slot, groups, k_out + scales, v_out + scales);
 }
 
 void KVCache::release_pages(int block) noexcept {

@@ -23,6 +23,7 @@ class KVCache {
 public:
     struct Layer {
         size_t head_bytes;  // of K, and of V
+        int head_dim;
         size_t k_offset, v_offset;
     };
 
@@ -31,6 +32,12 @@ public:
     int num_blocks() const { return num_blocks_; }
     KVType type() const { return type_; }
     void copy(int source, int target) noexcept;
+
+    struct Place {
+        int block, slot;
+    };
+    // Copy K and V of one token, one layer and one head, bit for bit.
+    void copy_slot(Place source, Place target, size_t layer, int head) const noexcept;
     void release_pages(int block) noexcept;
 
     uint8_t* k(int block, size_t layer, int head) const { return at(block, layers_[layer].k_offset, layer, head); }

@@ -19,8 +19,8 @@ inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> coun
 }
 
 // Uniform in [0, 1) with 53 random bits.
-inline double uniform(uint64_t seed, uint32_t position, uint32_t choice, uint32_t purpose) {
-    auto words = philox(seed, {position, choice, purpose, 0});
+inline double uniform(uint64_t seed, uint32_t position, uint32_t choice, uint32_t purpose, uint32_t draw = 0) {
+    auto words = philox(seed, {position, choice, purpose, draw});
     return (static_cast<double>(words[0] >> 5) * 67108864.0 + static_cast<double>(words[1] >> 6)) / 9007199254740992.0;
 }
 

@@ -9,7 +9,6 @@ namespace kvarn {
 
 namespace {
 
-constexpr size_t kLogitBytes = 16 << 20;  // of logits alive at once
 constexpr uint32_t kPurposeToken = 0, kPurposeXtc = 1;
 
 double mass_of(float logit, float largest) {
@@ -17,31 +16,6 @@ double mass_of(float logit, float largest) {
 }
 
 }  // namespace
-
-int Head::rows_per_pass() const {
-    size_t rows = kLogitBytes / (static_cast<size_t>(vocab_size()) * sizeof(float));
-    return std::clamp(static_cast<int>(rows), 1, kTileTokens);
-}
-
-void Head::project_rows(const float* hidden, int n) {
-    int width = model_.spec().width;
-    size_t vocab = static_cast<size_t>(vocab_size());
-    arena_.reserve(QuantBuffers::arena_bytes(n, width) + Arena::padded(static_cast<size_t>(n) * vocab * sizeof(float)) +
-                   256);
-    QuantBuffers buffers = QuantBuffers::take(arena_, n, width);
-    logits_ = arena_.take<float>(static_cast<size_t>(n) * vocab);
-    Projection head{model_.plan().head, logits_, vocab, nullptr};
-    Compute compute = model_.compute();
-    float cap = model_.spec().head_softcap;
-    project(compute, prepare(compute, buffers, hidden, n, width, {&head, 1}), {&head, 1},
-            [&](size_t, int begin, int end) {
-                if (cap == 0.0f) return;
-                for (int row = 0; row < n; ++row) {
-                    float* logits = logits_ + static_cast<size_t>(row) * vocab;
-                    for (int i = begin; i < end; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
-                }
-            });
-}
 
 Sampler::Sampler(const KernelTable& kernels, int vocab_size, int num_workers)
     : kernels_(kernels), vocab_size_(vocab_size), scratch_(static_cast<size_t>(num_workers)) {
@@ -200,9 +174,10 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     if (choice.temperature == 0.0f || !std::isfinite(largest)) return best;
     for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
 
-    double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken);
-    bool drops_top = choice.xtc_probability > 0.0f && uniform(choice.seed, choice.position, choice.index, kPurposeXtc) <
-                                                          static_cast<double>(choice.xtc_probability);
+    double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken, choice.draw);
+    bool drops_top =
+        choice.xtc_probability > 0.0f && uniform(choice.seed, choice.position, choice.index, kPurposeXtc, choice.draw) <
+                                             static_cast<double>(choice.xtc_probability);
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
     double total = collect(choice, logits, largest, u, drops_top, candidates);
     if (!choice.mask.empty())
@@ -224,20 +199,14 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
 }
 
-double Sampler::log_sum_exp(const float* logits) const {
+Sampler::Softmax Sampler::softmax(const float* logits) const {
     int best = 0;
     float largest = 0;
     kernels_.argmax(logits, vocab_size_, &best, &largest);
-    return static_cast<double>(largest) + std::log(kernels_.sum_exp(logits, vocab_size_, largest));
-}
-
-double Sampler::entropy(const float* logits, double log_total) const {
-    double sum = 0;
-    for (int i = 0; i < vocab_size_; ++i) {
-        double logprob = static_cast<double>(logits[i]) - log_total;
-        if (logprob > -40.0) sum -= std::exp(logprob) * logprob;
-    }
-    return sum;
+    double sums[2];
+    kernels_.softmax_sums(logits, vocab_size_, largest, sums);
+    double log_sum = std::log(sums[0]);
+    return {static_cast<double>(largest) + log_sum, std::max(0.0, log_sum - sums[1] / sums[0])};
 }
 
 void Sampler::most_probable(const float* logits, double log_total, const Top& top, int worker) {

@@ -1,9 +1,9 @@
-// The language-model head and the choice of a token. sampling/sampler.py is the readable definition of the choice.
+// The choice of a token from a row of logits. sampling/sampler.py is the readable definition of the choice.
 #pragma once
 #include <span>
 #include <vector>
 
-#include "forward.h"
+#include "../kernels/table.h"
 
 namespace kvarn {
 
@@ -14,45 +14,20 @@ struct Choice {
     float xtc_probability = 0, xtc_threshold = 0.1f;
     int top_k = 0;
     uint64_t seed = 0;
-    uint32_t index = 0, position = 0;
+    uint32_t index = 0, position = 0, draw = 0;
+    float cfg_scale = 0;
     std::span<const int32_t> bias_ids, seen_ids, seen_counts;
     std::span<const float> bias_values;
     std::span<const uint32_t> mask;  // bit i % 32 of word i / 32: token i may be chosen; empty: all may
+
+    // Whether it takes the largest of the logits and biases.
+    bool is_greedy() const { return temperature == 0.0f && seen_ids.empty() && mask.empty(); }
 };
 
 struct Top {
     int32_t* ids;
     float* logprobs;
     int count;
-};
-
-class Head {
-public:
-    explicit Head(Model& model) : model_(model) {}
-
-    // Call use(row, logits) for every row of hidden (n, width), a bounded number of rows at a time. `logits` may be
-    // changed in place and is gone after the call. Rows are used in parallel.
-    template <class Use>
-    void for_each_row(const float* hidden, int n, Use&& use) {
-        std::lock_guard turn(model_.compute().pool.turn());
-        int step = rows_per_pass();
-        for (int first = 0; first < n; first += step) {
-            int count = std::min(step, n - first);
-            project_rows(hidden + static_cast<size_t>(first) * static_cast<size_t>(model_.spec().width), count);
-            model_.compute().pool.run(count, [&](int i, int worker) { use(first + i, row(i), worker); });
-        }
-    }
-
-    int vocab_size() const { return model_.spec().vocab_size; }
-
-private:
-    int rows_per_pass() const;
-    void project_rows(const float* hidden, int n);
-    float* row(int i) { return logits_ + static_cast<size_t>(i) * static_cast<size_t>(vocab_size()); }
-
-    Model& model_;
-    Arena arena_;
-    float* logits_ = nullptr;
 };
 
 // Chooses tokens from rows of logits; owns the candidate lists of each worker, so that no step allocates.
@@ -65,9 +40,10 @@ public:
     // Changes logits in place. kNoToken when the logits are not finite or the mask has no bit.
     int32_t choose(const Choice& choice, float* logits, int worker);
 
-    // Of the plain softmax.
-    double log_sum_exp(const float* logits) const;
-    double entropy(const float* logits, double log_total) const;
+    struct Softmax {
+        double log_total, entropy;
+    };
+    Softmax softmax(const float* logits) const;
     void most_probable(const float* logits, double log_total, const Top& top, int worker);
 
 private:

@@ -7,6 +7,7 @@
 namespace kvarn {
 
 enum class Activation { silu, gelu, gelu_tanh };
+enum class MaskKind { causal, bidirectional, block_causal };
 enum class Placement { pre, sandwich, residual };
 
 struct NormSpec {
@@ -26,8 +27,9 @@ struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float scale = 1;
     std::optional<RopeSpec> rope;
-    bool is_causal = true;
-    int window = 0;  // 0: none
+    MaskKind mask = MaskKind::causal;
+    int mask_block = 1;  // of block_causal
+    int window = 0;      // 0: none
     bool has_qkv_bias = false, has_output_bias = false;
     std::optional<NormSpec> qk_norm;
     float softcap = 0;  // 0: none

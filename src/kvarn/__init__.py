@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
     from kvarn.constraints import Grammar, JsonSchema, Regex
+    from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
     from kvarn.engine.handle import EventStream, RequestHandle
     from kvarn.engine.stats import EngineStats
     from kvarn.errors import (
@@ -49,6 +50,9 @@ _HOMES = {
     "Grammar": "kvarn.constraints",
     "JsonSchema": "kvarn.constraints",
     "Regex": "kvarn.constraints",
+    "CanvasView": "kvarn.diffusion",
+    "DiffusionParams": "kvarn.diffusion",
+    "SparseConfig": "kvarn.diffusion",
     "EngineStats": "kvarn.engine.stats",
     "register_sampler": "kvarn.sampling.custom",
     "Completion": "kvarn.types",
@@ -65,11 +69,13 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "AsyncLLM",
     "BackendError",
     "Cancelled",
+    "CanvasView",
     "CapacityError",
     "Completion",
     "ConfigError",
     "ConstraintError",
     "DeadlineExceeded",
+    "DiffusionParams",
     "DoesNotFit",
     "DownloadError",
     "EngineConfig",
@@ -90,6 +96,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RequestHandle",
     "RequestState",
     "SamplingParams",
+    "SparseConfig",
     "TemplateError",
     "Timings",
     "TokenEvent",

@@ -30,7 +30,7 @@ from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
 from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
 from kvarn.models.memory import MemoryPlan
-from kvarn.models.spec import Encoder, ModelSpec, Pooling
+from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.constraint import ConstraintCompiler
 from kvarn.types import Completion, Message, SamplingParams
 
@@ -182,6 +182,8 @@ class LLM:
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
         self._require_generator("score")
+        if isinstance(self.spec.generation, MaskedDiffusion):
+            raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
         ids = whole_numbers(token_ids)
         admission = self._model.engine.admission
         admission.check_tokens("token_ids", ids)

@@ -84,6 +84,7 @@ class Request:
     deadline_at: float = field(init=False)  # inf: none
     started_at: float | None = None  # for the first time
     first_token_at: float | None = None
+    num_first: int = 1  # tokens that came with the first
     ended_at: float | None = None
 
     def __post_init__(self) -> None:
@@ -187,6 +188,7 @@ class Request:
             prefill_s=first - start,
             decode_s=end - first,
             first_token_s=first - self.submitted_at,
+            num_first=self.num_first,
         )
 
     def _end(self, state: RequestState, finish: Finish) -> None:

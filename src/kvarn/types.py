@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from kvarn.checks import check_flag, check_integer, check_number, short
 from kvarn.constraints import Constraint
+from kvarn.diffusion import CanvasView, DiffusionParams
 from kvarn.errors import InvalidParameter
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the OpenAI API
@@ -72,44 +73,44 @@ class SamplingParams:
     reuse_cache: bool = True  # start from cached blocks of an equal prefix
     free_cache_on_finish: bool = False  # leave nothing findable behind
     prefill_only: bool = False  # compute and publish the prompt, choose no token
+    diffusion: DiffusionParams | None = None  # how a diffusion model denoises; refused by other models
     truncate: str | None = None  # "left": drop the oldest prompt tokens that do not fit, instead of refusing
 
     def __post_init__(self) -> None:
-        _integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        _number("temperature", self.temperature, 0.0, 100.0, optional=True)
-        _integer("top_k", self.top_k, 0, 2**31 - 1, optional=True)
-        _number("top_p", self.top_p, 0.0, 1.0, optional=True)
-        _number("min_p", self.min_p, 0.0, 1.0, optional=True)
-        _number("typical_p", self.typical_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, optional=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
-        _integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
-        _integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
-        _integer("n", self.n, 1, MAX_CHOICES)
-        _integer("penalty_window", self.penalty_window, 1, 2**31 - 1, optional=True)
-        _number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
-        _number("dry_base", self.dry_base, 1.0, 100.0)
-        _integer("dry_allowed_length", self.dry_allowed_length, 1, 1000)
-        _number("xtc_probability", self.xtc_probability, 0.0, 1.0)
-        _number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
-        _integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        _number("deadline_s", self.deadline_s, 0.0, 1e7, optional=True)
-        _number("slo_ms", self.slo_ms, 0.0, 1e9, optional=True)
-        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(f"{name} is {_short(getattr(self, name))}; give True or False")
+        check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
+        check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        check_number("temperature", self.temperature, 0.0, 100.0, optional=True)
+        check_integer("top_k", self.top_k, 0, 2**31 - 1, optional=True)
+        check_number("top_p", self.top_p, 0.0, 1.0, optional=True)
+        check_number("min_p", self.min_p, 0.0, 1.0, optional=True)
+        check_number("typical_p", self.typical_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, optional=True)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
+        check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        check_integer("n", self.n, 1, MAX_CHOICES)
+        check_integer("penalty_window", self.penalty_window, 1, 2**31 - 1, optional=True)
+        check_number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        check_number("dry_base", self.dry_base, 1.0, 100.0)
+        check_integer("dry_allowed_length", self.dry_allowed_length, 1, 1000)
+        check_number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        check_number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_number("deadline_s", self.deadline_s, 0.0, 1e7, optional=True)
+        check_number("slo_ms", self.slo_ms, 0.0, 1e9, optional=True)
+        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only", "ignore_eos"):
+            check_flag(name, getattr(self, name))
+        if self.diffusion is not None and not isinstance(self.diffusion, DiffusionParams):
+            raise InvalidParameter(f"diffusion is {short(self.diffusion)}; give a kvarn.DiffusionParams")
         if self.sampler is not None and not isinstance(self.sampler, str):
-            raise InvalidParameter(f"sampler is {_short(self.sampler)}; give the name of a registered one")
+            raise InvalidParameter(f"sampler is {short(self.sampler)}; give the name of a registered one")
         if self.truncate not in (None, "left"):
-            raise InvalidParameter(f"truncate is {_short(self.truncate)}; give None or 'left'")
+            raise InvalidParameter(f"truncate is {short(self.truncate)}; give None or 'left'")
         if self.constraint is not None:
             _check_constraint(self.constraint, ignore_eos=self.ignore_eos)
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidParameter(f"ignore_eos is {self.ignore_eos!r}; give True or False")
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
@@ -142,9 +143,12 @@ class Timings:
     prefill_s: float
     decode_s: float
     first_token_s: float
+    num_first: int = 1  # tokens that came together with the first: a block of a diffusion model
 
     def tokens_per_s(self, num_tokens: int) -> float:
-        """Decode speed: tokens after the first, over the time they took."""
+        """Decode speed: tokens after the first, over the time they took; of blocks, all of them from the start."""
+        if self.num_first > 1:
+            return num_tokens / max(self.prefill_s + self.decode_s, 1e-9)
         return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else 0.0
 
 
@@ -170,6 +174,7 @@ class TokenEvent:
     completion: Completion | None = None  # the whole result of this choice, on its last event only
     request_id: str = ""
     choice: int = 0  # which of the n answers
+    canvas: CanvasView | None = None  # set on events that tell nothing else: a diffusion step, if they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,36 +193,21 @@ class Completion:
     alternatives: tuple[Completion, ...] = ()  # choices 1 .. n - 1, in order
 
 
-def _number(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise InvalidParameter(f"{name} is {_short(value)}; give a number from {low:g} to {high:g}")
-
-
-def _integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidParameter(f"{name} is {_short(value)}; give a whole number from {low} to {high}")
-
-
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
-        raise InvalidParameter(f"stop is {_short(stop)}; give a string or a list of strings")
+        raise InvalidParameter(f"stop is {short(stop)}; give a string or a list of strings")
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for string in strings:
         if not 1 <= len(string.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
-            raise InvalidParameter(f"stop string {_short(string)} must have 1 to {MAX_STOP_BYTES} bytes")
+            raise InvalidParameter(f"stop string {short(string)} must have 1 to {MAX_STOP_BYTES} bytes")
     return tuple(strings)
 
 
 def _breakers(breakers: object) -> tuple[str, ...]:
     if not isinstance(breakers, list | tuple) or not all(isinstance(b, str) and 0 < len(b) <= 40 for b in breakers):
-        raise InvalidParameter(f"dry_sequence_breakers is {_short(breakers)}; give a list of short strings")
+        raise InvalidParameter(f"dry_sequence_breakers is {short(breakers)}; give a list of short strings")
     if len(breakers) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}")
     return tuple(breakers)
@@ -225,30 +215,25 @@ def _breakers(breakers: object) -> tuple[str, ...]:
 
 def _check_constraint(constraint: object, *, ignore_eos: bool) -> None:
     if not isinstance(constraint, Constraint):
-        raise InvalidParameter(f"constraint is {_short(constraint)}; give a kvarn.JsonSchema, Regex or Grammar")
+        raise InvalidParameter(f"constraint is {short(constraint)}; give a kvarn.JsonSchema, Regex or Grammar")
     if ignore_eos:
         raise InvalidParameter("ignore_eos and constraint contradict each other: an answer ends where it is complete")
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple):
-        raise InvalidParameter(f"{name} is {_short(ids)}; give a list of token ids")
+        raise InvalidParameter(f"{name} is {short(ids)}; give a list of token ids")
     for token_id in ids:
-        _integer(f"an entry of {name}", token_id, 0, 2**31 - 1)
+        check_integer(f"an entry of {name}", token_id, 0, 2**31 - 1)
     return tuple(ids)
 
 
 def _logit_bias(bias: object) -> Mapping[int, float]:
     if not isinstance(bias, Mapping):
-        raise InvalidParameter(f"logit_bias is {_short(bias)}; give a mapping of token id to bias")
+        raise InvalidParameter(f"logit_bias is {short(bias)}; give a mapping of token id to bias")
     if len(bias) > MAX_LOGIT_BIAS:
         raise InvalidParameter(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
     for token_id, value in bias.items():
-        _integer("a token id of logit_bias", token_id, 0, 2**31 - 1)
-        _number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
+        check_integer("a token id of logit_bias", token_id, 0, 2**31 - 1)
+        check_number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
     return dict(bias)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

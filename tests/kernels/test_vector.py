@@ -142,6 +142,17 @@ def test_sum_of_exponentials_adds_up_in_double(table: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", LENGTHS)
+def test_both_sums_of_a_softmax_add_up_in_double(table: str, n: int) -> None:
+    x = normal(n, 4, 5.0)
+    below = x.astype(np.float64) - x.max()
+    plain, weighted = kernels.softmax_sums(table, x, float(x.max()))
+    assert plain == kernels.sum_exp(table, x, float(x.max()))
+    assert abs(weighted - (np.exp(below) * below).sum()) <= 1e-6 * np.abs(np.exp(below) * below).sum()
+    hidden = np.concatenate([x, np.array([-np.inf, -1e30], np.float32)])
+    assert np.isfinite(kernels.softmax_sums(table, hidden, float(x.max()))).all()
+
+
+@pytest.mark.parametrize("n", LENGTHS)
 def test_argmax_finds_the_largest_at_every_place(table: str, n: int) -> None:
     x = normal(n)
     for index in range(0, n, max(1, n // 20)):

@@ -178,20 +178,49 @@ void argmax(const float* x, int n, int* index, float* value) noexcept {
         }
 }
 
-double sum_exp(const float* x, int n, float max) noexcept {
+namespace {
+
+// Eight partial sums in double.
+struct Sums {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+
+    void add(__m256 values) {
+        low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(values)));
+        high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(values, 1)));
+    }
+    double total() const {
+        alignas(32) double partial[8];
+        _mm256_store_pd(partial, low);
+        _mm256_store_pd(partial + 4, high);
+        double sum = 0;
+        for (int lane = 0; lane < 8; ++lane) sum += partial[lane];
+        return sum;
+    }
+};
+
+}  // namespace
+
+double sum_exp(const float* x, int n, float max) noexcept {
+    Sums sums;
     for_eights(n, [&](int i, __m256i mask) {
         const __m256 e = exp_f32x8(_mm256_sub_ps(_mm256_maskload_ps(x + i, mask), set(max)));
-        const __m256 kept = _mm256_and_ps(e, _mm256_castsi256_ps(mask));
-        low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(kept)));
-        high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(kept, 1)));
+        sums.add(_mm256_and_ps(e, _mm256_castsi256_ps(mask)));
     });
-    alignas(32) double partial[8];
-    _mm256_store_pd(partial, low);
-    _mm256_store_pd(partial + 4, high);
-    double total = 0;
-    for (int lane = 0; lane < 8; ++lane) total += partial[lane];
-    return total;
+    return sums.total();
+}
+
+void softmax_sums(const float* x, int n, float max, double* sums) noexcept {
+    Sums plain, weighted;
+    for_eights(n, [&](int i, __m256i mask) {
+        const __m256 below = _mm256_sub_ps(_mm256_maskload_ps(x + i, mask), set(max));
+        const __m256 e = _mm256_and_ps(exp_f32x8(below), _mm256_castsi256_ps(mask));
+        plain.add(e);
+        // 0 * -inf is not 0.
+        const __m256 is_some = _mm256_cmp_ps(e, _mm256_setzero_ps(), _CMP_GT_OQ);
+        weighted.add(_mm256_and_ps(_mm256_mul_ps(e, below), is_some));
+    });
+    sums[0] = plain.total();
+    sums[1] = weighted.total();
 }
 
 }  // namespace kvarn::avx2

@@ -35,6 +35,7 @@ static constexpr KernelTable make_table() {
     t.store_kv_q8_0 = store_kv_q8_0;
     t.argmax = argmax;
     t.sum_exp = sum_exp;
+    t.softmax_sums = softmax_sums;
     return t;
 }
 

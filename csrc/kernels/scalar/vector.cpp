@@ -132,4 +132,18 @@ double sum_exp(const float* x, int n, float max) noexcept {
     return total;
 }
 
+void softmax_sums(const float* x, int n, float max, double* sums) noexcept {
+    double plain[8] = {}, weighted[8] = {};
+    for (int i = 0; i < n; ++i) {
+        const float below = x[i] - max, e = static_cast<float>(exponential(below));
+        plain[i % 8] += e;
+        if (e > 0) weighted[i % 8] += e * below;
+    }
+    sums[0] = sums[1] = 0;
+    for (int lane = 0; lane < 8; ++lane) {
+        sums[0] += plain[lane];
+        sums[1] += weighted[lane];
+    }
+}
+
 }  // namespace kvarn::scalar

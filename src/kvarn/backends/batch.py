@@ -19,6 +19,27 @@ NO_TOKEN = sampler.NO_TOKEN
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """In this step, while every layer attends, pack the K and V that matter most to the active block into other blocks.
+
+    Over keys k of the sequence (slots 0 .. context_len - 1, all positions unshifted in such a step) outside
+    block_start .. block_end: score[h, k] = mean over the block's queries of q . k * scale, for GQA the max over the
+    KV head's query heads; max-pooled over k with an odd kernel, stride 1 (over the sequence of outside keys in order
+    of position); the num_kept largest, ties to the lower position, are copied in ascending order of position to slots
+    0 .. num_kept - 1 of table. per_head: every KV head keeps its own; otherwise the score is summed over KV heads and
+    all keep the same.
+    """
+
+    sequence: int  # index among the batch's sequences
+    block_start: int  # the active block, positions
+    block_end: int
+    num_kept: int
+    table: Int32  # destination block ids
+    per_head: bool
+    pool_kernel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work: S sequences, N tokens in all.
 
@@ -28,8 +49,11 @@ class Batch:
         context_lens  4       10  6       (S)  cached tokens after this step
         block_tables  (S, widest)  block ids; -1 pads
         output_rows   rows of N whose hidden state is wanted, ascending
+        slot_shifts   (S)  a token at position p lies in slot p - shift of its table; None: all 0
 
-    K and V of every token are written to the cache before any query reads it.
+    context_lens counts slots. K and V of every token are written to the cache before any query reads it. With a
+    bidirectional mask a query sees all slots 0 .. context_len - 1 of its sequence, whether or not this step wrote
+    them; positions need not end at context_len (a block in the middle of a canvas).
     """
 
     token_ids: Int32
@@ -38,6 +62,8 @@ class Batch:
     context_lens: Int32
     block_tables: Int32
     output_rows: Int32
+    slot_shifts: Int32 | None = None
+    keep: tuple[Keep, ...] = ()
 
 
 @dataclass(frozen=True)  # no slots: at() copies one dict, a third of the time of copying as many slots
@@ -46,7 +72,7 @@ class RowSampling:
 
     Order: mask, bias (logit_bias, DRY), penalties (repetition, then frequency and presence), temperature, top_k,
     typical_p, top_p, min_p, XTC, choice. temperature 0 takes the largest logit, ties to the lower id.
-    Random numbers come from Philox 4x32-10 with key = seed and counter = (position, choice, purpose, 0).
+    Random numbers come from Philox 4x32-10 with key = seed and counter = (position, choice, purpose, draw).
     """
 
     temperature: float = 0.0
@@ -62,6 +88,8 @@ class RowSampling:
     seed: int = 0  # 0 .. 2**64 - 1
     choice: int = 0  # index among n choices of one request
     position: int = 0  # of the token being chosen
+    draw: int = 0  # which draw at the same position, for repeated denoising steps
+    cfg_scale: float = 0.0  # classifier-free guidance; needs a partner row
     bias_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     bias_values: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
     seen_ids: Int32 = field(default_factory=lambda: np.empty(0, np.int32))  # distinct; prompt and output
@@ -77,12 +105,17 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampleRows:
-    """rows[i] is an index into the Hidden's output rows; num_top alternatives (with want_logprobs) come beside it."""
+    """rows[i] is an index into the Hidden's output rows; num_top alternatives (with want_logprobs) come beside it.
+
+    partners[i] is the output row with the unconditional state of the same position, -1: none. With a partner the logits
+    are Lu + (cfg_scale + 1) * (L - Lu) before everything else, log-probabilities included.
+    """
 
     rows: Int32
     params: tuple[RowSampling, ...]
     num_top: int = 0
     want_logprobs: bool = False  # otherwise a backend may leave logprobs and entropy at 0
+    partners: Int32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

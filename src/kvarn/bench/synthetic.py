@@ -67,6 +67,7 @@ class Shape:
     pre: str  # how the tokeniser cuts words
     tied: bool = True
     qkv_bias: bool = False
+    mask_id: int | None = None  # of a diffusion model
 
     @property
     def head_dim(self) -> int:
@@ -78,6 +79,10 @@ SHAPES: dict[str, Shape] = {
     "qwen2.5-0.5b": Shape("qwen2", 24, 896, 4864, 14, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
     "llama-3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe"),
     "llama-3.1-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe", tied=False),
+    # LLaDA-8B with a quarter of its width and FFN, half its layers, and all of its vocabulary
+    "llada-small": Shape(
+        "llada", 16, 1024, 3072, 8, 8, 126464, 4096, 5e5, 1e-5, "llama-bpe", tied=False, mask_id=126336
+    ),
 }
 
 
@@ -183,8 +188,17 @@ def _scaled(blocks: npt.NDArray[np.uint8], type: TensorType, scale: float) -> np
 
 def _metadata(shape: Shape, type: str, name: str) -> dict[str, Any]:
     arch = shape.architecture
+    types = np.array([1] * (shape.vocab - 1) + [3], np.int32)
     tokens = _tokens(shape.vocab)
-    return {
+    more: dict[str, Any] = {}
+    if shape.mask_id is not None:
+        types[shape.mask_id], tokens[shape.mask_id] = 3, "<|mdm_mask|>"
+        more = {
+            f"{arch}.attention.causal": False,
+            "diffusion.shift_logits": False,
+            "tokenizer.ggml.mask_token_id": shape.mask_id,
+        }
+    return more | {
         "general.architecture": arch,
         "general.name": name,
         "general.file_type": FILE_TYPES[type],
@@ -202,7 +216,7 @@ def _metadata(shape: Shape, type: str, name: str) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": shape.pre,
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": np.array([1] * (shape.vocab - 1) + [3], np.int32),
+        "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.bos_token_id": shape.vocab - 1,
         "tokenizer.ggml.eos_token_id": shape.vocab - 1,

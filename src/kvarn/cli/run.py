@@ -22,6 +22,8 @@ from kvarn.cli.options import (
     stats_line,
 )
 from kvarn.cli.text import Writer, checked, read_prompt
+from kvarn.cli.watch import watch_canvas
+from kvarn.diffusion import DiffusionParams
 from kvarn.types import Completion
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def run(
     top_p: TopP = None,
     seed: Seed = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show how a diffusion model fills in its answer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
     threads: Threads = None,
     context: Context = None,
@@ -45,11 +48,18 @@ def run(
     """Answer one prompt. Text goes to stdout as it comes, speed to stderr."""
     if raw and system is not None:
         raise typer.BadParameter("--system is part of the chat template, which --raw leaves out; drop one of them")
+    if watch and as_json:
+        raise typer.BadParameter("--watch shows the answer on the way, --json only at its end; drop one of them")
     params = sampling(max_tokens, temperature, top_p, seed)
+    if watch:
+        params = params.replace(diffusion=DiffusionParams(events=True))
     text = read_prompt(prompt)
     asked = text if raw else _messages(text, system)
     with opened(model, threads, context) as llm, llm.stream(asked, params) as events:
-        completion = _print_json(events, llm.spec.name) if as_json else _print_text(events)
+        if watch:
+            completion = watch_canvas(events, llm.tokenizer)
+        else:
+            completion = _print_json(events, llm.spec.name) if as_json else _print_text(events)
     print(stats_line(completion), file=sys.stderr)
 
 

@@ -13,12 +13,12 @@ from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.choice import Choice, SamplingDefaults
 from kvarn.decoding.custom import choose_own
-from kvarn.decoding.decoder import Commit, CommittedToken, Span
+from kvarn.decoding.decoder import Admitted, Commit, CommittedToken, Span
 from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
-from kvarn.errors import BackendError, BrokenScores
+from kvarn.errors import BackendError, BrokenScores, InvalidParameter
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers
-from kvarn.types import TokenLogprob
+from kvarn.types import SamplingParams, TokenLogprob
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -28,6 +28,9 @@ class AutoregressiveDecoder:
 
     encode turns DRY's sequence breakers into tokens; without it they are ignored.
     """
+
+    cuts_spans = True
+    can_fork = True
 
     def __init__(
         self,
@@ -45,6 +48,17 @@ class AutoregressiveDecoder:
         self._choices: dict[str, Choice] = {}
         self.backend_s = 0.0
 
+    def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
+        if params.diffusion is not None:
+            raise InvalidParameter("diffusion is given, and this model writes from left to right; leave it out")
+        return Admitted(max_tokens, (len(prompt_ids) + max_tokens,))
+
+    def footprint(self, request: Request) -> tuple[int, ...]:
+        return (len(request.token_ids),)
+
+    def least_rows(self, request: Request) -> int:  # noqa: ARG002
+        return 1
+
     def span(self, request: Request, budget: int) -> Span | None:
         start = request.num_computed
         token_ids = request.token_ids[start : start + budget]
@@ -60,6 +74,9 @@ class AutoregressiveDecoder:
         if any(span.request.wants_prompt_logprobs for span in spans):
             return self._score(spans, commits, hidden)
         return commits
+
+    def restart(self, request: Request) -> None:
+        """Everything follows from the request's tokens already."""
 
     def forget(self, request: Request) -> None:
         self._choices.pop(request.id, None)

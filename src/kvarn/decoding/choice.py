@@ -40,8 +40,8 @@ class Choice:
         params = request.params
         fixed = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
         stops = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
-        self._row = _biased(fixed, dict(params.logit_bias))
-        self._row_before_min = _biased(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
+        self._row = biased_row(fixed, dict(params.logit_bias))
+        self._row_before_min = biased_row(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
         self._seen = SeenTokens(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
         self._repeats = DryBias(request, breakers) if params.dry_multiplier > 0 else None
         self._matcher = None if request.constraint is None else request.constraint.matcher()
@@ -116,7 +116,8 @@ def _has_penalties(row: RowSampling) -> bool:
     return bool(row.repetition_penalty != 1.0 or row.presence_penalty or row.frequency_penalty)
 
 
-def _biased(fixed: dict[str, Any], bias: dict[int, float]) -> RowSampling:
+def biased_row(fixed: dict[str, Any], bias: dict[int, float]) -> RowSampling:
+    """A row of fixed parameters and a bias by token id."""
     return RowSampling(**fixed, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
 
 

@@ -1,19 +1,49 @@
 """How hidden states become tokens: the two hooks every way of generating fills in.
 
 Each step a request asks for a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
-chunk: span n, commits 0. Autoregressive: span 1, commits 1. The scheduler never asks what kind of model it serves.
+chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
+block's tokens at its end. The scheduler never asks what kind of model it serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.backends.protocol import Hidden
+from kvarn.diffusion import CanvasView
 from kvarn.errors import KvarnError
 from kvarn.request import Request
-from kvarn.types import TokenLogprob
+from kvarn.types import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """Keys and values to pack into another sequence while the span is computed; see kvarn.backends.batch.Keep."""
+
+    sequence: str
+    num_slots: int  # of that sequence: the kept ones, and room for the block
+    block_start: int
+    block_end: int
+    num_kept: int
+    per_head: bool
+    pool_kernel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a span reads and writes beyond its own positions.
+
+    slots    0 ......... start - shift ...... end - shift ...... num_slots
+             | read      | written, read      | read             |
+    """
+
+    sequence: str  # of the KV cache; a request may have several
+    num_slots: int  # of that sequence, all of them read
+    slot_shift: int = 0
+    keep: KeptPart | None = None
+    companion: Span | None = None  # the same positions in another context; its outputs come right after this span's
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +54,33 @@ class Span:
     start: int
     token_ids: Sequence[int]
     outputs: tuple[int, ...]
+    reach: Reach | None = None  # None: the span ends the request's only sequence
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of its sequence after this step."""
+        return self.end if self.reach is None else self.reach.num_slots
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of a batch, the companion's included."""
+        companion = None if self.reach is None else self.reach.companion
+        return len(self.token_ids) + (0 if companion is None else len(companion.token_ids))
+
+    def needs(self) -> Iterator[tuple[str, int]]:
+        """The sequences of the KV cache this span uses, and how many slots each must have."""
+        if self.reach is None:
+            yield self.request.id, self.end
+            return
+        yield self.reach.sequence, self.reach.num_slots
+        if self.reach.keep is not None:
+            yield self.reach.keep.sequence, self.reach.keep.num_slots
+        if self.reach.companion is not None:
+            yield from self.reach.companion.needs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +99,41 @@ class Commit:
     tokens: tuple[CommittedToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens that follow the computed ones, if asked for
     error: KvarnError | None = None
+    canvas: CanvasView | None = None  # what the answer looks like now, where that was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The bounds of a request: the longest answer, and the slots of each of its sequences in the KV cache then."""
+
+    max_tokens: int
+    lengths: tuple[int, ...]
 
 
 class Decoder(Protocol):
     """One way of generating."""
 
     backend_s: float  # seconds that commit() has spent in the backend, ever
+    cuts_spans: bool  # a span may be as short as one row
+    can_fork: bool  # several answers may start on one computed prompt
+
+    def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
+        """Refuse by name what this way of generating cannot honour; bound what it takes."""
+
+    def footprint(self, request: Request) -> tuple[int, ...]:
+        """Slots of each sequence of the KV cache that the request needs to run now."""
+
+    def least_rows(self, request: Request) -> int:
+        """Rows of the shortest next span."""
 
     def span(self, request: Request, budget: int) -> Span | None:
         """The positions to compute next, at most budget of them; None: nothing that fits."""
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
         """Choose tokens; hidden holds the output rows of all spans in order. One Commit per span, same order."""
+
+    def restart(self, request: Request) -> None:
+        """The request has lost its blocks: go on from its tokens alone, to the same end."""
 
     def forget(self, request: Request) -> None:
         """Drop what is kept about an ended request."""

@@ -98,17 +98,32 @@ class Engine:
             raise InvalidParameter(f"request id {request_id!r:.60} is in use; give every request its own")
         if params.constraint is not None and constraint is None:
             raise InvalidParameter("the constraint was not compiled for this model; submit through kvarn.LLM")
-        prompt, max_tokens = self.admission.admit(prompt_ids, params)
+        prompt, room = self.admission.admit(prompt_ids, params)
+        admitted = self.decoder.admit(prompt, params, room)
+        self._check_memory(admitted.lengths)
         seed = params.seed if params.seed is not None else draw_seed() if fork_of is None else fork_of.seed
-        total, clock = len(prompt) + max_tokens, self._clock
-        request = Request(request_id, prompt, params, total, seed, tenant, choice, fork_of, clock, number, constraint)
         assert fork_of is None or fork_of.prompt_ids == prompt
+        total, clock, leader = (
+            len(prompt) + admitted.max_tokens,
+            self._clock,
+            fork_of if self.decoder.can_fork else None,
+        )
+        request = Request(request_id, prompt, params, total, seed, tenant, choice, leader, clock, number, constraint)
         self._throttle.admit(request, self.scheduler.num_waiting)
         # What a constraint allows is the text as it is: no space before its first word is taken away.
         self.stream.open(request, starts_text=starts_text and constraint is None, visible_ids=visible_ids)
         self._open[request.id] = request
         self.scheduler.submit(request)
         return request
+
+    def _check_memory(self, lengths: Sequence[int]) -> None:
+        """A request must fit alone: else it would wait for ever."""
+        num_blocks = sum(map(self.kv.blocks_for, lengths))
+        if num_blocks > self.kv.num_blocks:
+            raise InvalidParameter(
+                f"the request needs {num_blocks * self.kv.block_size:,} tokens of KV cache, which holds "
+                f"{self.kv.max_tokens:,}; lower max_tokens, use another cache or no guidance, or raise kv_bytes="
+            )
 
     def reprioritise(self, request: Request, priority: int) -> None:
         """Change the priority of a request that has not ended."""

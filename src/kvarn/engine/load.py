@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvarn.backends.batch import KVLayout
 from kvarn.backends.protocol import Backend
@@ -16,10 +17,11 @@ from kvarn.backends.select import make_backend, require_support
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.choice import SamplingDefaults
+from kvarn.decoding.decoder import Decoder
+from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream
-from kvarn.errors import UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
@@ -27,7 +29,7 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import available_memory, choose_threads
 from kvarn.models.describe import describe
 from kvarn.models.memory import MemoryPlan, plan_memory
-from kvarn.models.spec import Autoregressive, MaskedDiffusion, ModelSpec
+from kvarn.models.spec import MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -70,8 +72,6 @@ def _load(
 ) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
-    if isinstance(spec.generation, MaskedDiffusion):
-        raise UnsupportedModel(f"{spec.name!r} is a diffusion model, which this version cannot run; use another model")
     memory = plan_memory(
         spec, description.weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype
     )
@@ -81,11 +81,8 @@ def _load(
         backend.load(spec, description.weights, progress)
         kv = _reserve(backend, spec, memory, config)
         admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens), kv.max_tokens)
-        defaults = SamplingDefaults(**description.recommended)
         words = tokenizer.result()
-        encode = partial(words.encode, add_special=False)
-        decoder = AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, defaults, encode)
-        reads_one_way = isinstance(spec.generation, Autoregressive)
+        decoder = _make_decoder(backend, spec, words, description.recommended, admission.context)
         engine = Engine(
             backend,
             decoder,
@@ -93,12 +90,25 @@ def _load(
             stream=text_stream(words),
             admission=admission,
             config=config,
-            publishes=reads_one_way,
+            publishes=all(block.attention.mask != "bidirectional" for block in spec.blocks),
         )
         return LoadedModel(spec, words, backend, engine, memory)
     except BaseException:
         backend.close()
         raise
+
+
+def _make_decoder(
+    backend: Backend, spec: ModelSpec, words: Tokenizer, recommended: Mapping[str, Any], context: int
+) -> Decoder:
+    """The way of generating that the model was trained for."""
+    if isinstance(spec.generation, MaskedDiffusion):
+        defaults = SamplingDefaults(**{"temperature": 0.0, "top_p": 1.0, **recommended})
+        return DiffusionDecoder(
+            backend, spec.generation, spec.vocab_size, words.eos_ids, defaults=defaults, context=context
+        )
+    encode = partial(words.encode, add_special=False)
+    return AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, SamplingDefaults(**recommended), encode)
 
 
 def text_stream(tokenizer: Tokenizer) -> Stream:
@@ -125,7 +135,12 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
     layers = tuple((b.attention.num_kv_heads, b.attention.head_dim) for b in spec.blocks)
-    layout = KVLayout(config.block_size, layers, config.kv_dtype)
+    layout = KVLayout(_block_size(spec, config), layers, config.kv_dtype)
     num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
-    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, config.block_size) * layout.block_bytes)
-    return KVCache(num_blocks, config.block_size)
+    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)
+    return KVCache(num_blocks, layout.block_size)
+
+
+def _block_size(spec: ModelSpec, config: EngineConfig) -> int:
+    """Tokens per KV block: whole blocks of the mask, so that no K and V depend on tokens of a later one."""
+    return math.lcm(config.block_size, *(block.attention.mask_block or 1 for block in spec.blocks))

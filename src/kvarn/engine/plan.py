@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvarn.backends.batch import Batch, BlockCopy, Int32
+from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep
 from kvarn.decoding.decoder import Span
 
 
@@ -18,6 +18,8 @@ class Entry:
     span: Span
     table: Int32
     copies: Sequence[BlockCopy] = ()
+    kept_table: Int32 | None = None  # where the span's kept keys and values go
+    companion: Entry | None = None  # of the span's companion
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,13 @@ def make_plan(entries: Sequence[Entry], slow: SlowPart | None = None) -> Plan:
     """Lay the spans out as one ragged batch."""
     if not entries:
         return Plan(slow=slow)
+    is_plain = all(entry.span.reach is None for entry in entries)
+    parts = entries if is_plain else list(_parts(entries))
     token_ids: list[int] = []
     positions: list[int] = []
     outputs: list[int] = []
     starts = [0]
-    for entry in entries:
+    for entry in parts:
         span = entry.span
         outputs.extend(starts[-1] + offset for offset in span.outputs)
         token_ids.extend(span.token_ids)
@@ -73,11 +77,42 @@ def make_plan(entries: Sequence[Entry], slow: SlowPart | None = None) -> Plan:
         token_ids=np.array(token_ids, np.int32),
         positions=np.array(positions, np.int32),
         row_starts=np.array(starts, np.int32),
-        context_lens=np.array([entry.span.end for entry in entries], np.int32),
-        block_tables=pad_tables([entry.table for entry in entries]),
+        context_lens=np.array([e.span.end if is_plain else e.span.num_slots for e in parts], np.int32),
+        block_tables=pad_tables([entry.table for entry in parts]),
         output_rows=np.array(outputs, np.int32),
+        slot_shifts=None if is_plain else _slot_shifts(parts),
+        keep=() if is_plain else tuple(_keeps(parts)),
     )
     return Plan(tuple(entries), batch, slow)
+
+
+def _parts(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Every entry, and its companion right behind it."""
+    for entry in entries:
+        yield entry
+        if entry.companion is not None:
+            yield entry.companion
+
+
+def _slot_shifts(parts: Sequence[Entry]) -> Int32 | None:
+    shifts = [0 if part.span.reach is None else part.span.reach.slot_shift for part in parts]
+    return np.array(shifts, np.int32) if any(shifts) else None
+
+
+def _keeps(parts: Sequence[Entry]) -> Iterator[Keep]:
+    for index, part in enumerate(parts):
+        wanted = None if part.span.reach is None else part.span.reach.keep
+        if wanted is not None:
+            assert part.kept_table is not None
+            yield Keep(
+                sequence=index,
+                block_start=wanted.block_start,
+                block_end=wanted.block_end,
+                num_kept=wanted.num_kept,
+                table=part.kept_table,
+                per_head=wanted.per_head,
+                pool_kernel=wanted.pool_kernel,
+            )
 
 
 def pad_tables(tables: Sequence[Int32]) -> Int32:

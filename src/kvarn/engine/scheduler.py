@@ -10,11 +10,13 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from kvarn.backends.batch import BlockCopy
 from kvarn.config import EngineConfig
-from kvarn.decoding.decoder import Commit, Decoder
+from kvarn.decoding.decoder import Commit, Decoder, Span
 from kvarn.engine.families import Families
 from kvarn.engine.lane import SlowLane
 from kvarn.engine.pacing import Pacer
+from kvarn.engine.packing import RowBudget
 from kvarn.engine.plan import Entry, Plan, SlowPart, make_plan
 from kvarn.engine.policy import make_policy
 from kvarn.engine.queue import RequestQueue
@@ -53,6 +55,8 @@ class Scheduler:
         self._lane = SlowLane(config.max_batch_tokens)
         self._waiting = RequestQueue(self._policy.order)
         self._families = Families()
+        self._budget = RowBudget(config.max_batch_tokens)
+        self._further: dict[str, set[str]] = {}  # sequences of the KV cache beside a request's own
         self._running: dict[str, Request] = {}
         self._woken_at = 0.0  # when the first request came to the idle engine
         self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
@@ -103,6 +107,9 @@ class Scheduler:
             return Plan()
         draft: Draft = {}
         turn = self._turns.take(self._running.values(), self._waiting.peek())
+        if not self._decoder.cuts_spans:
+            self._place_whole(draft, turn)
+            return make_plan(list(draft.values()))
         for request in turn.decodes[: self._config.max_batch_tokens]:
             self._place(draft, request, 1)
         # A chunk whose request sits this step out, being of low priority, must not hold back anybody's prompt.
@@ -141,8 +148,8 @@ class Scheduler:
         for entry in (*plan.entries, *([] if plan.slow is None else [plan.slow.entry])):
             request = entry.span.request
             self._lane.leave(request)
-            if request.id in self._running and entry.copies:
-                self.preempt(request)  # nobody knows whether its copies were made
+            if request.id in self._running and (entry.copies or entry.span.reach is not None):
+                self.preempt(request)  # nobody knows whether its copies were made, or what was written over
             elif request.id in self._running:
                 self._kv.trim(request.id, request.num_computed)
 
@@ -150,7 +157,8 @@ class Scheduler:
         """Take a running request's blocks; it waits again, keeps its tokens and will come to the same end."""
         del self._running[request.id]
         self._lane.leave(request)
-        self._kv.release(request.id, forget=request.params.free_cache_on_finish)
+        self._release(request, forget=request.params.free_cache_on_finish)
+        self._decoder.restart(request)
         request.preempt()
         self._waiting.push(request)
         self.num_preemptions += 1
@@ -182,7 +190,25 @@ class Scheduler:
         if entry is None:
             return 0
         draft[request.id] = entry
-        return len(entry.span.token_ids)
+        return entry.span.num_rows
+
+    def _place_whole(self, draft: Draft, turn: Turn) -> None:
+        """Spans that cannot be cut: the least recently served first, then newcomers, within the budget of rows."""
+        budget = self._budget
+        budget.open()
+        for request in sorted([*turn.decodes, *turn.prompts], key=lambda request: request.served_in):
+            self._place_one(draft, request)
+        while budget.has_rows and (waiting := self._waiting.peek()) is not None and self._start(draft, waiting):
+            if self._turns.includes(waiting, self._running.values()):
+                self._place_one(draft, waiting)
+        if not draft and budget.first_refused is not None:
+            self._place(draft, budget.first_refused, self._decoder.least_rows(budget.first_refused))
+        budget.close()
+
+    def _place_one(self, draft: Draft, request: Request) -> None:
+        if request.id in self._running:  # and not dropped for somebody before it
+            num_rows = self._budget.offer(request, self._decoder.least_rows(request))
+            self._budget.spend(self._place(draft, request, num_rows))
 
     def _place_prompts(self, draft: Draft, turn: Turn) -> bool:
         """Prompt chunks, then newcomers, within the budgets of rows and time; whether there was anything to place."""
@@ -218,13 +244,40 @@ class Scheduler:
         span = self._decoder.span(request, max_rows)
         if span is None:
             return None
-        while (copies := self._kv.extend(request.id, span.end - self._kv.num_tokens(request.id))) is None:
+        while (copies := self._extend(span)) is None:
             assert len(self._running) > 1, f"request {request.id} was accepted and does not fit alone"
             victim = self._policy.victim(self._running.values())
             self._drop(draft, victim)
             if victim is request:
                 return None
-        return Entry(span, self._kv.block_ids(request.id), copies)
+        return self._entry_of(span, copies)
+
+    def _extend(self, span: Span) -> Sequence[BlockCopy] | None:
+        """Make room for what a span reads and writes; None: there is too little."""
+        if span.reach is None:
+            return self._kv.extend(span.request.id, span.end - self._kv.num_tokens(span.request.id))
+        for name, num_slots in span.needs():
+            if name != span.request.id:
+                self._further.setdefault(span.request.id, set()).add(name)
+            missing = num_slots - self._kv.num_tokens(name)
+            copies = self._kv.extend(name, missing) if missing > 0 else []
+            if copies is None:
+                return None
+            assert not copies, "sequences that are written over share whole blocks only"
+        return ()
+
+    def _entry_of(self, span: Span, copies: Sequence[BlockCopy] = ()) -> Entry:
+        reach = span.reach
+        if reach is None:
+            return Entry(span, self._kv.block_ids(span.request.id), copies)
+        kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
+        companion = None if reach.companion is None else self._entry_of(reach.companion)
+        return Entry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
+
+    def _release(self, request: Request, *, forget: bool) -> None:
+        self._kv.release(request.id, forget=forget)
+        for name in self._further.pop(request.id, ()):
+            self._kv.release(name)
 
     def _drop(self, draft: Draft, victim: Request) -> None:
         draft.pop(victim.id, None)
@@ -315,10 +368,20 @@ class Scheduler:
     def _fits(self, request: Request, num_computed: int) -> bool:
         """Whether the request's tokens fit beside the prompts and next tokens of those that run."""
         kv = self._kv
-        wanted = kv.blocks_for(len(request.token_ids)) - num_computed // kv.block_size
-        for other in self._running.values():
-            wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
+        wanted = sum(map(kv.blocks_for, self._decoder.footprint(request))) - num_computed // kv.block_size
+        if self._decoder.cuts_spans:
+            for other in self._running.values():
+                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
+        else:
+            wanted += sum(max(0, self._num_missing(other)) for other in self._running.values())
         return wanted <= kv.num_free
+
+    def _num_missing(self, request: Request) -> int:
+        """Blocks a running request needs beyond those it holds."""
+        kv = self._kv
+        held = (request.id, *self._further.get(request.id, ()))
+        wanted = sum(map(kv.blocks_for, self._decoder.footprint(request)))
+        return wanted - sum(kv.blocks_for(kv.num_tokens(name)) for name in held)
 
     def _take(self, commit: Commit) -> None:
         request = commit.request
@@ -326,7 +389,9 @@ class Scheduler:
         request.num_computed += commit.num_computed
         request.prompt_logprobs.extend(commit.prompt_logprobs)
         if self._shares_prefixes:
-            self._kv.publish(request.id, request.token_ids, request.tenant)
+            self._kv.publish(request.id, request.token_ids, request.tenant, request.num_computed)
+        if len(commit.tokens) > 1 and request.num_output == 0:
+            request.num_first = len(commit.tokens)
         for token in commit.tokens:
             request.append(token.token_id, token.logprob)
 
@@ -347,7 +412,7 @@ class Scheduler:
                 self._waiting.remove(request)
             else:
                 self._families.discard(request)
-        self._kv.release(request.id, forget=forget or request.params.free_cache_on_finish)
+        self._release(request, forget=forget or request.params.free_cache_on_finish)
         self._decoder.forget(request)
         followers = self._families.take(request)
         for follower in followers[1:]:

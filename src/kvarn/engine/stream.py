@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvarn.decoding.decoder import Commit, CommittedToken
+from kvarn.diffusion import CanvasView
 from kvarn.engine.finish import finish_after
 from kvarn.engine.stop import StopMatcher
 from kvarn.request import Finish, Request
@@ -111,10 +112,12 @@ class Stream:
         tokens = reading.commit.tokens
         if request.is_ended and not tokens:  # failed, or only the prompt was wanted
             return self.end([request])
-        events: list[TokenEvent] = []
+        canvas = reading.commit.canvas
+        events = [] if canvas is None else [_canvas_event(request, canvas)]
+        num_told = len(events)
         for index, token in enumerate(tokens, start=request.num_output - len(tokens)):
-            text = reading.texts[len(events)]
-            if request.is_ended and len(events) == len(tokens) - 1:
+            text = reading.texts[len(events) - num_told]
+            if request.is_ended and len(events) - num_told == len(tokens) - 1:
                 events.append(self._last_event(request, text))
             else:
                 self._readers[request.id].parts.append(text)
@@ -135,3 +138,7 @@ class Stream:
             request_id=request.id,
             choice=request.choice,
         )
+
+
+def _canvas_event(request: Request, canvas: CanvasView) -> TokenEvent:
+    return TokenEvent("", None, request.num_output, request_id=request.id, choice=request.choice, canvas=canvas)

@@ -37,6 +37,19 @@ DECODER = {
     "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
+    # LLaDA's own
+    "transformer.wte": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "transformer.ff_out": "output",
+    "transformer.blocks.{}.attn_norm": "blk.{}.attn_norm",
+    "transformer.blocks.{}.q_proj": "blk.{}.attn_q",
+    "transformer.blocks.{}.k_proj": "blk.{}.attn_k",
+    "transformer.blocks.{}.v_proj": "blk.{}.attn_v",
+    "transformer.blocks.{}.attn_out": "blk.{}.attn_output",
+    "transformer.blocks.{}.ff_norm": "blk.{}.ffn_norm",
+    "transformer.blocks.{}.ff_proj": "blk.{}.ffn_gate",
+    "transformer.blocks.{}.up_proj": "blk.{}.ffn_up",
+    "transformer.blocks.{}.ff_out": "blk.{}.ffn_down",
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",

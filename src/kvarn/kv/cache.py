@@ -108,15 +108,20 @@ class KVCache:
         self._tables[sequence] = table
         return copies
 
-    def publish(self, sequence: str, token_ids: Sequence[int], tenant: str = "") -> None:
+    def publish(
+        self, sequence: str, token_ids: Sequence[int], tenant: str = "", num_computed: int | None = None
+    ) -> None:
         """Make the full blocks of these tokens findable.
 
-        token_ids are the sequence's tokens from position 0 on; those it holds positions for must have been computed,
-        further ones are left out. Costs next to nothing when no block has become full.
+        token_ids are the sequence's tokens from position 0 on; the first num_computed of them, or those it holds
+        positions for, must have been computed for good; further ones are left out. Costs next to nothing when no block
+        has become full.
         """
         table = self._tables[sequence]
         start = table.num_published * self.block_size
         stop = min(len(token_ids), table.num_tokens)
+        if num_computed is not None and num_computed < stop:
+            stop = num_computed
         if stop - start < self.block_size:
             return
         assert table.tenant in (None, tenant), f"sequence {sequence} belongs to another tenant"

@@ -28,13 +28,13 @@ class Fact:
 
 
 FACTS: Final[Mapping[str, Fact]] = {
-    "blocks": Fact("block_count", ("num_hidden_layers",), 1, 1024),
-    "width": Fact("embedding_length", ("hidden_size",), 1, 2**20),
-    "vocab": Fact("vocab_size", ("vocab_size",), 1, 2**24),
-    "context": Fact("context_length", ("max_position_embeddings",), 1, 2**30),
-    "hidden": Fact("feed_forward_length", ("intermediate_size",), 1, 2**22),
-    "heads": Fact("attention.head_count", ("num_attention_heads",), 1, 1024),
-    "kv_heads": Fact("attention.head_count_kv", ("num_key_value_heads",), 1, 1024),
+    "blocks": Fact("block_count", ("num_hidden_layers", "n_layers"), 1, 1024),
+    "width": Fact("embedding_length", ("hidden_size", "d_model"), 1, 2**20),
+    "vocab": Fact("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
+    "context": Fact("context_length", ("max_position_embeddings", "max_sequence_length"), 1, 2**30),
+    "hidden": Fact("feed_forward_length", ("intermediate_size", "mlp_hidden_size"), 1, 2**22),
+    "heads": Fact("attention.head_count", ("num_attention_heads", "n_heads"), 1, 1024),
+    "kv_heads": Fact("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
     "head_dim": Fact("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": Fact("attention.value_length", (), 1, 2**14),
     "window": Fact("attention.sliding_window", ("sliding_window",), 0, 2**30),
@@ -45,9 +45,12 @@ FACTS: Final[Mapping[str, Fact]] = {
     "query_scalar": Fact(None, ("query_pre_attn_scalar",), 1, 2**20),
     "experts": Fact("expert_count", ("num_local_experts", "num_experts"), 0, 1024),
     "active_experts": Fact("expert_used_count", ("num_experts_per_tok",), 0, 1024),
-    "expert_hidden": Fact("expert_feed_forward_length", ("moe_intermediate_size",), 1, 2**22),
+    "expert_hidden": Fact(
+        "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
+    ),
     "sparse_step": Fact(None, ("decoder_sparse_step",), 1, 1024),
     "first_window_layer": Fact(None, ("max_window_layers",), 0, 1024),
+    "diffusion_block": Fact("diffusion.block_length", ("block_size",), 1, 2**16),
     "pooling": Fact("pooling_type", (), 0, 16),
     "token_types": Fact(None, ("type_vocab_size",), 0, 2**16),
     "rope_dims": Fact("rope.dimension_count", (), 2, 2**14),
@@ -96,6 +99,16 @@ HF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "num_local_experts": (None, 0),
     "clip_qkv": (None,),
     "no_rope_layers": (None,),
+    "scale_logits": (None, False),
+    "input_emb_norm": (None, False),
+    "attention_layer_norm": (None, False),
+    "alibi": (None, False),
+    "include_bias": (None, False),
+    "include_qkv_bias": (None, False),
+    "multi_query_attention": (None, False),
+    "layer_norm_type": (None, "rms"),
+    "activation_type": (None, "silu"),
+    "block_type": (None, "llama"),
 }
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

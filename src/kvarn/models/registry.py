@@ -10,7 +10,19 @@ from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.names import Dialect
 from kvarn.formats.view import WeightView
 from kvarn.formats.weights import WeightSource
-from kvarn.models.architectures import bert, gemma2, gemma3, llama, phi3, qwen2, qwen3
+from kvarn.models.architectures import (
+    bert,
+    dream,
+    gemma2,
+    gemma3,
+    llada,
+    llada_moe,
+    llama,
+    phi3,
+    qwen2,
+    qwen3,
+    sdar,
+)
 from kvarn.models.facts import Facts, text_config
 from kvarn.models.spec import ModelSpec
 
@@ -46,6 +58,10 @@ FAMILIES: Final = (
     ),
     Family(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
     Family(("bert",), ("bert",), bert.describe, "encoder"),
+    Family(("llada",), ("llada",), llada.describe),
+    Family(("llada-moe",), ("llada_moe",), llada_moe.describe),
+    Family(("dream",), ("Dream", "dream"), dream.describe),
+    Family(("sdar",), ("sdar", "sdar_moe"), sdar.describe),
 )
 
 

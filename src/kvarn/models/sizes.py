@@ -49,8 +49,8 @@ class Sizes:
         return replace(usual, **fields)
 
 
-def read_sizes(facts: Facts) -> Sizes:
-    """Read the sizes and check that they fit together."""
+def read_sizes(facts: Facts, hidden: int | None = None) -> Sizes:
+    """Read the sizes and check that they fit together. hidden stands in for a feed-forward size that is not given."""
     blocks = facts.count("blocks")
     width = facts.count("width")
     heads = facts.counts("heads", blocks)
@@ -66,7 +66,7 @@ def read_sizes(facts: Facts) -> Sizes:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=_head_dim(facts, width, heads[0]),
-        hidden=facts.counts("hidden", blocks),
+        hidden=facts.counts("hidden", blocks, *(() if hidden is None else (hidden,))),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]  # gelu is the exact erf form
-Mask = Literal["causal", "bidirectional"]
+Mask = Literal["causal", "bidirectional", "block_causal"]
 Pooling = Literal["mean", "cls", "last"]
 
 
@@ -55,6 +55,7 @@ class Attention:
     output_bias: bool = False
     qk_norm: Norm | None = None  # over head_dim, one weight vector for all heads
     softcap: float | None = None  # scores = cap * tanh(scores / cap)
+    mask_block: int | None = None  # block_causal: a query at p sees keys before (p // mask_block + 1) * mask_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,10 @@ class Autoregressive:
 
 @dataclass(frozen=True, slots=True)
 class MaskedDiffusion:
-    """Denoising of masked positions; shift: the logits of position i are found in row i - 1."""
+    """Denoising of masked positions; shift: the logits of position i are found in row i - 1.
+
+    block is the length of the blocks a block-diffusion model was trained with, None for full attention.
+    """
 
     mask_id: int
     shift: bool

@@ -54,7 +54,7 @@ def choose_by(function: SamplerFunction, logits: Float32, choice: Choice, token_
     purposes = itertools.count(USER_SAMPLER)
 
     def draw() -> float:
-        return uniform(choice.seed, choice.position, choice.choice, next(purposes))
+        return uniform(choice.seed, choice.position, choice.choice, next(purposes), choice.draw)
 
     token_id = function(penalised(logits, choice), tuple(token_ids), draw)
     if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):

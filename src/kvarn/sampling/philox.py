@@ -12,6 +12,7 @@ MASK: Final = 0xFFFFFFFF
 # Purposes
 TOKEN_CHOICE: Final = 0  # which token comes next
 XTC: Final = 1  # whether the most probable tokens are dropped
+REMASKING: Final = 2**16  # which masked positions are filled
 USER_SAMPLER: Final = 2  # the first draw of a user's sampler; its others count on from here
 
 Words = tuple[int, int, int, int]
@@ -27,7 +28,8 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     return c0, c1, c2, c3
 
 
-def uniform(seed: int, position: int, choice: int, purpose: int = TOKEN_CHOICE) -> float:
-    """Draw the number in [0, 1) that belongs to a seed, a position, a choice and a purpose."""
-    w0, w1, _, _ = philox((position & MASK, choice & MASK, purpose & MASK, 0), (seed & MASK, (seed >> 32) & MASK))
+def uniform(seed: int, position: int, choice: int, purpose: int = TOKEN_CHOICE, draw: int = 0) -> float:
+    """Draw the number in [0, 1) that belongs to a seed, a position, a choice, a purpose and a draw among several."""
+    counter = (position & MASK, choice & MASK, purpose & MASK, draw & MASK)
+    w0, w1, _, _ = philox(counter, (seed & MASK, (seed >> 32) & MASK))
     return ((w0 >> 5) * 67108864 + (w1 >> 6)) / 2.0**53

@@ -8,8 +8,8 @@
     sort by (descending logit, ascending id); with a mask, those at -inf are no candidates
     weight = exp(double(logit) - double(largest logit))                float64 from here on
       top_k, typical_p, top_p, min_p                                   each over what the one before kept
-      XTC, if Philox(key = seed, counter = (position, choice, 1, 0)) < xtc_probability
-    u = Philox(key = seed, counter = (position, choice, 0, 0))         [0, 1) with 53 bits
+      XTC, if Philox(key = seed, counter = (position, choice, 1, draw)) < xtc_probability
+    u = Philox(key = seed, counter = (position, choice, 0, draw))      [0, 1) with 53 bits
     the first candidate whose cumulative weight >= u * total weight
 
 Cumulative sums are taken left to right over the sorted candidates. Every parameter is rounded to float32 first.
@@ -63,6 +63,8 @@ class Choice(Protocol):
     @property
     def position(self) -> int: ...
     @property
+    def draw(self) -> int: ...
+    @property
     def bias_ids(self) -> Int32: ...
     @property
     def bias_values(self) -> Float32: ...
@@ -85,7 +87,7 @@ def choose(logits: Float32, choice: Choice) -> int:
         return int(np.argmax(logits))
     ids, weights = candidates(scaled, choice)
     cumulative = np.cumsum(weights)
-    target = uniform(choice.seed, choice.position, choice.choice) * cumulative[-1]
+    target = uniform(choice.seed, choice.position, choice.choice, draw=choice.draw) * cumulative[-1]
     return int(ids[int(np.searchsorted(cumulative, target, side="left"))])
 
 
@@ -122,4 +124,4 @@ def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], n
 def xtc_strikes(choice: Choice) -> bool:
     """Whether this choice drops the most probable tokens."""
     probability = float(np.float32(choice.xtc_probability))
-    return probability > 0 and uniform(choice.seed, choice.position, choice.choice, XTC) < probability
+    return probability > 0 and uniform(choice.seed, choice.position, choice.choice, XTC, choice.draw) < probability

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.constraints import Constraint, Grammar, JsonSchema, Regex
+from kvarn.diffusion import DiffusionParams
 from kvarn.engine.runner import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
 from kvarn.server.output.plan import OutputPlan
@@ -20,6 +21,7 @@ from kvarn.server.planning import Wishes
 from kvarn.server.schema.chat import ChatBody, JsonObjectFormat, NamedTool, SchemaFormat
 from kvarn.server.schema.common import InvalidField
 from kvarn.server.schema.completions import CompletionBody
+from kvarn.server.schema.diffusion import DiffusionBody
 from kvarn.server.schema.sampling import SamplingBody
 from kvarn.types import SamplingParams
 
@@ -176,11 +178,22 @@ def _params(body: SamplingBody, config: ServerConfig, **more: Any) -> SamplingPa
     given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
+    if body.diffusion is not None:
+        given["diffusion"] = _diffusion(body.diffusion, is_stream=bool(body.stream))
     try:
         return SamplingParams(**{**given, **{name: value for name, value in more.items() if value is not None}})
     except InvalidParameter as error:
         name = str(error).partition(" ")[0]
         raise InvalidField(str(error), name if name in type(body).model_fields else None) from None
+
+
+def _diffusion(body: DiffusionBody, *, is_stream: bool) -> DiffusionParams:
+    if body.events and not is_stream:
+        raise InvalidField("diffusion.events come in streams only; set stream to true", "diffusion.events")
+    try:
+        return body.params()
+    except InvalidParameter as error:
+        raise InvalidField(f"diffusion: {error}", "diffusion") from None
 
 
 def _max_tokens(body: ChatBody) -> int | None:

@@ -25,6 +25,9 @@ class ThreadTeam:
 # numbers, wholes, bias_ids, bias_values, bias_starts, seen_ids, seen_counts, seen_starts, masked_rows, masks
 ChoiceArrays = tuple[_Float32, _UInt64, _Int32, _Float32, _Int32, _Int32, _Int32, _Int32, _Int32, _UInt32]
 
+# sequence, block_start, block_end, num_kept, table, per_head, pool_kernel
+KeepArrays = tuple[int, int, int, int, _Int32, bool, int]
+
 def packed_bytes(type: int, parts: int, rows: int, columns: int) -> int: ...
 def pool_threads() -> int: ...
 def cpu_features() -> list[str]: ...
@@ -39,6 +42,8 @@ class Model:
     def isa(self) -> str: ...
     @property
     def scratch_bytes(self) -> int: ...
+    @property
+    def logit_bytes(self) -> int: ...
     def reserve_weights(self, bytes: int) -> None: ...
     def add_matrices(self, name: str, type: int, parts: int, rows: int, columns: int, raw: _UInt8) -> None: ...
     def add_vector(self, name: str, values: _Float32) -> None: ...
@@ -54,6 +59,8 @@ class Model:
         context_lens: _Int32,
         block_tables: _Int32,
         output_rows: _Int32,
+        slot_shifts: _Int32,
+        keep: Sequence[KeepArrays],
         out: _Float32,
     ) -> None: ...
     def begin(
@@ -64,12 +71,16 @@ class Model:
         context_lens: _Int32,
         block_tables: _Int32,
         output_rows: _Int32,
+        slot_shifts: _Int32,
+        keep: Sequence[KeepArrays],
     ) -> Passage: ...
     def advance(self, passage: Passage, seconds: float, out: _Float32) -> bool: ...
     def logits(self, hidden: _Float32, out: _Float32) -> None: ...
     def sample(
         self,
         hidden: _Float32,
+        rows: _Int32,
+        partners: _Int32,
         choices: ChoiceArrays,
         want_logprobs: bool,
         token_ids: _Int32,

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import (
-    NO_TOKEN,
     Batch,
     BlockCopy,
     Float32,
     Int32,
+    Keep,
     KVLayout,
     RowSampling,
     Sampled,
@@ -59,6 +59,11 @@ class NativeBackend:
     def isa(self) -> str:
         """The instruction set whose kernels run."""
         return self._core.isa
+
+    @property
+    def logit_bytes(self) -> int:
+        """The most memory that logits have taken at once."""
+        return self._core.logit_bytes
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec the core cannot run."""
@@ -115,15 +120,7 @@ class NativeBackend:
     def forward(self, batch: Batch) -> Float32:
         """Run one step; the result is (output rows, width)."""
         hidden = np.empty((len(batch.output_rows), self._width), np.float32)
-        self._core.forward(
-            batch.token_ids,
-            batch.positions,
-            batch.row_starts,
-            batch.context_lens,
-            batch.block_tables,
-            batch.output_rows,
-            hidden,
-        )
+        self._core.forward(*_batch_arrays(batch), hidden)
         return hidden
 
     def begin(self, batch: Batch) -> NativePassage:
@@ -133,16 +130,17 @@ class NativeBackend:
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
         """Choose one token for each row."""
         count = len(rows.rows)
-        wanted = np.ascontiguousarray(hidden[rows.rows])
         sampled = Sampled(
             token_ids=np.empty(count, np.int32),
             logprobs=np.empty(count, np.float32),
             entropy=np.empty(count, np.float32),
-            top_ids=np.empty((count, rows.num_top), np.int32),
-            top_logprobs=np.empty((count, rows.num_top), np.float32),
+            top_ids=np.zeros((count, rows.num_top), np.int32),
+            top_logprobs=np.zeros((count, rows.num_top), np.float32),
         )
         self._core.sample(
-            wanted,
+            hidden,
+            rows.rows,
+            _NO_IDS if rows.partners is None else rows.partners,
             _choice_arrays(rows.params),
             rows.want_logprobs,
             sampled.token_ids,
@@ -151,7 +149,6 @@ class NativeBackend:
             sampled.top_ids,
             sampled.top_logprobs,
         )
-        sampled.token_ids[~np.isfinite(wanted).all(axis=1)] = NO_TOKEN
         return sampled
 
     def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
@@ -192,18 +189,38 @@ class NativePassage:
         self._core = core
         self._batch = batch
         self._hidden = np.empty((len(batch.output_rows), width), np.float32)
-        self._passage = core.begin(
-            batch.token_ids,
-            batch.positions,
-            batch.row_starts,
-            batch.context_lens,
-            batch.block_tables,
-            batch.output_rows,
-        )
+        self._passage = core.begin(*_batch_arrays(batch))
 
     def advance(self, seconds: float) -> Float32 | None:
         """Run layers for about that long, at least one."""
         return self._hidden if self._core.advance(self._passage, seconds, self._hidden) else None
+
+
+def _batch_arrays(
+    batch: Batch,
+) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Sequence[_native.KeepArrays]]:
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.row_starts,
+        batch.context_lens,
+        batch.block_tables,
+        batch.output_rows,
+        _NO_IDS if batch.slot_shifts is None else batch.slot_shifts,
+        [_keep_arrays(keep) for keep in batch.keep],
+    )
+
+
+def _keep_arrays(keep: Keep) -> _native.KeepArrays:
+    return (
+        keep.sequence,
+        keep.block_start,
+        keep.block_end,
+        keep.num_kept,
+        keep.table,
+        keep.per_head,
+        keep.pool_kernel,
+    )
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
@@ -222,8 +239,9 @@ _numbers = attrgetter(
     "frequency_penalty",
     "xtc_probability",
     "xtc_threshold",
+    "cfg_scale",
 )
-_wholes = attrgetter("top_k", "seed", "choice", "position")
+_wholes = attrgetter("top_k", "seed", "choice", "position", "draw")
 _NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
 _NO_MASKS = np.empty((0, 0), np.uint32)
 
@@ -231,8 +249,8 @@ _NO_MASKS = np.empty((0, 0), np.uint32)
 def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
     """All rows as a few arrays: a step crosses into the core once. csrc/bindings/module.cpp names the columns."""
     with np.errstate(over="ignore", under="ignore"):
-        numbers = np.array([_numbers(row) for row in rows], np.float32).reshape(len(rows), 9)
-    wholes = np.array([_wholes(row) for row in rows], np.uint64).reshape(len(rows), 4)
+        numbers = np.array([_numbers(row) for row in rows], np.float32).reshape(len(rows), 10)
+    wholes = np.array([_wholes(row) for row in rows], np.uint64).reshape(len(rows), 5)
     biased, seen = [row.bias_ids for row in rows], [row.seen_ids for row in rows]
     bias_starts, seen_starts = _starts(biased), _starts(seen)
     masked = [i for i, row in enumerate(rows) if row.mask is not None]

@@ -1,7 +1,8 @@
 """Attention over a paged cache in NumPy: rope, cache, scores, mask, softmax.
 
 The cache of a layer is two arrays (blocks, block_size, kv_heads, head_dim) in the layout's type (q8_0: floats rounded
-to what it can hold); token p of a sequence lies in block table[p // block_size] at slot p % block_size.
+to what it can hold); slot s of a sequence lies in block table[s // block_size] at s % block_size. A token's slot is its
+position, less the sequence's shift.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import Batch, BlockCopy, KVLayout
+from kvarn.backends.batch import Batch, BlockCopy, Keep, KVLayout
+from kvarn.backends.reference.keep import Slots, kept_slots
 from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
 from kvarn.models.memory import Q8_GROUP
 from kvarn.models.spec import Attention, Rope
@@ -29,16 +31,23 @@ class PagedCache:
         shapes = [(num_blocks, layout.block_size, heads, dim) for heads, dim in layout.layers]
         self.layers: list[tuple[Array, Array]] = [(np.zeros(s, dtype), np.zeros(s, dtype)) for s in shapes]
 
-    def store(self, layer: int, table: Int32, positions: Int32, k: Float32, v: Float32) -> None:
-        blocks, slots = table[positions // self.block_size], positions % self.block_size
+    def store(self, layer: int, table: Int32, slots: Int32, k: Float32, v: Float32) -> None:
+        blocks, places = table[slots // self.block_size], slots % self.block_size
         for cache, values in zip(self.layers[layer], (k, v), strict=True):
-            cache[blocks, slots] = round_q8_0(values) if self._dtype == "q8_0" else values
+            cache[blocks, places] = round_q8_0(values) if self._dtype == "q8_0" else values
 
     def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
         """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
         blocks = table[: -(-length // self.block_size)]
         k, v = (cache[blocks].reshape(-1, *cache.shape[2:])[:length].astype(np.float32) for cache in self.layers[layer])
         return k, v
+
+    def pack(self, layer: int, table: Int32, kept: Slots, target: Int32) -> None:
+        """Copy the kept slots of every KV head (kv_heads, kept) of one table to the first slots of another."""
+        heads, slots = np.arange(len(kept))[:, None], np.arange(kept.shape[1])
+        for cache in self.layers[layer]:
+            values = cache[table[kept // self.block_size], kept % self.block_size, heads]
+            cache[target[slots // self.block_size], slots % self.block_size, heads] = values
 
     def copy(self, copy: BlockCopy) -> None:
         for pair in self.layers:
@@ -80,6 +89,8 @@ class Sequence:
     positions: Int32
     length: int
     table: Int32 | None
+    shift: int = 0
+    keep: tuple[Keep, ...] = ()
 
 
 def sequences_of(batch: Batch) -> list[Sequence]:
@@ -88,7 +99,9 @@ def sequences_of(batch: Batch) -> list[Sequence]:
     for i, length in enumerate(batch.context_lens):
         rows = slice(int(batch.row_starts[i]), int(batch.row_starts[i + 1]))
         table = batch.block_tables[i] if batch.block_tables.shape[1] > 0 else None
-        found.append(Sequence(rows, batch.positions[rows], int(length), table))
+        shift = 0 if batch.slot_shifts is None else int(batch.slot_shifts[i])
+        keep = tuple(wanted for wanted in batch.keep if wanted.sequence == i)
+        found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep))
     return found
 
 
@@ -106,9 +119,12 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
         keys, values = k[rows], v[rows]
         if sequence.table is not None:
             assert layer.cache is not None, "reserve_kv comes before forward"
-            layer.cache.store(layer.index, sequence.table, sequence.positions, keys, values)
+            layer.cache.store(layer.index, sequence.table, sequence.positions - sequence.shift, keys, values)
             keys, values = layer.cache.read(layer.index, sequence.table, sequence.length)
-        out[rows] = _attend_one(q[rows], keys, values, sequence.positions, attention)
+            for keep in sequence.keep:
+                _pack(keep, layer, sequence, q[rows], keys)
+        seen = visible(sequence.positions, sequence.length, attention, sequence.shift)
+        out[rows] = _attend_one(q[rows], keys, values, seen, attention)
     return linear(out.reshape(len(x), -1), weights, f"{stem}.attn_output", attention.output_bias)
 
 
@@ -127,11 +143,25 @@ def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:
     return y
 
 
-def visible(positions: Int32, length: int, attention: Attention) -> npt.NDArray[np.bool_]:
-    """Say which of the keys 0 .. length - 1 each query sees, (queries, keys)."""
-    keys, queries = np.arange(length), positions[:, None]
-    seen = np.ones((len(positions), length), bool) if attention.mask == "bidirectional" else keys <= queries
+def visible(positions: Int32, length: int, attention: Attention, shift: int = 0) -> npt.NDArray[np.bool_]:
+    """Say which of the keys in slots 0 .. length - 1 each query sees, (queries, keys)."""
+    keys, queries = np.arange(length) + shift, positions[:, None]
+    if attention.mask == "bidirectional":
+        seen = np.ones((len(positions), length), bool)
+    elif attention.mask == "block_causal":
+        assert attention.mask_block is not None, "a block_causal mask has blocks"
+        seen = keys < (queries // attention.mask_block + 1) * attention.mask_block
+    else:
+        seen = keys <= queries
     return seen if attention.window is None else seen & (keys > queries - attention.window)
+
+
+def _pack(keep: Keep, layer: Layer, sequence: Sequence, q: Float32, keys: Float32) -> None:
+    assert layer.cache is not None, "reserve_kv comes before forward"
+    assert sequence.table is not None, "only what is cached can be kept"
+    is_block = (sequence.positions >= keep.block_start) & (sequence.positions < keep.block_end)
+    kept = kept_slots(keep, q[is_block], keys, layer.attention.scale)
+    layer.cache.pack(layer.index, sequence.table, kept, keep.table)
 
 
 def _heads(x: Float32, weights: Weights, name: str, attention: Attention, num_heads: int) -> Float32:
@@ -139,9 +169,9 @@ def _heads(x: Float32, weights: Weights, name: str, attention: Attention, num_he
     return y if attention.qk_norm is None else normalise(y, weights, f"{name}_norm", attention.qk_norm)
 
 
-def _attend_one(q: Float32, k: Float32, v: Float32, positions: Int32, attention: Attention) -> Float32:
+def _attend_one(q: Float32, k: Float32, v: Float32, seen: npt.NDArray[np.bool_], attention: Attention) -> Float32:
     """Attend within one sequence, one query head after the other; q is (queries, heads, head_dim)."""
-    mask = np.where(visible(positions, len(k), attention), np.float32(0), np.float32(-np.inf))
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
     group = attention.num_heads // attention.num_kv_heads
     out = np.empty_like(q)
     for head in range(attention.num_heads):

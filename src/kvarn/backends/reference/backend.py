@@ -94,8 +94,8 @@ class ReferenceBackend:
         chosen = np.zeros(len(rows.rows), np.int32)
         entropy = np.zeros(len(rows.rows), np.float32)
         scored = _Scores(len(rows.rows), rows.num_top)
-        for i, (row, params) in enumerate(zip(rows.rows, rows.params, strict=True)):
-            logits = self.logits(hidden[row : row + 1])[0]
+        for i, params in enumerate(rows.params):
+            logits = self._row_logits(hidden, rows, i)
             if not np.all(np.isfinite(logits)):
                 chosen[i] = NO_TOKEN
                 continue
@@ -123,6 +123,18 @@ class ReferenceBackend:
             raise BackendError("the model is an encoder and has no logits; use pool")
         y = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
         return softcap(y, head.softcap)
+
+    def _row_logits(self, hidden: Float32, rows: SampleRows, i: int) -> Float32:
+        """Logits of row i, guided away from its partner's where it has one."""
+        row = rows.rows[i]
+        logits: Float32 = self.logits(hidden[row : row + 1])[0]
+        partner = -1 if rows.partners is None else rows.partners[i]
+        if partner < 0:
+            return logits
+        unconditional = self.logits(hidden[partner : partner + 1])[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            guided: Float32 = unconditional + np.float32(rows.params[i].cfg_scale + 1) * (logits - unconditional)
+        return guided
 
     def close(self) -> None:
         self._spec, self._weights, self._cache = None, {}, None

@@ -6,10 +6,12 @@ import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from kvarn.diffusion import CanvasView
 from kvarn.server.openai.heading import Heading, finish_word, usage_fields
 from kvarn.server.openai.logprobs import chat_logprobs
 from kvarn.server.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from kvarn.server.output.stream import OutputStream
+from kvarn.tokenizer.canvas import canvas_text
 from kvarn.types import FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
@@ -32,6 +34,17 @@ class ChunkFrame:
         """One event with one choice, given as JSON."""
         return f"{self._head}{choice}{self._tail}"
 
+    def canvas_chunk(self, index: int, canvas: CanvasView, tokenizer: Tokenizer) -> str:
+        """A step of a diffusion model: an event without a choice, which clients that do not know it pass over."""
+        fields = {
+            "index": index,
+            "step": canvas.step,
+            "block": [canvas.block_start, canvas.block_end],
+            "token_ids": canvas.token_ids,
+            "text": canvas_text(tokenizer, canvas.token_ids),
+        }
+        return f'{self._head}],"diffusion":{_json(fields)}{self._tail.removeprefix("]")}'
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last event, which has no choice."""
         written = json.dumps(usage_fields(usage), separators=(",", ":"))
@@ -53,6 +66,8 @@ class ChatChoiceStream:
 
     def chunks(self, event: TokenEvent) -> str:
         """The chunks of one event, often one, sometimes none."""
+        if event.canvas is not None:
+            return self._frame.canvas_chunk(self._index, event.canvas, self._tokenizer)
         if self._is_plain(event):
             return f"{self._before}{json.dumps(event.text)}{self._after}" if event.text else ""
         logprobs = "null"

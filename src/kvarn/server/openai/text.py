@@ -67,14 +67,19 @@ class TextWriter:
 class TextChoiceStream:
     """One answer, event by event."""
 
-    def __init__(self, index: int, frame: ChunkFrame, echoed: str, logprobs: LegacyLogprobs | None) -> None:
+    def __init__(
+        self, index: int, frame: ChunkFrame, tokenizer: Tokenizer, echoed: str, logprobs: LegacyLogprobs | None
+    ) -> None:
         self._index = index
+        self._tokenizer = tokenizer
         self._frame = frame
         self._echoed = echoed  # the prompt, until it has been sent
         self._logprobs = logprobs
 
     def chunks(self, event: TokenEvent) -> str:
         """The chunk of one event, if there is something to tell."""
+        if event.canvas is not None:
+            return self._frame.canvas_chunk(self._index, event.canvas, self._tokenizer)
         text, self._echoed = self._echoed + event.text, ""
         logprobs = "null"
         if self._logprobs is not None and event.logprob is not None and event.token_id is not None:
@@ -101,7 +106,8 @@ async def text_events(
 
     def choice(index: int) -> TextChoiceStream:
         logprobs = LegacyLogprobs(tokenizer) if body.logprobs is not None else None
-        return TextChoiceStream(index, frame, prompts[index // num_choices][0] if body.echo else "", logprobs)
+        echoed = prompts[index // num_choices][0] if body.echo else ""
+        return TextChoiceStream(index, frame, tokenizer, echoed, logprobs)
 
     choices = [choice(index) for index in range(len(prompts) * num_choices)]
     async for batch in generation.batches():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from kvarn.server.schema.common import Answer, Body
+from kvarn.server.schema.diffusion import DiffusionBody
 from kvarn.types import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_PRIORITY, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 
 INT31 = 2**31 - 1
@@ -58,6 +59,7 @@ class SamplingBody(Body):
     truncate: Literal["left"] | None = Field(None, description="Drop the oldest prompt tokens that do not fit")
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Clamped to what the key may")
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="Shares cached prefixes with itself")
+    diffusion: DiffusionBody | None = Field(None, description="How a diffusion model denoises")
     guided_json: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = None
     guided_regex: str | None = Field(None, min_length=1)
     guided_grammar: str | None = Field(None, min_length=1, description="Lark, as llguidance reads it")

@@ -1,0 +1,33 @@
+// One step's sequences, as in backends/batch.py; validated before it gets to the layers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace kvarn {
+
+// Pack the K and V that matter most to positions [block_start, block_end) of a sequence into the blocks of table.
+struct Keep {
+    int sequence, block_start, block_end, num_kept;
+    std::vector<int32_t> table;
+    bool is_per_head;
+    int pool_kernel;  // odd
+};
+
+struct BatchView {
+    int num_tokens, num_sequences, table_width;
+    const int32_t* token_ids;
+    const int32_t* positions;
+    const int32_t* row_starts;
+    const int32_t* context_lens;
+    const int32_t* block_tables;
+    const int32_t* slot_shifts;  // null: all 0
+    std::vector<Keep> keep;
+
+    const int32_t* blocks(int sequence) const {
+        return block_tables + static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
+    }
+    int shift(int sequence) const { return slot_shifts == nullptr ? 0 : slot_shifts[sequence]; }
+};
+
+}  // namespace kvarn

@@ -1,0 +1,54 @@
+// From hidden states to tokens and their log-probabilities: which rows need whole rows of logits and which do not.
+#pragma once
+#include "greedy.h"
+
+namespace kvarn {
+
+// Arrays of the caller, one entry per row; tops has num_top of them.
+struct Results {
+    int32_t* ids;
+    float* logprobs;
+    float* entropy;
+    int32_t* top_ids;
+    float* top_logprobs;
+    int num_top;
+
+    Top top(size_t row) const {
+        size_t at = row * static_cast<size_t>(num_top);
+        return {top_ids + at, top_logprobs + at, num_top};
+    }
+};
+
+class Chooser {
+public:
+    Chooser(Model& model, const KernelTable& kernels, int num_workers)
+        : model_(model), head_(model), greedy_(model), sampler_(kernels, model.spec().vocab_size, num_workers),
+          plain_(static_cast<size_t>(num_workers)) {}
+
+    // One choice for each row. Everything but ids is filled only when want_logprobs. A state that is not finite gives
+    // kNoToken.
+    void sample(std::span<const HeadRow> rows, std::span<const Choice> choices, bool want_logprobs, const Results& out);
+
+    // Log-probabilities of given tokens; fills no ids and no entropy.
+    void score(std::span<const HeadRow> rows, std::span<const int32_t> targets, const Results& out);
+
+    void logits(std::span<const HeadRow> rows, float* out);
+
+    int vocab_size() const { return model_.spec().vocab_size; }
+    size_t logit_bytes() const { return std::max(head_.logit_bytes(), greedy_.logit_bytes()); }
+
+private:
+    void sample_greedy(std::span<const HeadRow> rows, std::span<const size_t> at, bool want_logprobs,
+                       const Results& out);
+    void sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const Choice> choices,
+                      bool want_logprobs, const Results& out);
+    bool is_finite(const HeadRow& row) const;
+
+    Model& model_;
+    Head head_;
+    GreedyHead greedy_;
+    Sampler sampler_;
+    std::vector<std::vector<float>> plain_;  // of each worker
+};
+
+}  // namespace kvarn

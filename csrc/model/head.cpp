@@ -1,0 +1,78 @@
+#include "head.h"
+
+#include <algorithm>
+
+namespace kvarn {
+
+namespace {
+constexpr size_t kLogitBytes = 16 << 20;  // of logits alive at once
+}
+
+int rows_of_pass(std::span<const HeadRow> rows, size_t first, int max_states) {
+    int count = 0, states = 0;
+    for (size_t i = first; i < rows.size(); ++i) {
+        states += rows[i].num_states();
+        if (count > 0 && states > max_states) break;
+        ++count;
+    }
+    return count;
+}
+
+int gather_states(std::span<const HeadRow> rows, int width, float* out) {
+    int count = 0;
+    auto add = [&](const float* state) {
+        std::copy_n(state, width, out + static_cast<size_t>(count) * static_cast<size_t>(width));
+        ++count;
+    };
+    for (const HeadRow& row : rows) {
+        add(row.state);
+        if (row.partner != nullptr) add(row.partner);
+    }
+    return count;
+}
+
+void guide(float* logits, const float* partner, float guidance, int n) {
+    for (int i = 0; i < n; ++i) logits[i] = partner[i] + guidance * (logits[i] - partner[i]);
+}
+
+void cap_logits(float* logits, int n, float cap) {
+    for (int i = 0; i < n; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+}
+
+int Head::states_per_pass() const {
+    size_t rows = kLogitBytes / (static_cast<size_t>(vocab_size()) * sizeof(float));
+    return std::clamp(static_cast<int>(rows), 1, kTileTokens);
+}
+
+void Head::project_rows(std::span<const HeadRow> rows) {
+    int width = model_.spec().width, n = 0;
+    for (const HeadRow& row : rows) n += row.num_states();
+    size_t vocab = static_cast<size_t>(vocab_size()), count = static_cast<size_t>(n);
+    size_t states = count * static_cast<size_t>(width);
+    arena_.reserve(QuantBuffers::arena_bytes(n, width) + Arena::padded(states * sizeof(float)) +
+                   Arena::padded(count * vocab * sizeof(float)) + 256);
+    QuantBuffers buffers = QuantBuffers::take(arena_, n, width);
+    float* values = arena_.take<float>(states);
+    logits_ = arena_.take<float>(count * vocab);
+    logit_bytes_ = std::max(logit_bytes_, count * vocab * sizeof(float));
+    gather_states(rows, width, values);
+    Projection head{model_.plan().head, logits_, vocab, nullptr};
+    Compute compute = model_.compute();
+    float cap = model_.spec().head_softcap;
+    project(compute, prepare(compute, buffers, values, n, width, {&head, 1}), {&head, 1},
+            [&](size_t, int begin, int end) {
+                if (cap == 0.0f) return;
+                for (size_t row = 0; row < count; ++row) cap_logits(logits_ + row * vocab + begin, end - begin, cap);
+            });
+}
+
+float* Head::row(std::span<const HeadRow> rows, int i) {
+    size_t vocab = static_cast<size_t>(vocab_size()), index = 0;
+    for (const HeadRow& before : rows.first(static_cast<size_t>(i))) index += static_cast<size_t>(before.num_states());
+    float* logits = logits_ + index * vocab;
+    const HeadRow& wanted = rows[static_cast<size_t>(i)];
+    if (wanted.partner != nullptr) guide(logits, logits + vocab, wanted.guidance, vocab_size());
+    return logits;
+}
+
+}  // namespace kvarn

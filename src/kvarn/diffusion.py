@@ -1,0 +1,142 @@
+"""How a diffusion model denoises, as a caller asks for it, and what that looks like. Frozen; checked when made.
+
+Knows no model: decoding/recipe.py fills in what depends on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from kvarn.checks import check_flag, check_integer, check_number, check_one_of, short
+from kvarn.errors import InvalidParameter
+
+Policy = Literal[
+    "low_confidence",
+    "random",
+    "origin",
+    "maskgit_plus",
+    "topk_margin",
+    "entropy",
+    "threshold",
+    "factor",
+    "entropy_exit",
+    "local_leap",
+    "hierarchy",
+    "joint_threshold",
+]
+Cache = Literal["none", "prefix", "dual", "sparse", "block"]
+CanvasKind = Literal["fixed", "grow"]
+
+POLICIES: tuple[str, ...] = get_args(Policy)
+CACHES: tuple[str, ...] = get_args(Cache)
+CANVASES: tuple[str, ...] = get_args(CanvasKind)
+TEMPERED: tuple[str, ...] = (
+    "low_confidence",
+    "maskgit_plus",
+    "topk_margin",
+    "entropy",
+)  # policies that alg_temp softens
+MAX_POOL_KERNEL = 63
+
+
+@dataclass(frozen=True, slots=True)
+class SparseConfig:
+    """cache="sparse": blocks are denoised against the part of the other keys and values that matters most to them."""
+
+    enabled: bool = True
+    retention_ratio: float = 0.5  # of the tokens outside the block that are kept
+    delay_step: int = 1  # the step of each block that chooses them; those before it see everything
+    default_block_len: int = 32  # where block_length says nothing
+    pool_kernel: int = 3  # neighbours that share the largest of their scores; odd
+    head_select: bool = True  # every KV head keeps its own
+
+    def __post_init__(self) -> None:
+        check_flag("enabled", self.enabled)
+        check_number("retention_ratio", self.retention_ratio, 0.0, 1.0)
+        if self.retention_ratio == 0:
+            raise InvalidParameter("retention_ratio is 0; give more than 0, up to 1")
+        check_integer("delay_step", self.delay_step, 0, 2**31 - 1)
+        check_integer("default_block_len", self.default_block_len, 1, 2**31 - 1)
+        check_integer("pool_kernel", self.pool_kernel, 1, MAX_POOL_KERNEL)
+        if self.pool_kernel % 2 == 0:
+            raise InvalidParameter(f"pool_kernel is {self.pool_kernel}; give an odd number")
+        check_flag("head_select", self.head_select)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionParams:
+    """How a diffusion model fills its canvas of masked tokens; SamplingParams.diffusion.
+
+    None for block_length, cache or canvas means: 32, "dual" and "fixed" for models whose tokens all see each other;
+    the model's own block, "block" and "grow" for block diffusion.
+    """
+
+    steps: int | None = None  # over the whole canvas; None: one token per step, the threshold policies more
+    block_length: int | None = None  # blocks are denoised from left to right
+    policy: Policy = "low_confidence"  # which positions are filled in a step
+    threshold: float = 0.9  # threshold, local_leap, hierarchy, joint_threshold: fill from this confidence on
+    factor: float = 1.0  # factor: fill the largest n with confidence >= 1 - factor / (n + 1)
+    entropy_threshold: float = 1.5  # entropy_exit: fill below so many nats
+    relaxed_threshold: float = 0.75  # local_leap: enough within radius of a position that reaches threshold
+    radius: int = 4
+    low_threshold: float = 0.4  # hierarchy: enough for the best position of a run of masked ones
+    edit_threshold: float = 0.9  # joint_threshold: enough to replace a filled token of the block by another one
+    cache: Cache | None = None
+    canvas: CanvasKind | None = None  # fixed: max_tokens rounded up to whole blocks; grow: block by block
+    sparse: SparseConfig | None = None
+    cfg_scale: float = 0.0  # classifier-free guidance away from the answer to no prompt; 0: off
+    alg_temp: float = 0.0  # > 0: positions are drawn from softmax(confidence / alg_temp); for policies with a count
+    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that stands there already
+    events: bool = False  # tell the canvas after each step: TokenEvent.canvas
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1, 2**31 - 1, optional=True)
+        check_integer("block_length", self.block_length, 1, 2**31 - 1, optional=True)
+        check_one_of("policy", self.policy, POLICIES)
+        for name in ("threshold", "relaxed_threshold", "low_threshold", "edit_threshold"):
+            check_number(name, getattr(self, name), 0.0, 1.0)
+        check_number("factor", self.factor, 0.0, 1e6)
+        check_number("entropy_threshold", self.entropy_threshold, 0.0, 100.0)
+        check_integer("radius", self.radius, 1, 2**31 - 1)
+        check_one_of("cache", self.cache, CACHES, optional=True)
+        check_one_of("canvas", self.canvas, CANVASES, optional=True)
+        check_number("cfg_scale", self.cfg_scale, 0.0, 100.0)
+        check_number("alg_temp", self.alg_temp, 0.0, 100.0)
+        check_flag("events", self.events)
+        if self.alg_temp > 0 and self.policy not in TEMPERED:
+            raise InvalidParameter(
+                f"alg_temp has no meaning for policy {self.policy!r}; use it with {', '.join(TEMPERED)}"
+            )
+        self._check_sparse()
+        object.__setattr__(self, "pinned", _pinned(self.pinned))
+
+    def _check_sparse(self) -> None:
+        if self.sparse is None:
+            return
+        if not isinstance(self.sparse, SparseConfig):
+            raise InvalidParameter(f"sparse is {short(self.sparse)}; give a kvarn.SparseConfig")
+        if self.sparse.enabled and self.cache not in (None, "sparse"):
+            raise InvalidParameter(f"sparse is given with cache={self.cache!r}; use cache='sparse', or leave one out")
+        if not self.sparse.enabled and self.cache == "sparse":
+            raise InvalidParameter("cache is 'sparse' and sparse is not enabled; use another cache, or enable it")
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasView:
+    """An answer while it is denoised: token_ids has None where a position is still masked."""
+
+    token_ids: tuple[int | None, ...]  # of the answer, from its first token to the end of the canvas
+    block_start: int  # the block being denoised, as indices into token_ids
+    block_end: int
+    step: int  # forward passes of this request so far, from 1
+
+
+def _pinned(pinned: object) -> Mapping[int, int]:
+    if not isinstance(pinned, Mapping):
+        raise InvalidParameter(f"pinned is {short(pinned)}; give a mapping of index in the answer to token id")
+    for index, token_id in pinned.items():
+        check_integer("an index of pinned", index, 0, 2**31 - 1)
+        check_integer(f"the token at index {index} of pinned", token_id, 0, 2**31 - 1)
+    return dict(pinned)
