@@ -1,6 +1,6 @@
 """Write what train.py left as a GGUF: architecture llada, Q4_0 matrices, Q8_0 embedding, the tokenizer inside.
 
-    python export.py --out tiny-out --teacher llama2.data --file tiny-diffusion.gguf
+python export.py --out tiny-out --teacher llama2.data --file tiny-diffusion.gguf
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def describe(tensors: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 
 def tokenizer(pieces: list[Piece]) -> dict[str, Any]:
-    """Return a SentencePiece vocabulary of these pieces and the mask token. A story ends with the token it begins with."""
+    """Return a SentencePiece vocabulary: these pieces and the mask. A story ends with the token it begins with."""
     end_of_bytes = FIRST_BYTE_TOKEN + NUM_BYTE_TOKENS
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(NUM_BYTE_TOKENS))]
     tokens += [piece.text.replace(" ", "▁") for piece in pieces[end_of_bytes:]]

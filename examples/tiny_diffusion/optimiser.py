@@ -11,7 +11,7 @@ ADAM_SHARE = 0.7  # AdamW's learning rate as a part of Muon's
 
 
 class Muon:
-    """Momentum whose update is the nearest orthogonal matrix, scaled to the size of an AdamW step (arXiv 2502.16982)."""
+    """Momentum whose update is the nearest orthogonal matrix, as large as an AdamW step (arXiv 2502.16982)."""
 
     def __init__(self, matrices: list[Tensor], others: list[Tensor]) -> None:
         self.matrices, self.others = matrices, others

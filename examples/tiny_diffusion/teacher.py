@@ -126,9 +126,7 @@ def entropy_rate(teacher: Teacher, tokens: Tensor, temperature: float) -> float:
     return total / tokens[:, 1:].numel()
 
 
-def _read_weights(
-    data: bytes, s: TeacherShape, device: str, dtype: torch.dtype
-) -> tuple[dict[str, Tensor], int]:
+def _read_weights(data: bytes, s: TeacherShape, device: str, dtype: torch.dtype) -> tuple[dict[str, Tensor], int]:
     n, d, f = s.num_layers, s.width, s.ffn
     shapes = {
         "embed": (s.vocab, d), "attn_norm": (n, d), "q": (n, d, d), "k": (n, d, d), "v": (n, d, d), "o": (n, d, d),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-
 from teacher import FIRST_BYTE_TOKEN, NUM_BYTE_TOKENS, Piece
 
 NUM_FIXED = FIRST_BYTE_TOKEN + NUM_BYTE_TOKENS  # unknown, beginning, end, and the bytes
@@ -63,7 +63,7 @@ def _merge_path(index: int, pieces: list[Piece], ids: dict[str, int]) -> set[int
     path = {index} | {ids[part] for part in parts if part in ids}
     while joins := [
         (pieces[ids[joined]].score, -at)
-        for at, joined in enumerate(left + right for left, right in zip(parts, parts[1:], strict=False))
+        for at, joined in enumerate(left + right for left, right in pairwise(parts))
         if joined in ids
     ]:
         at = -max(joins)[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.diffusing import DiffusionModel, denoise, run
 from tests.diffusion_models import MASK_ID
 from tests.parity import diffusion_oracle as oracle
 from tests.parity.diffusion_oracle import DREAM_POLICIES, LLADA_POLICIES, PARALLEL_POLICIES, Job
+from tests.parity.test_diffusion_models import TorchModel
 from tests.tiny_models import VOCAB
 
 torch = pytest.importorskip("torch")
@@ -29,7 +32,7 @@ HIGH = {
     ("dream", 1.5): 0.25,
     ("llada-moe", 0.0): 0.055,
 }
-ENTROPY = {("llada", 0.0): 4.2, ("llada", 1.5): 4.0, ("dream", 0.0): 4.4, ("dream", 1.5): 3.0, ("llada-moe", 0.0): 4.45}
+ENTROPY = {("llada", 0.0): 4.2, ("llada", 1.5): 4.0, ("dream", 0.0): 4.4, ("dream", 1.5): 4.2, ("llada-moe", 0.0): 4.45}
 
 
 def soft(arch: str, cfg_scale: float) -> dict[str, Any]:
@@ -45,11 +48,20 @@ def soft(arch: str, cfg_scale: float) -> dict[str, Any]:
     }
 
 
-PROMPTS = [np.random.default_rng(seed).integers(6, VOCAB, 3 + 5 * seed).tolist() for seed in range(3)]
+PROMPTS = [np.random.default_rng(seed).integers(6, VOCAB, 3 + 5 * seed).tolist() for seed in range(2)]
 
 
 def lots(position: int, step: int) -> float:
     return uniform(SEED, position, 0, REMASKING, step)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads cost more than they give on models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +70,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DiffusionModel
     return {arch: DiffusionModel(arch, folder) for arch in ("llada", "dream", "llada-moe")}
 
 
-def expected(arch: str, prompt: list[int], job: Job) -> tuple[tuple[int, ...], int]:
-    from tests.parity.test_diffusion_models import TorchModel
+@functools.cache
+def torch_model(arch: str) -> TorchModel:
+    return TorchModel(arch)
 
-    canvas = oracle.generate(TorchModel(arch).logits, prompt, replace(job, shift=arch == "dream"))
+
+def expected(arch: str, prompt: list[int], job: Job) -> tuple[tuple[int, ...], int]:
+    canvas = oracle.generate(torch_model(arch).logits, prompt, replace(job, shift=arch == "dream"))
     return tuple(canvas.tokens[len(prompt) :]), canvas.num_passes
 
 
@@ -115,7 +130,7 @@ def test_guidance_changes_the_answer(models: dict[str, DiffusionModel]) -> None:
 
 def test_the_policies_do_not_all_choose_alike(models: dict[str, DiffusionModel]) -> None:
     policies = ("low_confidence", "random", "maskgit_plus", "topk_margin", "entropy", "origin")
-    answers = {found(models["dream"], PROMPTS[2], block_length=NUM_TOKENS, steps=6, policy=p)[0] for p in policies}
+    answers = {found(models["dream"], PROMPTS[1], block_length=NUM_TOKENS, steps=6, policy=p)[0] for p in policies}
     assert len(answers) >= 5
 
 

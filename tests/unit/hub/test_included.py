@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kvarn.hub import INCLUDED, resolve
 from kvarn.hub.included import name_of
-from tests.running import kvarn_command
 
 MAX_BYTES = 40_000_000
 
