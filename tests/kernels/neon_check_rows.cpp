@@ -116,8 +116,15 @@ void sums_and_largest_are_right(const KernelTable& table) {
         table.add(x.data(), n, y.data());
         expect(same_bits(y, expected), "add is exact");
         const float max = *std::max_element(x.begin(), x.end());
-        double exact = 0;
-        for (float value : x) exact += std::exp(static_cast<double>(value) - max);
+        double exact = 0, weighted = 0, sums[2];
+        for (float value : x) {
+            const double below = static_cast<double>(value) - max;
+            exact += std::exp(below);
+            weighted += std::exp(below) * below;
+        }
+        table.softmax_sums(x.data(), n, max, sums);
+        expect(sums[0] == table.sum_exp(x.data(), n, max), "softmax_sums sums as sum_exp does");
+        expect(std::abs(sums[1] - weighted) <= 1e-6 * std::abs(weighted), "softmax_sums agrees with double");
         expect(std::abs(table.sum_exp(x.data(), n, max) - exact) <= 5e-7 * exact, "sum_exp agrees with double");
         for (int at = 0; at < n; at += std::max(1, n / 20)) {
             Floats changed = x;

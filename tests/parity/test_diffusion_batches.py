@@ -33,7 +33,7 @@ Answer = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]  # bit by bit the same
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DiffusionModel]:
     folder = tmp_path_factory.mktemp("models")
-    return {arch: DiffusionModel(arch, folder, TensorType.Q4_0) for arch in ("llada", "dream", "sdar")}
+    return {arch: DiffusionModel(arch, folder, TensorType.Q4_0) for arch in ("llada-tied", "dream", "sdar")}
 
 
 def prompts(count: int, seed: int = 5) -> list[list[int]]:
@@ -68,7 +68,7 @@ def together(engine: Engine, params: SamplingParams, preempted_in: Sequence[int]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("arch", ["llada", "dream"])
+@pytest.mark.parametrize("arch", ["llada-tied", "dream"])
 def test_every_cache_alone_together_and_preempted(models: dict[str, DiffusionModel], arch: str, way: str) -> None:
     params = denoise(12, block_length=4, policy="threshold", threshold=0.05, sampling=SAMPLED, **WAYS[way])
     expected = alone(models[arch], params)
@@ -82,7 +82,7 @@ def test_every_cache_alone_together_and_preempted(models: dict[str, DiffusionMod
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("arch", ["llada", "dream", "sdar"])
+@pytest.mark.parametrize("arch", ["llada-tied", "dream", "sdar"])
 def test_every_policy_alone_together_and_preempted(models: dict[str, DiffusionModel], arch: str, policy: str) -> None:
     block = None if arch == "sdar" else 6
     params = denoise(12, block_length=block, policy=policy, steps=8, sampling=SAMPLED)
@@ -94,8 +94,16 @@ def test_every_policy_alone_together_and_preempted(models: dict[str, DiffusionMo
     )
 
 
+@pytest.mark.parametrize("max_batch_tokens", [1, 3, 4, 6, 9])
+def test_steps_of_few_rows_come_to_the_same_end(models: dict[str, DiffusionModel], max_batch_tokens: int) -> None:
+    for arch, model in models.items():
+        params = denoise(9, block_length=None if arch == "sdar" else 3, sampling=SAMPLED)
+        engine = model.engine(is_native=True, max_batch_tokens=max_batch_tokens)
+        assert together(engine, params) == alone(model, params)
+
+
 def test_a_pool_that_holds_one_canvas_serves_all_in_turn(models: dict[str, DiffusionModel]) -> None:
-    for arch, canvas in (("llada", "fixed"), ("llada", "grow"), ("sdar", None)):
+    for arch, canvas in (("llada-tied", "fixed"), ("llada-tied", "grow"), ("sdar", None)):
         params = denoise(24, canvas=canvas, block_length=None if arch == "sdar" else 8)
         expected = alone(models[arch], params)
         engine = models[arch].engine(is_native=True, num_blocks=4)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,3 +132,27 @@ def test_a_canvas_may_fill_the_whole_context(llm: LLM) -> None:
     prompt = list(range(70))
     assert len(llm.generate(prompt, SamplingParams(ignore_eos=True)).token_ids) == 30
     assert len(llm.generate(prompt, SamplingParams(max_tokens=1)).token_ids) == 1
+
+
+def test_the_asynchronous_face_says_the_same(llm: LLM, tmp_path: Path) -> None:
+    path = write_talking_model(tmp_path / "tiny.gguf")
+
+    async def ask() -> tuple[int, ...]:
+        async with kvarn.AsyncLLM(str(path), backend="reference", context=100) as model:
+            return (await model.generate("hello", EIGHT)).token_ids
+
+    assert asyncio.run(ask()) == llm.generate("hello", EIGHT).token_ids
+
+
+def test_the_canvas_is_told_after_each_step_when_asked_for(llm: LLM) -> None:
+    params = EIGHT.replace(diffusion=DiffusionParams(block_length=4, steps=4, events=True))
+    views = [event.canvas for event in llm.stream("hello", params) if event.canvas is not None]
+    assert [view.token_ids.count(None) for view in views] == [6, 4, 2, 0]
+    assert all(isinstance(view, kvarn.CanvasView) for view in views)
+
+
+def test_speed_counts_the_answer_and_all_the_time_it_took(llm: LLM) -> None:
+    completion = llm.generate("hello", EIGHT)
+    timings = completion.timings
+    assert timings.num_first == 4
+    assert timings.tokens_per_s(8) == pytest.approx(8 / (timings.prefill_s + timings.decode_s))

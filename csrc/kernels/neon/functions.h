@@ -18,6 +18,7 @@ void gelu_tanh_mul(const float* gate, const float* up, int n, float* y) noexcept
 void gelu(const float* x, int n, float* y) noexcept;
 void argmax(const float* x, int n, int* index, float* value) noexcept;
 double sum_exp(const float* x, int n, float max) noexcept;
+void softmax_sums(const float* x, int n, float max, double* sums) noexcept;
 
 void attend_f16(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept;

@@ -23,6 +23,7 @@ void improve(KernelTable& t) noexcept {
     t.store_kv_q8_0 = store_kv_q8_0;
     t.argmax = argmax;
     t.sum_exp = sum_exp;
+    t.softmax_sums = softmax_sums;
 }
 
 }  // namespace kvarn::neon

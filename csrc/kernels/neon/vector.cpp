@@ -153,18 +153,44 @@ void argmax(const float* x, int n, int* index, float* value) noexcept {
     *index = static_cast<int>(vminvq_u32(vbslq_u32(is_largest, best_at, vdupq_n_u32(~0u))));
 }
 
-double sum_exp(const float* x, int n, float max) noexcept {
-    float64x2_t partial[4];  // lanes are i mod 8
-    for (float64x2_t& part : partial) part = vdupq_n_f64(0);
-    for_fours(n, [&](int i, auto lanes) {
-        const float32x4_t e = kept(exp_f32x4(vsubq_f32(load(x + i, lanes), set(max))), lanes_of(lanes));
+namespace {
+
+// Eight partial sums in double; lanes are i mod 8.
+struct Sums {
+    float64x2_t partial[4] = {vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0), vdupq_n_f64(0)};
+
+    void add(int i, float32x4_t values) {
         float64x2_t* half = partial + i % 8 / 2;
-        half[0] = vaddq_f64(half[0], vcvt_f64_f32(vget_low_f32(e)));
-        half[1] = vaddq_f64(half[1], vcvt_high_f64_f32(e));
+        half[0] = vaddq_f64(half[0], vcvt_f64_f32(vget_low_f32(values)));
+        half[1] = vaddq_f64(half[1], vcvt_high_f64_f32(values));
+    }
+    double total() const {
+        double sum = 0;
+        for (const float64x2_t part : partial) sum = (sum + vgetq_lane_f64(part, 0)) + vgetq_lane_f64(part, 1);
+        return sum;
+    }
+};
+
+}  // namespace
+
+double sum_exp(const float* x, int n, float max) noexcept {
+    Sums sums;
+    for_fours(n, [&](int i, auto lanes) {
+        sums.add(i, kept(exp_f32x4(vsubq_f32(load(x + i, lanes), set(max))), lanes_of(lanes)));
     });
-    double total = 0;
-    for (const float64x2_t part : partial) total = (total + vgetq_lane_f64(part, 0)) + vgetq_lane_f64(part, 1);
-    return total;
+    return sums.total();
+}
+
+void softmax_sums(const float* x, int n, float max, double* sums) noexcept {
+    Sums plain, weighted;
+    for_fours(n, [&](int i, auto lanes) {
+        const float32x4_t below = vsubq_f32(load(x + i, lanes), set(max));
+        const float32x4_t e = kept(exp_f32x4(below), lanes_of(lanes));
+        plain.add(i, e);
+        weighted.add(i, kept(vmulq_f32(e, below), vcgtq_f32(e, set(0.0f))));  // 0 * -inf is not 0
+    });
+    sums[0] = plain.total();
+    sums[1] = weighted.total();
 }
 
 }  // namespace kvarn::neon

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.bench import bench_engine, bench_serve
+from kvarn.cli.bench_diffusion import bench_diffusion
 from kvarn.cli.bench_model import bench_make, bench_model
 from kvarn.cli.chat import chat
 from kvarn.cli.config import explain_config
@@ -128,6 +129,7 @@ bench.command("engine")(guarded(bench_engine))
 bench.command("serve")(guarded(bench_serve))
 bench.command("model")(guarded(bench_model))
 bench.command("make")(guarded(bench_make))
+bench.command("diffusion")(guarded(bench_diffusion))
 app.add_typer(bench, name="bench")
 
 keys = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)

@@ -6,6 +6,7 @@ comes to the same end. Random numbers are keyed by seed, choice, position and th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +35,17 @@ class Filling:
 class Denoising:
     """The state of one request between two steps."""
 
-    def __init__(self, request: Request, recipe: Recipe, shape: Shape, mask_id: int) -> None:
+    def __init__(
+        self, request: Request, recipe: Recipe, shape: Shape, mask_id: int, stop_ids: Collection[int] = ()
+    ) -> None:
+        """stop_ids: tokens that end an answer."""
         pinned = {shape.num_prompt + index: token_id for index, token_id in recipe.params.pinned.items()}
         self.recipe = recipe
         self.canvas = Canvas(shape, request.token_ids, mask_id, pinned)
         self.num_passes = 0  # forward passes of this block
         self.step = 0  # of this block's schedule
         self._request = request
+        self._stop_ids = np.array(sorted(stop_ids), np.int32)
         self._num_steps_told = 0
         self._enter_block()
 
@@ -78,11 +83,12 @@ class Denoising:
             self.canvas.logprobs[position] = logprob
         self.num_passes += 1
         self._num_steps_told += 1
-        if len(self.canvas.masked_in(self.block)):
+        needed_end = self._needed_end()
+        if (self.canvas.masked_in(self.block) < needed_end).any():
             self._go_to(self.step + 1)
             return ()
         start = len(self._request.token_ids)
-        end = self._enter_block()
+        end = needed_end if needed_end < self.block.end else self._enter_block()
         logprobs = self.canvas.logprobs
         return tuple(CommittedToken(int(self.canvas.token_ids[p]), logprobs.get(p)) for p in range(start, end))
 
@@ -90,6 +96,19 @@ class Denoising:
         first = self.canvas.shape.num_prompt
         answer = self.canvas.answer(self.length)
         return CanvasView(answer, max(0, self.block.start - first), self.block.end - first, self._num_steps_told)
+
+    def _needed_end(self) -> int:
+        """Where the part of the block ends that is read: at its end, the answer's, or behind a token that ends it.
+
+        Positions behind it would be dropped, so nobody waits for them; unless what stands before it may still change.
+        """
+        start, end = self.block.start, self.block.end
+        if self.recipe.rule.edits:
+            return end
+        end = min(end, self._request.max_total_tokens)
+        first = max(start, self.canvas.shape.num_prompt + self._request.params.min_tokens)
+        is_stop = np.isin(self.canvas.token_ids[first:end], self._stop_ids) & ~self.canvas.is_masked[first:end]
+        return first + int(np.argmax(is_stop)) + 1 if is_stop.any() else end
 
     def _enter_block(self) -> int:
         """Begin the first block that has masked positions; returns where the known text before it ends."""

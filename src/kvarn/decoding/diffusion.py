@@ -190,7 +190,8 @@ class DiffusionDecoder:
         if state is None:
             recipe: Recipe = make_recipe(request.params.diffusion, self._model)
             shape = recipe.shape(request.num_prompt, request.max_total_tokens, self._context)
-            state = self._states[request.id] = Denoising(request, recipe, shape, self._model.mask_id)
+            stop_ids = {*(() if request.params.ignore_eos else self._eos_ids), *request.params.stop_token_ids}
+            state = self._states[request.id] = Denoising(request, recipe, shape, self._model.mask_id, stop_ids)
         return state
 
 

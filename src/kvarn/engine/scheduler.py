@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from kvarn.backends.batch import BlockCopy
 from kvarn.config import EngineConfig
-from kvarn.decoding.decoder import Commit, Decoder, Span
+from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.families import Families
+from kvarn.engine.holdings import Holdings
 from kvarn.engine.lane import SlowLane
 from kvarn.engine.pacing import Pacer
 from kvarn.engine.packing import RowBudget
@@ -56,7 +56,7 @@ class Scheduler:
         self._waiting = RequestQueue(self._policy.order)
         self._families = Families()
         self._budget = RowBudget(config.max_batch_tokens)
-        self._further: dict[str, set[str]] = {}  # sequences of the KV cache beside a request's own
+        self._holdings = Holdings(kv)
         self._running: dict[str, Request] = {}
         self._woken_at = 0.0  # when the first request came to the idle engine
         self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
@@ -157,7 +157,7 @@ class Scheduler:
         """Take a running request's blocks; it waits again, keeps its tokens and will come to the same end."""
         del self._running[request.id]
         self._lane.leave(request)
-        self._release(request, forget=request.params.free_cache_on_finish)
+        self._holdings.release(request, forget=request.params.free_cache_on_finish)
         self._decoder.restart(request)
         request.preempt()
         self._waiting.push(request)
@@ -244,40 +244,13 @@ class Scheduler:
         span = self._decoder.span(request, max_rows)
         if span is None:
             return None
-        while (copies := self._extend(span)) is None:
+        while (copies := self._holdings.extend(span)) is None:
             assert len(self._running) > 1, f"request {request.id} was accepted and does not fit alone"
             victim = self._policy.victim(self._running.values())
             self._drop(draft, victim)
             if victim is request:
                 return None
-        return self._entry_of(span, copies)
-
-    def _extend(self, span: Span) -> Sequence[BlockCopy] | None:
-        """Make room for what a span reads and writes; None: there is too little."""
-        if span.reach is None:
-            return self._kv.extend(span.request.id, span.end - self._kv.num_tokens(span.request.id))
-        for name, num_slots in span.needs():
-            if name != span.request.id:
-                self._further.setdefault(span.request.id, set()).add(name)
-            missing = num_slots - self._kv.num_tokens(name)
-            copies = self._kv.extend(name, missing) if missing > 0 else []
-            if copies is None:
-                return None
-            assert not copies, "sequences that are written over share whole blocks only"
-        return ()
-
-    def _entry_of(self, span: Span, copies: Sequence[BlockCopy] = ()) -> Entry:
-        reach = span.reach
-        if reach is None:
-            return Entry(span, self._kv.block_ids(span.request.id), copies)
-        kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
-        companion = None if reach.companion is None else self._entry_of(reach.companion)
-        return Entry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
-
-    def _release(self, request: Request, *, forget: bool) -> None:
-        self._kv.release(request.id, forget=forget)
-        for name in self._further.pop(request.id, ()):
-            self._kv.release(name)
+        return self._holdings.entry(span, copies)
 
     def _drop(self, draft: Draft, victim: Request) -> None:
         draft.pop(victim.id, None)
@@ -368,20 +341,17 @@ class Scheduler:
     def _fits(self, request: Request, num_computed: int) -> bool:
         """Whether the request's tokens fit beside the prompts and next tokens of those that run."""
         kv = self._kv
-        wanted = sum(map(kv.blocks_for, self._decoder.footprint(request))) - num_computed // kv.block_size
-        if self._decoder.cuts_spans:
-            for other in self._running.values():
+        wanted = self._num_wanted(request) - num_computed // kv.block_size
+        for other in self._running.values():
+            if self._decoder.cuts_spans:
                 wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
-        else:
-            wanted += sum(max(0, self._num_missing(other)) for other in self._running.values())
+            else:
+                wanted += max(0, self._num_wanted(other) - self._holdings.num_blocks(other))
         return wanted <= kv.num_free
 
-    def _num_missing(self, request: Request) -> int:
-        """Blocks a running request needs beyond those it holds."""
-        kv = self._kv
-        held = (request.id, *self._further.get(request.id, ()))
-        wanted = sum(map(kv.blocks_for, self._decoder.footprint(request)))
-        return wanted - sum(kv.blocks_for(kv.num_tokens(name)) for name in held)
+    def _num_wanted(self, request: Request) -> int:
+        """Blocks a request needs to run."""
+        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
 
     def _take(self, commit: Commit) -> None:
         request = commit.request
@@ -412,7 +382,7 @@ class Scheduler:
                 self._waiting.remove(request)
             else:
                 self._families.discard(request)
-        self._release(request, forget=forget or request.params.free_cache_on_finish)
+        self._holdings.release(request, forget=forget or request.params.free_cache_on_finish)
         self._decoder.forget(request)
         followers = self._families.take(request)
         for follower in followers[1:]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+from kvarn.bench.diffusion import Plan
+from tests.diffusing import write_talking_model
 from tests.unit.cli.conftest import Kvarn
 
 
@@ -37,3 +40,32 @@ def test_bench_make_refuses_an_unknown_shape(kvarn: Kvarn) -> None:
     done = kvarn("bench", "make", "gpt-5", "Q4_0")
     assert done.returncode == 2
     assert b"choose one of smollm2-135m" in done.stderr
+
+
+def test_bench_diffusion_measures_every_way_and_what_is_beside(kvarn: Kvarn, model: str, tmp_path: Path) -> None:
+    path = str(write_talking_model(tmp_path / "talking.gguf"))
+    sizes = ("--prompt-tokens", "9", "--tokens", "16", "--block", "8", "--requests", "3", "--threads", "1")
+    done = kvarn("bench", "diffusion", path, *sizes, "--no-attention", "--beside", model, "-l", "1", "-l", "9")
+    assert done.returncode == 0, done.stderr
+    *table, last = done.stdout.decode().splitlines()
+    assert table[0].split()[:2] == ["way", "tokens/s"]
+    report = json.loads(last)
+    ways = report["ways"]
+    assert tuple(ways) == Plan().ways
+    assert ways["full"]["steps"] == 16
+    assert ways["full"]["rows"] == 16 * 25
+    assert ways["dual"]["rows"] == 2 * 25 + 14 * 8
+    assert ways["dual"]["outside_keys"] == 17
+    assert ways["sparse"]["outside_keys"] == 8
+    assert ways["dual+threshold"]["steps"] <= 16
+    assert report["crowd"]["requests"] == 3
+    assert report["beside"]["share"] > 0
+    assert list(report["time_by_length"]) == ["1", "9"]
+    assert report["logit_bytes"] > 0
+
+
+def test_bench_diffusion_refuses_what_is_none(kvarn: Kvarn, model: str) -> None:
+    done = kvarn("bench", "diffusion", model)
+    assert done.returncode == 2
+    assert b"no full-attention diffusion model" in done.stderr
+    assert kvarn("bench", "diffusion", model, "--way", "magic").returncode == 2

@@ -31,7 +31,7 @@ class Watched(ReferenceBackend):
 
 @pytest.fixture(scope="module")
 def llada(tmp_path_factory: pytest.TempPathFactory) -> DiffusionModel:
-    return DiffusionModel("llada", tmp_path_factory.mktemp("model"))
+    return DiffusionModel("llada-tied", tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
