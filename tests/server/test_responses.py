@@ -212,6 +212,7 @@ class TestServer:
             ({"input": [{"role": "king", "content": "x"}]}, "input.0.role"),
             ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
             ({"max_output_tokens": 0}, "max_output_tokens"),
+            ({"max_output_tokens": 2**30}, "max_output_tokens"),
             ({"top_logprobs": 21}, "top_logprobs"),
             ({"temperature": float("1e300")}, "temperature"),
             ({"text": {"verbosity": "low"}}, "text.verbosity"),

@@ -17,6 +17,7 @@ from kvarn.server.generation import Generation, begin
 from kvarn.server.openai.logprobs import chat_logprobs
 from kvarn.server.output.deltas import ContentDelta
 from kvarn.server.output.stream import OutputStream
+from kvarn.server.planning import Wishes
 from kvarn.server.responses.conversation import chat_fields
 from kvarn.server.responses.echo import echo_of
 from kvarn.server.responses.items import Event
@@ -39,7 +40,8 @@ async def create_response(call: Called) -> Response:
     body = parse(ResponsesBody, await call.json(), call)
     chat = conversation_of(parse(ChatBody, chat_fields(body), call), call.state.config)
     served = await call.use_model(body.model)
-    generation = await begin(call, served, lambda: [chat_submission(served, chat)])
+    wishes = Wishes(limit_field="max_output_tokens")
+    generation = await begin(call, served, lambda: [chat_submission(served, chat)], wishes)
     stream = ResponseStream(echo_of(body, f"resp_{call.id}", served.id, int(time.time())))
     teller = _Teller(stream, served.llm.llm.tokenizer)
     reader = reader_of(generation, chat)
