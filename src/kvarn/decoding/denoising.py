@@ -16,11 +16,19 @@ from kvarn.decoding.canvas import Canvas, CanvasBlock, Positions, Shape
 from kvarn.decoding.decoder import CommittedToken
 from kvarn.decoding.recipe import Recipe
 from kvarn.decoding.remasking import Bits, Candidates, Float64, edited
-from kvarn.decoding.schedules import even_count, steps_of_block, timestep_count, transfer_share
+from kvarn.decoding.schedules import (
+    even_count,
+    first_filling_step,
+    steps_of_block,
+    timestep_count,
+    transfer_share,
+)
 from kvarn.diffusion import CanvasView
 from kvarn.request import Request
 from kvarn.sampling.philox import REMASKING, uniform
 from kvarn.types import TokenLogprob
+
+MAX_SKIPPED = 64  # steps of lots that need no computation, at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +133,15 @@ class Denoising:
     def _go_to(self, step: int) -> None:
         """Go to the next step that fills something: one that does not changes nothing and need not be computed."""
         self.step = step
-        while not self._fills_something():
+        if self.recipe.rule.schedule != "timesteps":
+            return  # every step fills something until nothing is left
+        masked, num_steps = self.canvas.masked_in(self.block), self._num_steps
+        if not self.recipe.rule.draws_lots:
+            self.step = first_filling_step(len(masked), num_steps, step)
+            return
+        # Bounded, for lots may be against us for as many steps as a caller asks for, and others wait meanwhile.
+        while self.step < step + MAX_SKIPPED and not (self._noise(masked) < self._share).any():
             self.step += 1
-
-    def _fills_something(self) -> bool:
-        if self.recipe.rule.schedule == "least":
-            return True
-        if self.recipe.rule.schedule == "timesteps" and self.recipe.rule.draws_lots:
-            return bool((self._noise(self.canvas.masked_in(self.block)) < self._share).any())
-        return self._count > 0
 
     @property
     def _num_steps(self) -> int:

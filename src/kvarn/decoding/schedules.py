@@ -7,6 +7,8 @@ positions that leaves the noise of the next time (Ye et al. 2025, arXiv 2508.154
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 LAST_TIME = 1e-3  # of the published sampler
 
 
@@ -30,6 +32,12 @@ def transfer_share(num_steps: int, step: int) -> float:
 def timestep_count(num_left: int, num_steps: int, step: int) -> int:
     """Positions filled in a step of the timestep schedule; num_left are masked now."""
     return int(num_left * transfer_share(num_steps, step))
+
+
+def first_filling_step(num_left: int, num_steps: int, step: int) -> int:
+    """The first step from step on whose count is not 0; shares only grow from step to step."""
+    later = range(step, num_steps)
+    return step + bisect_left(later, True, key=lambda i: timestep_count(num_left, num_steps, i) > 0)
 
 
 def _time(num_steps: int, step: int) -> float:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from kvarn.server.limits import Reservation
     from kvarn.server.shelf import ServedModel
 
+MAX_UNREAD_CANVASES = 256  # each as long as its answer
+
 Phase = Literal["queued", "prefill", "decode", "finished"]
 
 
@@ -220,6 +222,8 @@ class Generation:
             timeout_s = self.call.state.config.request_timeout_s
             self._error = DeadlineExceeded(f"the request did not end within {timeout_s:g} s; ask for less, or later")
         if not self._is_quiet:
+            if event.token.canvas is not None and len(self._ready) >= MAX_UNREAD_CANVASES:
+                return  # a reader that has fallen behind misses steps, and no text
             self._ready.append(event)
             self._wake()
 

@@ -189,6 +189,13 @@ def test_an_answer_has_exactly_the_tokens_asked_for(
             assert len(found) == max_tokens
 
 
+@pytest.mark.parametrize("policy", ["entropy", "low_confidence", "threshold"])
+def test_any_number_of_steps_ends_soon(llada: DiffusionModel, policy: str) -> None:
+    engine = llada.engine()
+    assert len(answer(engine, PROMPT, denoise(8, block_length=4, steps=2**31 - 1, policy=policy))) == 8
+    assert engine.stats().steps <= 8
+
+
 def test_more_steps_than_tokens_are_as_good_as_one_for_each(llada: DiffusionModel) -> None:
     expected = answer(llada.engine(), PROMPT, denoise(8, block_length=4))
     assert answer(llada.engine(), PROMPT, denoise(8, block_length=4, steps=100)) == expected

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvarn.decoding.remasking import RULES, Candidates, edited
-from kvarn.decoding.schedules import even_count, steps_of_block, timestep_count, transfer_share
+from kvarn.decoding.schedules import even_count, first_filling_step, steps_of_block, timestep_count, transfer_share
 from kvarn.diffusion import POLICIES, DiffusionParams
 
 
@@ -117,3 +117,12 @@ def test_timesteps_fill_everything_by_the_last_step(num_steps: int) -> None:
         left -= count
     assert left == 0
     assert transfer_share(num_steps, num_steps - 1) == 1.0
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, 40, 500])
+def test_steps_that_fill_nothing_are_passed_over(num_steps: int) -> None:
+    for num_left in (1, 3, 32):
+        for step in range(0, num_steps, 3):
+            found = first_filling_step(num_left, num_steps, step)
+            assert found == next(i for i in range(step, num_steps) if timestep_count(num_left, num_steps, i))
+    assert 0 < first_filling_step(32, 2**31 - 1, 0) < 2**31
