@@ -184,9 +184,14 @@ def test_collections_survive_a_restart_and_kill(tmp_path: Path) -> None:
     models = ("--model", model_path(MINILM))
     for number in range(2):
         with ServerProcess(*models, env={"KVARN_HOME": str(tmp_path)}) as process, process.client() as client:
-            answer(client, "/v1/collections", {"name": "kept"})
+            answer(client, "/v1/collections", {"name": "kept", "chunk_tokens": 16 if number == 0 else 64, "overlap": 2})
             assert client.get("/v1/collections/kept").json()["documents"] == number
-            answer(client, "/v1/collections/kept/documents", {"documents": [{"id": f"d{number}", "text": "grain"}]})
+            answer(
+                client,
+                "/v1/collections/kept/documents",
+                {"documents": [{"id": f"d{number}", "text": f"grain {number} " * 20}]},
+            )
+            assert client.get("/v1/collections/kept").json()["chunks"] >= 3 * (number + 1)
             process.process.kill()
 
 

@@ -30,8 +30,10 @@ def index_add(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders to index.")],
     *,
     model: Model = "minilm",
-    chunk_tokens: Annotated[int, typer.Option(help="Longest chunk, in tokens of the embedding model.")] = 200,
-    overlap: Annotated[int, typer.Option(help="Tokens repeated between chunks.")] = 32,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Longest chunk, in tokens of the embedding model; by default 200, or as before.")
+    ] = None,
+    overlap: Annotated[int | None, typer.Option(help="Tokens repeated between chunks; by default 32.")] = None,
     as_json: Json = False,
 ) -> None:
     """Add files to a collection, or bring those that changed up to date."""
@@ -43,8 +45,11 @@ def index_add(
     if not files:
         raise ConfigError(f"there is nothing to index in {', '.join(map(str, paths))}; give files or other folders")
     failed: dict[str, str] = {}
+    chunking = None
+    if chunk_tokens is not None or overlap is not None:
+        chunking = Chunking(chunk_tokens or Chunking().tokens, Chunking().overlap if overlap is None else overlap)
     with (
-        Collection(collection, model=model, chunking=Chunking(chunk_tokens, overlap)) as opened,
+        Collection(collection, model=model, chunking=chunking) as opened,
         _bar(len(files)) as on_added,
     ):
         report = opened.add(_readable(files, failed), on_added=on_added)

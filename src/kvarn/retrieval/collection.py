@@ -74,9 +74,9 @@ class Collection:
         index: another store than the embedded one.
         """
         self.name = name
-        self.chunking = chunking or Chunking()
         self._embedder = _as_embedder(model)
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
+        self.chunking = _settled(self._index, chunking)
         self._lock = threading.Lock()  # one add at a time
         self._is_known_model = False
         self.hot: HotCache[tuple[Hit, ...]] = HotCache()
@@ -360,6 +360,16 @@ def _checked_queries(queries: Sequence[str]) -> list[str]:
         if not query.strip():
             raise InvalidParameter("the query is empty; say what to look for")
     return list(queries)
+
+
+def _settled(index: Retriever, wished: Chunking | None) -> Chunking:
+    """The wished chunking, remembered for the next time; without one, what was wished before."""
+    if wished is None:
+        tokens, overlap = index.fact("chunk_tokens"), index.fact("chunk_overlap")
+        return Chunking() if tokens is None else Chunking(int(tokens), int(overlap))
+    if (wished.tokens, wished.overlap) != (index.fact("chunk_tokens"), index.fact("chunk_overlap")):
+        index.set_facts({"chunk_tokens": wished.tokens, "chunk_overlap": wished.overlap})
+    return wished
 
 
 def _as_embedder(model: object) -> Embedder:

@@ -112,10 +112,11 @@ class CollectionShelf:
 
         folder = _library().shelf(tenant)
         embedder = ModelEmbedder(self.embedding_model, find=self._encoder)
+        exists = name in _library().list_names(folder)
         try:
-            return Collection(name, model=embedder, folder=folder, chunking=chunking)
+            return Collection(name, model=embedder, folder=folder, chunking=None if exists else chunking)
         except StorageError as error:
-            if chunking is not None:
+            if not exists:
                 raise
             log.info("a collection is open for reading only: %s", error)
             return Collection.open(name, model=embedder, folder=folder)

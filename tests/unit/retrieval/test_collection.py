@@ -78,6 +78,15 @@ def test_a_document_has_the_same_chunks_after_reopening(tmp_path: Path) -> None:
         assert collection.stats()["documents"] == 4
 
 
+def test_a_collection_remembers_how_it_cuts(tmp_path: Path) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder(), chunking=Chunking(16, 2)) as collection:
+        collection.add("one")
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        assert collection.chunking == Chunking(16, 2)
+        collection.add(" ".join(f"w{n}" for n in range(100)))
+        assert len(collection) > 6
+
+
 def test_diversity_drops_near_copies(tmp_path: Path) -> None:
     with _filled(tmp_path) as collection:
         collection.add([Document(TEXTS["mill"] + " Indeed.", id="echo")])
