@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvarn.cli.denoising import diffusion_params
 from kvarn.cli.options import (
     DEFAULT_MODEL,
     Context,
@@ -23,7 +24,6 @@ from kvarn.cli.options import (
 )
 from kvarn.cli.text import Writer, checked, read_prompt
 from kvarn.cli.watch import watch_canvas
-from kvarn.diffusion import DiffusionParams
 from kvarn.types import Completion
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ def run(
     seed: Seed = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how a diffusion model fills in its answer.")] = False,
+    diffusion: Annotated[
+        list[str], typer.Option("--diffusion", metavar="NAME=VALUE", help="How a diffusion model denoises; repeatable.")
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
     threads: Threads = None,
     context: Context = None,
@@ -51,8 +54,7 @@ def run(
     if watch and as_json:
         raise typer.BadParameter("--watch shows the answer on the way, --json only at its end; drop one of them")
     params = sampling(max_tokens, temperature, top_p, seed)
-    if watch:
-        params = params.replace(diffusion=DiffusionParams(events=True))
+    params = params.replace(diffusion=diffusion_params(diffusion, is_watched=watch))
     text = read_prompt(prompt)
     asked = text if raw else _messages(text, system)
     with opened(model, threads, context) as llm, llm.stream(asked, params) as events:

@@ -15,6 +15,7 @@ from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
+from kvarn.models.spec import MaskedDiffusion
 from kvarn.tokenizer import load_tokenizer
 from tests.unit.bench.conftest import TINY
 
@@ -89,3 +90,11 @@ def test_an_unknown_shape_or_type_is_refused_with_the_known_ones(shape: str, typ
 def _num_bytes(shape: Shape, type: str) -> int:
     types = tensor_types(shape, type)
     return sum(types[name].num_bytes(math.prod(size)) for name, size in shapes_of(shape).items())
+
+
+def test_a_diffusion_shape_is_one(tmp_path: Path) -> None:
+    small = replace(SHAPES["llada-small"], layers=1, width=64, hidden=64, heads=2, kv_heads=2, vocab=400, mask_id=300)
+    write_shape(tmp_path / "model.gguf", small, "Q4_0", "small")
+    source = open_weights(tmp_path / "model.gguf")
+    assert describe(source).spec.generation == MaskedDiffusion(300, shift=False, block=None)
+    assert load_tokenizer(source).encode("ab", add_special=False) == [256]

@@ -31,3 +31,13 @@ def test_a_model_that_writes_from_left_to_right_cannot_be_watched(kvarn: Kvarn, 
     done = kvarn("run", "-m", model, "--watch", "hello")
     assert done.returncode == 2
     assert b"diffusion" in done.stderr
+
+
+def test_options_of_denoising_are_given_by_name(kvarn: Kvarn, tmp_path: Path) -> None:
+    model = str(write_talking_model(tmp_path / "tiny.gguf"))
+    done = kvarn("run", "-m", model, "-n", "8", "--diffusion", "policy=threshold", "--diffusion", "steps=2", "hello")
+    assert done.returncode == 0, done.stderr
+    for wrong in ("policy=best", "steps=many", "no_such=1", "steps"):
+        done = kvarn("run", "-m", model, "-n", "8", "--diffusion", wrong, "hello")
+        assert done.returncode == 2
+        assert wrong.partition("=")[0].encode() in done.stderr

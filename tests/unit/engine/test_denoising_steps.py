@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvarn import InvalidParameter
 from kvarn.backends.batch import Batch
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.backends.reference.layers import Float32
+from kvarn.errors import BrokenScores
 from tests.diffusing import DiffusionModel, answer, denoise, run
 
 PROMPT = [7, 31, 12, 90, 44, 8, 101]
@@ -27,6 +29,19 @@ class Watched(ReferenceBackend):
         if self._fault is not None and len(self.rows) == self._step:
             raise self._fault
         return super().forward(batch)
+
+
+class Poisoned(ReferenceBackend):
+    """Whoever has this token gets scores that are not numbers."""
+
+    TOKEN = 150
+
+    def forward(self, batch: Batch) -> Float32:
+        hidden = super().forward(batch)
+        sequences = np.repeat(np.arange(len(batch.context_lens)), np.diff(batch.row_starts))
+        struck = set(sequences[batch.token_ids == self.TOKEN].tolist())
+        hidden[[sequence in struck for sequence in sequences[batch.output_rows].tolist()]] = np.nan
+        return hidden
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +74,16 @@ def test_a_step_that_fails_once_is_computed_again(llada: DiffusionModel) -> None
     for step in (1, 3, 5):
         backend = llada.load(Watched(RuntimeError("once"), step))
         assert answer(llada.engine(backend=backend), PROMPT, params) == expected
+
+
+def test_scores_that_are_not_numbers_end_their_own_request(llada: DiffusionModel) -> None:
+    params = denoise(8, block_length=4)
+    expected = answer(llada.engine(), PROMPT, params)
+    engine = llada.engine(backend=llada.load(Poisoned()))
+    healthy, struck = engine.submit(PROMPT, params), engine.submit([*PROMPT, Poisoned.TOKEN], params)
+    assert run(engine, [healthy])[0].token_ids == expected
+    assert isinstance(struck.error, BrokenScores)
+    assert engine.kv.num_free == engine.kv.num_blocks
 
 
 def test_an_interrupted_step_changes_nothing(llada: DiffusionModel, sdar: DiffusionModel) -> None:
