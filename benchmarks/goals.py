@@ -1,4 +1,4 @@
-"""The ratios to reach, ours to the best peer of the row in the same run: the table of issue 5, as data."""
+"""The ratios to reach, ours to the best peer of the row in the same run, as data."""
 
 from __future__ import annotations
 

