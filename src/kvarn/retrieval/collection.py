@@ -133,16 +133,18 @@ class Collection:
         tuning: Tuning | None = None,
         *,
         rerank: LLM | None = None,
+        tenant: str = "",
     ) -> list[Hit]:
         """The k chunks that answer a query best, best first.
 
-        rerank: a cross-encoder or a model that chats, which reads the candidates and orders them anew.
+        rerank: a cross-encoder or a model that chats, which reads the candidates and orders them anew;
+        tenant: salts that model's prefix cache.
         """
         if rerank is None:
             return self.search_many([query], k, mode, filter, tuning)[0]
         check_k("k", k)
         depth = (tuning or Tuning()).candidates or min(CANDIDATES * k, MAX_K)
-        return rerank_hits(rerank, query, self.search_many([query], depth, mode, filter, tuning)[0], k)
+        return rerank_hits(rerank, query, self.search_many([query], depth, mode, filter, tuning)[0], k, tenant)
 
     def search_many(
         self,

@@ -40,9 +40,9 @@ def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> 
     return _by_classifier(llm, query, documents)
 
 
-def rerank_hits(llm: LLM, query: str, hits: Sequence[Hit], k: int) -> list[Hit]:
+def rerank_hits(llm: LLM, query: str, hits: Sequence[Hit], k: int, tenant: str = "") -> list[Hit]:
     """The k best of some hits, with their new scores; of equal ones the earlier."""
-    scores = rerank(llm, query, [hit.text for hit in hits])
+    scores = rerank(llm, query, [hit.text for hit in hits], tenant)
     order = sorted(range(len(hits)), key=lambda number: (-scores[number], number))[:k]
     return [replace(hits[number], score=float(scores[number])) for number in order]
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
@@ -115,7 +116,8 @@ async def search_collection(call: Called, name: str) -> Response:
         try:
             started = time.monotonic()
             reranker = None if body.rerank is None else (await call.use_model(body.rerank)).llm.llm
-            found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body, reranker))
+            search = partial(_search, collection, queries, body, reranker, call.principal.tenant)
+            found = await while_awaited(call, asyncio.to_thread(search))
             call.state.metrics.searched(body.mode, time.monotonic() - started)
         finally:
             reservation.settle(reservation.num_tokens)
@@ -157,11 +159,14 @@ def _fields(document: DocumentBody) -> dict[str, Any]:
     return fields | {"text": html_to_text(document.text)} if document.kind == "html" else fields
 
 
-def _search(collection: Collection, queries: Sequence[str], body: SearchBody, reranker: LLM | None) -> list[Any]:
+def _search(
+    collection: Collection, queries: Sequence[str], body: SearchBody, reranker: LLM | None, tenant: str
+) -> list[Any]:
     tuning = tuning_of(body, has_highlights=body.highlights)
     if reranker is None:
         return collection.search_many(queries, body.k, body.mode, body.filter, tuning)
-    return [collection.search(one, body.k, body.mode, body.filter, tuning, rerank=reranker) for one in queries]
+    find = partial(collection.search, k=body.k, mode=body.mode, filter=body.filter, tuning=tuning)
+    return [find(one, rerank=reranker, tenant=tenant) for one in queries]
 
 
 def _described(collection: Collection) -> dict[str, Any]:
