@@ -38,14 +38,14 @@ void Chooser::sample_greedy(std::span<const HeadRow> rows, std::span<const size_
     std::vector<Top> tops;
     for (size_t row : at) tops.push_back(out.top(row));
     greedy_.choose(picked(rows, at), want_logprobs, found, tops);
-    for (size_t i = 0; i < at.size(); ++i) fill(out, at[i], found[i].id, found[i].logprob, found[i].entropy);
+    for (size_t i = 0; i < at.size(); ++i) fill(out, at[i], found[i].id, found[i].logprob, found[i].softmax.entropy);
 }
 
 void Chooser::sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const Choice> choices,
                            bool want_logprobs, const Results& out) {
     head_.for_each_row(picked(rows, at), [&](size_t i, float* logits, int worker) {
         size_t row = at[i];
-        Sampler::Softmax softmax{0, 0};
+        Softmax softmax;
         std::vector<float>& plain = plain_[static_cast<size_t>(worker)];
         if (want_logprobs) {
             softmax = sampler_.softmax(logits);

@@ -55,23 +55,22 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
         for (int i = 0; i < tops[row].count; ++i) {
             const Candidate& likely = found[1 + static_cast<size_t>(i)];
             tops[row].ids[i] = likely.id;
-            double above = static_cast<double>(likely.plain) - static_cast<double>(found[0].plain);
-            tops[row].logprobs[i] = static_cast<float>(above + out[row].logprob);
+            tops[row].logprobs[i] = static_cast<float>(static_cast<double>(likely.plain) - out[row].softmax.log_total);
         }
     }
 }
 
 void GreedyHead::reduce(std::span<const HeadRow> rows, int piece, int worker, bool want_logprobs, float* logits) {
-    Piece unwanted;
+    SoftmaxPiece unwanted;
     for (size_t row = 0; row < rows.size(); ++row) {
-        Piece& sums = want_logprobs ? pieces_[static_cast<size_t>(piece) * rows.size() + row] : unwanted;
+        SoftmaxPiece& sums = want_logprobs ? pieces_[static_cast<size_t>(piece) * rows.size() + row] : unwanted;
         reduce_row(rows[row], piece, want_logprobs, logits, found_by(worker, row, rows.size()), sums);
         logits += static_cast<size_t>(rows[row].num_states()) * kVocabPiece;
     }
 }
 
 void GreedyHead::reduce_row(const HeadRow& row, int piece, bool want_logprobs, float* logits,
-                            std::span<Candidate> found, Piece& sums) {
+                            std::span<Candidate> found, SoftmaxPiece& sums) {
     const KernelTable& kernels = model_.compute().kernels;
     int first_id = piece * kVocabPiece, n = std::min(kVocabPiece, model_.spec().vocab_size - first_id);
     if (float cap = model_.spec().head_softcap; cap != 0.0f)
@@ -132,19 +131,10 @@ Greedy GreedyHead::merge(size_t row, size_t num_rows, bool want_logprobs, std::s
     if (!std::isfinite(found[0].logit)) return result;
     result.id = found[0].id;
     if (!want_logprobs) return result;
-    float largest = -std::numeric_limits<float>::infinity();
-    auto part = [&](int piece) { return pieces_[static_cast<size_t>(piece) * num_rows + row]; };
-    for (int piece = 0; piece < num_pieces(); ++piece) largest = std::max(largest, part(piece).largest);
-    double total = 0, weighted = 0;
-    for (int piece = 0; piece < num_pieces(); ++piece) {
-        Piece own = part(piece);
-        double below = static_cast<double>(own.largest) - static_cast<double>(largest), factor = std::exp(below);
-        if (!(factor > 0)) continue;
-        total += own.sums[0] * factor;
-        weighted += (own.sums[1] + own.sums[0] * below) * factor;
-    }
-    result.logprob = static_cast<double>(found[0].plain) - static_cast<double>(largest) - std::log(total);
-    result.entropy = std::max(0.0, std::log(total) - weighted / total);
+    result.softmax = merge_pieces(num_pieces(), [&](int piece) -> const SoftmaxPiece& {
+        return pieces_[static_cast<size_t>(piece) * num_rows + row];
+    });
+    result.logprob = static_cast<double>(found[0].plain) - result.softmax.log_total;
     return result;
 }
 

@@ -5,15 +5,14 @@
 
 #include "head.h"
 #include "sample.h"
+#include "softmax.h"
 
 namespace kvarn {
 
-constexpr int kVocabPiece =
-    256;  // tokens; the same for every number of threads, because sums are merged piece by piece
-
 struct Greedy {
-    int32_t id = Sampler::kNoToken;   // ties to the lower id; kNoToken when the largest logit is not finite
-    double logprob = 0, entropy = 0;  // of the softmax without biases
+    int32_t id = Sampler::kNoToken;  // ties to the lower id; kNoToken when the largest logit is not finite
+    double logprob = 0;
+    Softmax softmax;  // without biases
 };
 
 class GreedyHead {
@@ -34,16 +33,11 @@ private:
             return logit != other.logit ? logit > other.logit : id < other.id;
         }
     };
-    // Of one piece: its largest logit, the sum of e = exp(logit - largest) and of e * (logit - largest).
-    struct Piece {
-        float largest;
-        double sums[2];
-    };
 
     void pass(std::span<const HeadRow> rows, bool want_logprobs, std::span<Greedy> out, std::span<const Top> tops);
     void reduce(std::span<const HeadRow> rows, int piece, int worker, bool want_logprobs, float* logits);
     void reduce_row(const HeadRow& row, int piece, bool want_logprobs, float* logits, std::span<Candidate> found,
-                    Piece& sums);
+                    SoftmaxPiece& sums);
     static void insert(std::span<Candidate> best, Candidate candidate);
     static Candidate likeliest(const KernelTable& kernels, const float* logits, int n, int first_id);
     static Candidate likeliest_biased(const KernelTable& kernels, const HeadRow& row, float* logits, int n,
@@ -59,8 +53,8 @@ private:
 
     Model& model_;
     Arena arena_;
-    std::vector<Candidate> found_;  // [worker][row][1 + num_best]
-    std::vector<Piece> pieces_;     // [piece][row]
+    std::vector<Candidate> found_;      // [worker][row][1 + num_best]
+    std::vector<SoftmaxPiece> pieces_;  // [piece][row]
     size_t num_best_ = 0, logit_bytes_ = 0;
 };
 

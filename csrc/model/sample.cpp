@@ -199,14 +199,16 @@ int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
     return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
 }
 
-Sampler::Softmax Sampler::softmax(const float* logits) const {
-    int best = 0;
-    float largest = 0;
-    kernels_.argmax(logits, vocab_size_, &best, &largest);
-    double sums[2];
-    kernels_.softmax_sums(logits, vocab_size_, largest, sums);
-    double log_sum = std::log(sums[0]);
-    return {static_cast<double>(largest) + log_sum, std::max(0.0, log_sum - sums[1] / sums[0])};
+Softmax Sampler::softmax(const float* logits) const {
+    std::vector<SoftmaxPiece> pieces;
+    for (int first = 0; first < vocab_size_; first += kVocabPiece) {
+        int n = std::min(kVocabPiece, vocab_size_ - first), best = 0;
+        SoftmaxPiece& piece = pieces.emplace_back();
+        kernels_.argmax(logits + first, n, &best, &piece.largest);
+        kernels_.softmax_sums(logits + first, n, piece.largest, piece.sums);
+    }
+    return merge_pieces(static_cast<int>(pieces.size()),
+                        [&](int i) -> const SoftmaxPiece& { return pieces[static_cast<size_t>(i)]; });
 }
 
 void Sampler::most_probable(const float* logits, double log_total, const Top& top, int worker) {

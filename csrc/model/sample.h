@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "../kernels/table.h"
+#include "softmax.h"
 
 namespace kvarn {
 
@@ -40,9 +40,6 @@ public:
     // Changes logits in place. kNoToken when the logits are not finite or the mask has no bit.
     int32_t choose(const Choice& choice, float* logits, int worker);
 
-    struct Softmax {
-        double log_total, entropy;
-    };
     Softmax softmax(const float* logits) const;
     void most_probable(const float* logits, double log_total, const Top& top, int worker);
 
