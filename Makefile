@@ -16,6 +16,9 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS ?= llama-cpp-python==0.3.36
 
+# Tests that measure nothing and compute little share the cores; the others have the machine for themselves.
+LIGHT_TESTS := tests/unit tests/rules tests/simulate
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h') $(wildcard CMakeLists.txt) pyproject.toml
@@ -39,7 +42,8 @@ run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
 install: $(INSTALLED)  ## install into .venv only
 
 test: lint $(VENV)/.oracles  ## install what the tests need, then lint, type check and test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(LIGHT_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(LIGHT_TESTS)) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.oracles $(VENV)/.peers  ## full sizes, peers and fuzzing; writes benchmarks/results/*.json
 	$(BIN)/python -m pytest --long --timeout=7200 $(PYTEST_ARGS)

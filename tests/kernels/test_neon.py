@@ -16,7 +16,10 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 TARGET = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={COMPILER}"]
 MISSING = [tool for tool in (COMPILER, EMULATOR, "cmake", "ninja") if shutil.which(tool) is None]
 
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)} (g++-aarch64-linux-gnu, qemu-user)")
+pytestmark = [
+    pytest.mark.long,  # a minute of cross-compiling and emulating
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)} (g++-aarch64-linux-gnu, qemu-user)"),
+]
 
 
 @pytest.fixture(scope="module")

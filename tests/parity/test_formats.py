@@ -15,9 +15,10 @@ from kvarn.formats.open import open_weights
 from tests.assets import gemma3, llama_cpp_models, minilm, qwen_coder, smollm2
 
 pytestmark = pytest.mark.model
+LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("fetch", [smollm2, qwen_coder, gemma3])
+@pytest.mark.parametrize("fetch", [smollm2, pytest.param(qwen_coder, marks=LONG), pytest.param(gemma3, marks=LONG)])
 def test_a_model_reads_as_in_the_gguf_package(fetch: Callable[[], Path]) -> None:
     source, oracle = open_weights(fetch()), gguf.GGUFReader(fetch())
     keys = {key for key in oracle.fields if not key.startswith("GGUF.")}

@@ -40,7 +40,7 @@ def greedy_ids(isa: str, threads: int, chunk: int, max_tokens: int) -> tuple[int
         return llm.generate(SAGA, GREEDY.replace(max_tokens=max_tokens)).token_ids
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2"])
+@pytest.mark.parametrize("isa", [pytest.param("scalar", marks=pytest.mark.long), "avx2"])
 def test_greedy_text_is_the_same_with_any_threads_and_chunks(isa: str, size: Size) -> None:
     ways = WAYS[: size(3, 6)]
     assert len({greedy_ids(isa, threads, chunk, max_tokens=size(6, 200)) for threads, chunk in ways}) == 1

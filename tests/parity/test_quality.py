@@ -17,13 +17,18 @@ if TYPE_CHECKING:
     from tests.conftest import Record, Size
 
 pytestmark = pytest.mark.model
+LONG = pytest.mark.long
 
 # Mean KL that llama.cpp reaches over the full text (benchmarks/results/quality-*.json): the yardstick where it is not
 # installed. A few hundred tokens scatter around the mean, so the short form may be half as far again.
 LLAMA_CPP_KL = {"smollm2": 0.0030, "gemma3": 0.0124, "qwen_coder": 0.00076}
 
 
-@pytest.mark.parametrize("model", [smollm2, gemma3, qwen_coder], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model",
+    [smollm2, pytest.param(gemma3, marks=LONG), pytest.param(qwen_coder, marks=LONG)],
+    ids=lambda model: model.__name__,
+)
 def test_divergence_from_exact_arithmetic_is_no_worse_than_llama_cpp(
     model: Callable[[], Path], size: Size, is_long: bool, record: Record
 ) -> None:
