@@ -187,7 +187,7 @@ class EmbeddedIndex:
                 self._sparse = SparseIndex(folder, is_writable=self.is_writable)
                 len(self._sparse)
             except (ValueError, OSError):
-                pass
+                pass  # damaged: built anew from the truth, below
             else:
                 return manifest.version
         self._require_writable()

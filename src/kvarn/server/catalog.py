@@ -126,7 +126,7 @@ def _plan(model_id: str, description: Description, engine: EngineConfig, room: R
         if plan.context >= enough:
             return plan
     except DoesNotFit:
-        pass
+        pass  # its share is too small: perhaps the whole is not
     try:
         return _plan_within(description, engine, room.whole, "the server's memory beside its pinned models")
     except DoesNotFit as error:
