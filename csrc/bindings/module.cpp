@@ -279,7 +279,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;  // growing may wait for a step
         return ThreadPool::of_process(1).num_threads();
     });
-    nb::class_<Passage>(m, "Passage");
+    nb::class_<Passage>(m, "Passage").def_prop_ro("piece_s", &Passage::piece_s);
     nb::class_<NativeModel>(m, "Model")
         .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)

@@ -67,8 +67,9 @@ public:
 
     void run() const {
         run_tasks();
-        if (!is_quantized_by_head())
-            for_rows(compute_, mixed_.n, [&](int row) { mixed_.quantize(compute_.kernels, row, 0, mixed_.k); });
+        if (is_quantized_by_head()) return;
+        int begin = runs_.front().row_begin, end = runs_.back().row_begin + runs_.back().num_rows;
+        for_rows(compute_, end - begin, [&](int i) { mixed_.quantize(compute_.kernels, begin + i, 0, mixed_.k); });
     }
 
 private:

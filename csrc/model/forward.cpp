@@ -1,7 +1,6 @@
 #include "forward.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "../base/check.h"
 #include "ffn.h"
@@ -32,40 +31,12 @@ void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows
     std::lock_guard turn(pool_->turn());
     StepBuffers buffers = enter(arena_, batch);
     for (size_t index = 0; index < plan_.layers.size(); ++index) {
-        run_attention(index, batch, buffers);
+        open_attention(index, batch, buffers);
+        run_attention(index, batch, buffers, buffers.runs);
+        close_attention(index, batch, buffers);
         run_feed_forward(index, batch, buffers);
     }
     leave(buffers, output_rows, out);
-}
-
-Passage Model::begin(const BatchView& batch, std::span<const int32_t> output_rows) {
-    check(batch, output_rows);
-    require(batch.num_tokens > 0, "a passage needs at least one token");
-    std::lock_guard turn(pool_->turn());
-    return {
-        .batch = batch, .output_rows = output_rows, .buffers = enter(passage_arena_, batch), .number = ++num_passages_};
-}
-
-// Time that was granted and not used, less than a sublayer's, is used by a later call: on average none is lost.
-bool Model::advance(Passage& passage, double seconds, float* out) {
-    using Clock = std::chrono::steady_clock;
-    require(passage.number == num_passages_, "another passage has begun since; this one is over");
-    std::lock_guard turn(pool_->turn());
-    const size_t num_halves = 2 * plan_.layers.size();
-    double left = seconds + passage.unused_s;
-    do {
-        size_t layer = passage.next_half / 2, half = passage.next_half++ % 2;
-        Clock::time_point begin = Clock::now();
-        if (half == 0) run_attention(layer, passage.batch, passage.buffers);
-        else run_feed_forward(layer, passage.batch, passage.buffers);
-        passage.half_s[half] = std::chrono::duration<double>(Clock::now() - begin).count();
-        left -= passage.half_s[half];
-    } while (passage.next_half < num_halves && left >= passage.half_s[passage.next_half % 2]);
-    double longest = std::max(passage.half_s[0], passage.half_s[1]);
-    passage.unused_s = std::clamp(left, -longest, longest);
-    if (passage.next_half < num_halves) return false;
-    leave(passage.buffers, passage.output_rows, out);
-    return true;
 }
 
 void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
@@ -158,12 +129,6 @@ void Model::embed(const BatchView& batch, float* out) const {
     });
 }
 
-void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
-    const LayerPlan& layer = plan_.layers[index];
-    attention_sublayer(index, batch, buffers);
-    close_sublayer(layer.placement, layer.attention_out, buffers, batch.num_tokens);
-}
-
 void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     int n = batch.num_tokens, width = spec_.width;
@@ -195,29 +160,51 @@ Activations Model::normed(const LayerPlan& layer, const NormPlan& norm, const St
     return in;
 }
 
-void Model::attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+// Queries, keys and values of the batch's rows; keys and values go into the cache.
+void Model::open_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
-    float* residual = residual_of(layer, buffers);
-    int n = batch.num_tokens, query = spec.num_heads * spec.head_dim, width = spec_.width;
+    size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
     size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
-    Projection qkv[] = {{layer.q, buffers.q, static_cast<size_t>(query), layer.q_bias},
+    Projection qkv[] = {{layer.q, buffers.q, query, layer.q_bias},
                         {layer.k, buffers.k, kv, layer.k_bias},
                         {layer.v, buffers.v, kv, layer.v_bias}};
-    project(compute(), normed(layer, layer.attention_in, buffers, n, qkv), qkv);
+    project(compute(), normed(layer, layer.attention_in, buffers, batch.num_tokens, qkv), qkv);
     rotate_and_store(index, batch, buffers);
     keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
+}
 
-    Projection output{layer.o, buffers.result, static_cast<size_t>(width), layer.o_bias};
-    Activations mixed = reserve(buffers.quants, buffers.mixed, n, query, {&output, 1});
-    attend(compute(), spec, cache_, index, batch, buffers.runs, buffers.q, buffers.mixed, mixed, buffers.attention);
-    project(compute(), mixed, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
+void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
+                          std::span<const QueryRun> runs) const {
+    attend(compute(), plan_.layers[index].attention, cache_, index, batch, runs, buffers.q, buffers.mixed,
+           mixed(index, batch, buffers), buffers.attention);
+}
+
+void Model::close_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
+    const LayerPlan& layer = plan_.layers[index];
+    float* residual = residual_of(layer, buffers);
+    Projection output = attention_output(index, buffers);
+    int width = spec_.width;
+    project(compute(), mixed(index, batch, buffers), {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
         for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = offset(row, width) + static_cast<size_t>(begin);
             kernels_.add(buffers.result + at, end - begin, residual + at);
         }
     });
+    close_sublayer(layer.placement, layer.attention_out, buffers, batch.num_tokens);
+}
+
+Projection Model::attention_output(size_t index, const StepBuffers& buffers) const {
+    const LayerPlan& layer = plan_.layers[index];
+    return {layer.o, buffers.result, static_cast<size_t>(spec_.width), layer.o_bias};
+}
+
+// What attention makes and the output projection reads.
+Activations Model::mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
+    const AttentionSpec& spec = plan_.layers[index].attention;
+    Projection output = attention_output(index, buffers);
+    return reserve(buffers.quants, buffers.mixed, batch.num_tokens, spec.num_heads * spec.head_dim, {&output, 1});
 }
 
 void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers) {

@@ -4,21 +4,10 @@
 #include <span>
 
 #include "keep.h"
+#include "passage.h"
 #include "step.h"
 
 namespace kvarn {
-
-// A batch on its way through the layers, some sublayers per call. Its buffers lie in the model's second arena: a new
-// passage ends the one before it.
-struct Passage {
-    BatchView batch;  // the arrays are the caller's, and stay until the end
-    std::span<const int32_t> output_rows;
-    StepBuffers buffers;
-    size_t next_half = 0;       // of a layer: attention, then feed-forward
-    double half_s[2] = {0, 0};  // what the last one of each kind took
-    double unused_s = 0;        // of the time granted so far
-    uint64_t number = 0;
-};
 
 class Model {
 public:
@@ -36,7 +25,8 @@ public:
     // out is (output_rows, width): the states after the output norm.
     void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out);
 
-    // The same in pieces: run sublayers for that many seconds on average, at least one; true when out is filled.
+    // The same in pieces: compute for that many seconds on average, at least one piece; true when out is filled.
+    // The buffers lie in a second arena: a new passage ends the one before it.
     Passage begin(const BatchView& batch, std::span<const int32_t> output_rows);
     bool advance(Passage& passage, double seconds, float* out);
 
@@ -50,11 +40,16 @@ private:
     StepBuffers enter(Arena& arena, const BatchView& batch);
     void leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
-    void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void run_piece(Passage& passage);
+    void open_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
+                       std::span<const QueryRun> runs) const;
+    void close_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
     Activations normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
                        std::span<const Projection> projections) const;
-    void attention_sublayer(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    Projection attention_output(size_t index, const StepBuffers& buffers) const;
+    Activations mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
     void rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void close_sublayer(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const;
 

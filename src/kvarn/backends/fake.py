@@ -187,26 +187,27 @@ class FakeBackend:
 
 
 class FakePassage:
-    """Writes in every slice: a passage that goes on after its blocks were given away does harm.
+    """Writes in every piece: a passage that goes on after its blocks were given away does harm.
 
-    Without simulated time every advance is one slice.
+    Without simulated time every advance is one piece.
     """
 
-    num_slices = 12
+    num_pieces = 12
 
     def __init__(self, backend: FakeBackend, batch: Batch) -> None:
         self._backend = backend
         self._batch = batch
-        self._num_left = self.num_slices
+        self._num_left = self.num_pieces
+        self.piece_s = 0.0
 
     def advance(self, seconds: float) -> npt.NDArray[np.float32] | None:
-        spent_s = slice_s = 0.0
+        spent_s = 0.0
         while self._num_left > 0:
             self._backend.write(self._batch)
             self._num_left -= 1
-            slice_s = self._backend.spend(self._batch, 1 / self.num_slices)
-            spent_s += slice_s
-            if not spent_s + slice_s <= seconds or (slice_s == 0.0 and np.isfinite(seconds)):
+            self.piece_s = self._backend.spend(self._batch, 1 / self.num_pieces)
+            spent_s += self.piece_s
+            if not spent_s + self.piece_s <= seconds or (self.piece_s == 0.0 and np.isfinite(seconds)):
                 break
         return None if self._num_left else self._backend.compute(self._batch)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from kvarn.backends.batch import Batch
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
 class Passage(Protocol):
     """One batch under way. A backend has one at a time: a new one ends the one before it."""
 
-    num_slices: int  # pieces that take about the same time, for example layers
+    @property
+    def piece_s(self) -> float:
+        """How long the pieces that take longest take, so far; for example layers."""
 
     def advance(self, seconds: float) -> Hidden | None:
         """Compute for about that long, at least one piece; the hidden states when all is done, None before."""
@@ -22,11 +25,13 @@ class Passage(Protocol):
 class WholePassage:
     """For backends that compute a batch in one piece."""
 
-    num_slices = 1
-
     def __init__(self, backend: Backend, batch: Batch) -> None:
         self._backend = backend
         self._batch = batch
+        self.piece_s = 0.0
 
     def advance(self, seconds: float) -> Hidden | None:  # noqa: ARG002
-        return self._backend.forward(self._batch)
+        began = time.perf_counter()
+        hidden = self._backend.forward(self._batch)
+        self.piece_s = time.perf_counter() - began
+        return hidden

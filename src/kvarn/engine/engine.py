@@ -239,7 +239,7 @@ class Engine:
             return [self._compute_alone(slow.entry)]
         self._slow_s = self._clock() - started_at
         self._forward_s += self._slow_s
-        self.scheduler.observe_slow(slow, self._slow_s, passage.num_slices, is_done=bool(commits))
+        self.scheduler.observe_slow(slow, passage.piece_s, is_done=bool(commits))
         if commits:
             self._under_way = None
         return commits

@@ -18,7 +18,7 @@ from kvarn.request import Request
 FIRST_ROWS = 64  # of a chunk, as long as nothing is known about its cost
 LEAST_ROWS = 16
 ROW_STEP = 8  # rows that share the work of a kernel
-SLICE_SHARE = 0.24  # of a step's time for prompts is what one slice should take: four fit, and a late one hurts little
+PIECE_SHARE = 0.24  # of a step's time for prompts is what one piece should take: four fit, and a late one hurts little
 MAX_CHANGE = 2.0  # of the chunk's size from one to the next
 FEW_ROWS = 24  # a step that has room for fewer prompt rows than this is what the lane is for ...
 LONG_PROMPT = 512  # ... if the prompt is at least this long: many short ones go faster side by side than one by one
@@ -47,7 +47,6 @@ class SlowLane:
         self.chunk: Chunk | None = None
         self._max_rows = max_rows
         self._has_begun = False
-        self._spent_s = 0.0
         self._went_last = False
 
     @property
@@ -70,7 +69,7 @@ class SlowLane:
 
     def enter(self, entry: Entry) -> None:
         assert self.chunk is None
-        self.chunk, self._has_begun, self._spent_s = Chunk(entry), False, 0.0
+        self.chunk, self._has_begun = Chunk(entry), False
 
     def go(self) -> tuple[Chunk, bool]:
         """The chunk advances in this step; and whether that is its first one."""
@@ -82,13 +81,11 @@ class SlowLane:
         """The chunk does not advance in this step."""
         self._went_last = False
 
-    def learn(self, allowed_s: float, spent_s: float, num_slices: int, *, is_done: bool) -> None:
-        """Size the next chunk so that a slice of it takes its share of a step."""
-        self._spent_s += spent_s
-        if not is_done or self.chunk is None or not math.isfinite(allowed_s):
+    def learn(self, allowed_s: float, piece_s: float) -> None:
+        """A chunk is done: size the next one so that a piece of it takes its share of a step."""
+        if self.chunk is None or not math.isfinite(allowed_s):
             return
-        slice_s = max(self._spent_s / num_slices, 1e-9)
-        change = min(MAX_CHANGE, max(1 / MAX_CHANGE, SLICE_SHARE * allowed_s / slice_s))
+        change = min(MAX_CHANGE, max(1 / MAX_CHANGE, PIECE_SHARE * allowed_s / max(piece_s, 1e-9)))
         wanted = int(self.chunk.num_rows * change) // ROW_STEP * ROW_STEP
         self.num_rows = min(self._max_rows, max(LEAST_ROWS, wanted))
 

@@ -139,9 +139,10 @@ class Scheduler:
         slow = None if plan.slow is None else plan.slow.entry.span.request
         self._turns.observe(plan.spans, seconds, slow, slow_s)
 
-    def observe_slow(self, slow: SlowPart, spent_s: float, num_slices: int, *, is_done: bool) -> None:
-        """Learn how far a chunk has come in how much time."""
-        self._lane.learn(slow.seconds, spent_s, num_slices, is_done=is_done)
+    def observe_slow(self, slow: SlowPart, piece_s: float, *, is_done: bool) -> None:
+        """Learn how long the pieces of a chunk take."""
+        if is_done:
+            self._lane.learn(slow.seconds, piece_s)
 
     def abandon(self, plan: Plan) -> None:
         """Undo plan() after an interrupted step: nothing of it counts as computed."""

@@ -15,6 +15,7 @@ from kvarn.models.spec import Encoder, FeedForward, ModelSpec
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
 TOKENIZER_BYTES_PER_TOKEN = 256  # measured on vocabularies of 49k to 262k entries
 KV_SHARE = 0.8  # of the memory left beside the weights, for a cache nobody sized
+CACHE_TOKENS = 8192  # at least, where they fit: a model of a short context shall serve several requests, too
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
 KV_VALUE_BYTES = {"f16": 2, "f32": 4}
@@ -111,8 +112,8 @@ def _choose_cache(spec: ModelSpec, context: int | None, kv_bytes: int | None, to
     if context is not None:
         return _Cache(context, context * token_bytes)
     fitting = max(0, int(left * KV_SHARE)) // token_bytes
-    if fitting >= wanted or fitting < MIN_CONTEXT:
-        return _Cache(wanted, wanted * token_bytes)  # the second case is refused by the caller
+    if fitting >= wanted or fitting < MIN_CONTEXT:  # the second case is refused by the caller
+        return _Cache(wanted, max(wanted, min(CACHE_TOKENS, fitting)) * token_bytes)
     note = f"the model allows {wanted:,} tokens; memory allows {fitting:,}"
     return _Cache(fitting, fitting * token_bytes, note)
 

@@ -14,7 +14,7 @@ from kvarn.backends.fake import fake_spec
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.machine import MemoryAvailable
-from kvarn.models.memory import kv_token_bytes, plan_memory, show_bytes
+from kvarn.models.memory import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
 from kvarn.models.spec import Attention
 
 MIB = 1 << 20
@@ -62,6 +62,12 @@ def test_the_cache_holds_one_full_context_by_default() -> None:
     assert kv_token_bytes(SPEC) == TOKEN_BYTES
     assert (plan.context, plan.kv_bytes, plan.note) == (8192, 8192 * TOKEN_BYTES, None)
     assert plan.weights_bytes == 100 * MIB
+
+
+def test_a_short_context_leaves_room_for_several_requests() -> None:
+    short = replace(SPEC, context_length=512)
+    plan = plan_memory(short, weights(MIB), None, None, memory(4096 * MIB))
+    assert (plan.context, plan.kv_bytes) == (512, CACHE_TOKENS * TOKEN_BYTES)
 
 
 def test_a_given_context_sizes_the_cache() -> None:

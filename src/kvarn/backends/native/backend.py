@@ -49,7 +49,6 @@ class NativeBackend:
         self._isa = isa or ""
         self._model: _native.Model | None = None
         self._width = 0
-        self._num_layers = 0
         self._vocab_size = 0
 
     @property
@@ -97,7 +96,6 @@ class NativeBackend:
             model.add_vector(name, np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32))
         model.finish_loading()
         self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
-        self._num_layers = len(spec.blocks)
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         """Reserve address space for the cache; memory is committed when a block is first written."""
@@ -131,7 +129,7 @@ class NativeBackend:
 
     def begin(self, batch: Batch) -> NativePassage:
         """Start a batch that goes through the layers in pieces."""
-        return NativePassage(self._core, batch, self._num_layers, self._width)
+        return NativePassage(self._core, batch, self._width)
 
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
         """Choose one token for each row."""
@@ -190,15 +188,18 @@ class NativeBackend:
 class NativePassage:
     """A batch under way; keeps the arrays the core reads."""
 
-    def __init__(self, core: _native.Model, batch: Batch, num_layers: int, width: int) -> None:
-        self.num_slices = 2 * num_layers  # attention and feed-forward
+    def __init__(self, core: _native.Model, batch: Batch, width: int) -> None:
         self._core = core
         self._batch = batch
         self._hidden = np.empty((len(batch.output_rows), width), np.float32)
         self._passage = core.begin(*_batch_arrays(batch))
 
+    @property
+    def piece_s(self) -> float:
+        return self._passage.piece_s
+
     def advance(self, seconds: float) -> Float32 | None:
-        """Run sublayers for about that long, at least one."""
+        """Run pieces of layers for about that long, at least one."""
         return self._hidden if self._core.advance(self._passage, seconds, self._hidden) else None
 
 
