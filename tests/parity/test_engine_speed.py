@@ -5,10 +5,13 @@ One measurement at a time, best or median of several; bounds that need a quiet m
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,23 +85,28 @@ class Listener:
     def __call__(self, event: TokenEvent) -> None:
         self.times[event.request_id].append(time.perf_counter())
 
-    def gaps(self, start: float, end: float) -> list[float]:
-        """Times between tokens that both came from start to end."""
-        found: list[float] = []
+    def gaps(self, start: float = 0.0, end: float = math.inf) -> list[tuple[int, float]]:
+        """Numbers of tokens within their answers, and the times since those before them, of all that came meanwhile."""
+        found: list[tuple[int, float]] = []
         for times in self.times.values():
-            inside = [t for t in times if start <= t <= end]
-            found += np.diff(inside).tolist()
+            inside = [(i, t) for i, t in enumerate(times) if start <= t <= end]
+            found += [(i, t - before) for (_, before), (i, t) in pairwise(inside)]
         return found
 
-    def median_gap(self, seconds: float) -> float:
-        """Listen for a while."""
-        start = time.perf_counter()
-        time.sleep(seconds)
-        return statistics.median(self.gaps(start, time.perf_counter()))
+
+def usual_gaps(listener: Listener) -> Callable[[int], float]:
+    """The median time between tokens about the n-th of an answer: a longer answer has longer steps."""
+    gaps = sorted(listener.gaps())
+
+    def about(number: int) -> float:
+        begin, end = (bisect_left(gaps, (number + side * 32, 0.0)) for side in (-1, 1))
+        return statistics.median(gap for _, gap in gaps[begin:end])
+
+    return about
 
 
-def start_answers(llm: LLM, listener: Listener, count: int, seed: int) -> list[RequestHandle]:
-    params = GREEDY.replace(max_tokens=4000)
+def start_answers(llm: LLM, listener: Listener, count: int, seed: int, max_tokens: int = 4000) -> list[RequestHandle]:
+    params = GREEDY.replace(max_tokens=max_tokens)
     handles = [llm.submit(random_ids(32, seed + i), params, on_token=listener) for i in range(count)]
     for handle in handles:
         for _ in range(5):
@@ -115,25 +123,29 @@ def end_answers(handles: Sequence[RequestHandle]) -> None:
 
 @pytest.mark.long
 def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Size, record: Record) -> None:
+    """Each gap against the same answers' gaps at the same length without the prompt."""
     num_tokens = size(1500, 7000)
-    alone_s = first_token_s(llm, random_ids(num_tokens, seed=1))
-
-    listener = Listener()
+    before_s = first_token_s(llm, random_ids(num_tokens, seed=1))
+    listener, undisturbed = Listener(), Listener()
     handles = start_answers(llm, listener, 4, seed=100)
-    before = listener.median_gap(seconds=4)
     start = time.perf_counter()
     beside_s = first_token_s(llm, random_ids(num_tokens, seed=2))
     gaps = listener.gaps(start, time.perf_counter())
-    # The answers grow meanwhile, and their steps with them: undisturbed is the mean of before and after.
-    undisturbed = (before + listener.median_gap(seconds=4)) / 2
     assert {handle.state for handle in handles} == {RequestState.RUNNING}, "the answers were too short to measure"
     end_answers(handles)
+    last = max(number for number, _ in gaps)
+    for handle in start_answers(llm, undisturbed, 4, seed=100, max_tokens=last + 1):
+        handle.result(600)
+    alone_s = (before_s + first_token_s(llm, random_ids(num_tokens, seed=3))) / 2
 
+    usual = usual_gaps(undisturbed)
+    stretches = [gap / usual(number) for number, gap in gaps]
     figures = {
         "prompt_tokens": num_tokens,
-        "undisturbed_ms": 1000 * undisturbed,
-        "median_stretch": statistics.median(gaps) / undisturbed,
-        "p99_stretch": float(np.quantile(gaps, 0.99)) / undisturbed,
+        "answer_tokens": last,
+        "undisturbed_ms": [1000 * usual(number) for number in (gaps[0][0], last // 2, last)],
+        "median_stretch": statistics.median(stretches),
+        "p99_stretch": float(np.quantile(stretches, 0.99)),
         "prefill_alone_s": alone_s,
         "prefill_share": alone_s / beside_s,
     }
