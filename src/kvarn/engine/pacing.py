@@ -17,6 +17,7 @@ STEADY = 0.95  # a step that took about the time allowed keeps its rows
 MIN_EXTRA = 0.1  # of the step: a prompt advances even when decoding alone takes longer than prefill_ms
 NUM_BASES = 3  # steps without prompts that are remembered for each number of decodes ...
 NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outliers
+DEAR = 0.8  # of the prompt rows cost no more than this price, by which steps with low priorities are planned
 REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
 SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
 MIN_REFRESH_STEPS = 16
@@ -72,29 +73,33 @@ class Pacer:
         if num_decodes == 0:
             return math.inf
         base = self._bases.get(_bucket(num_decodes))
-        if base is None or base.num_wanted > 0:
+        if base is None or self.wants_base(num_decodes):
             return 0.0
         return self._allowed_s(base.median_s) - base.median_s
 
-    def background_rows(self, num_decodes: int, num_background: int) -> int:
+    def wants_base(self, num_decodes: int) -> bool:
+        """Whether prompts wait until a step of these decodes alone was seen."""
+        base = self._bases.get(_bucket(num_decodes))
+        return base is None or base.num_wanted > 0
+
+    def background_rows(self, num_decodes: int, part: float) -> int:
         """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
 
         By price and not by feedback: such steps come now and then, and say nothing about the chunks of the others.
         """
-        extra_s = self.background_extra_s(num_decodes, num_background)
+        extra_s = self.background_extra_s(num_decodes, part)
         if extra_s == 0:
             return 0
-        rows = FIRST_ROWS if self.row_s is None else int(extra_s / max(self.row_s, 1e-9))
+        samples = self._beside or self._alone
+        rows = int(extra_s / max(_row_s(samples, DEAR), 1e-9)) if samples else FIRST_ROWS
         return max(1, min(rows, self._max_rows))
 
-    def background_extra_s(self, num_decodes: int, num_background: int) -> float:
+    def background_extra_s(self, num_decodes: int, part: float) -> float:
         """Seconds for prompts in such a step; 0: not known yet."""
-        base_s, all_s = self.base_s(num_decodes), self.base_s(num_decodes + num_background)
-        if base_s is None or all_s is None:
-            return 0.0
-        return max(self._allowed_s(base_s, BACKGROUND_EXTRA) - all_s, MIN_EXTRA * base_s)
+        base_s = self.base_s(num_decodes)
+        return 0.0 if base_s is None else self._background_s(base_s, part) - base_s
 
-    def background_decodes(self, num_decodes: int, num_wanted: int) -> int:
+    def background_decodes(self, num_decodes: int, num_wanted: int, part: float) -> int:
         """Decodes of low priorities beside num_decodes of higher ones, by the same measure.
 
         As many as are known to fit, or the next larger number that has not been tried; now and then one is tried again.
@@ -102,7 +107,7 @@ class Pacer:
         base_s, best = self.base_s(num_decodes), 1
         if base_s is None:
             return min(1, num_wanted)
-        allowed_s = self._allowed_s(base_s, BACKGROUND_EXTRA)
+        allowed_s = self._background_s(base_s, part)
         self._num_asked += 1
         for number in BACKGROUND_DECODES:
             known_s = self.base_s(num_decodes + number)
@@ -113,9 +118,13 @@ class Pacer:
             best = number
         return min(best, num_wanted)
 
-    def _allowed_s(self, base_s: float, least: float = MIN_EXTRA) -> float:
+    def _allowed_s(self, base_s: float) -> float:
         """How long a step may take that would take base_s without what is added to it."""
-        return max(min(self._max_stretch * base_s, self._prefill_s), (1 + least) * base_s)
+        return max(min(self._max_stretch * base_s, self._prefill_s), (1 + MIN_EXTRA) * base_s)
+
+    def _background_s(self, base_s: float, part: float) -> float:
+        """The same where low priorities get a part of what is added."""
+        return base_s + max(part * (self._allowed_s(base_s) - base_s), BACKGROUND_EXTRA * base_s)
 
     def _steered_rows(self, base_s: float, extra_s: float) -> int:
         """More than last time where the step had room, fewer where it was too long, in bounded moves.
@@ -193,6 +202,15 @@ class BackgroundShare:
     def may_run(self) -> bool:
         return self._credit_s > 0 or self.is_full
 
+    def extent(self, has_prompts: bool, delays_prompts: bool) -> float:
+        """How much of the time that may be added to a step they take, by whether higher priorities have prompts.
+
+        Little in many steps hurts less than much in a few, unless prompts have to wait for it.
+        """
+        if not has_prompts:
+            return min(3 * self._share, 1.0)
+        return 1.0 if delays_prompts else self._share
+
     @property
     def is_due(self) -> bool:
         """Whether so much was earned that waiting for a better moment earns nothing more."""
@@ -212,15 +230,15 @@ def _bucket(num_decodes: int) -> int:
     return num_decodes if num_decodes <= 8 else 8 + round(4 * math.log2(num_decodes / 8))
 
 
-def _row_s(samples: Iterable[tuple[float, int, _Base]]) -> float:
-    """Median seconds per prompt row, weighted by rows: the short end of a prompt says little.
+def _row_s(samples: Iterable[tuple[float, int, _Base]], share: float = 0.5) -> float:
+    """Seconds per prompt row that a share of the rows did not exceed, the median: the short end of a prompt says little.
 
     What else was in the step is subtracted as it is known now, not as it was known then.
     """
     costs = sorted((max(0.0, seconds - base.median_s) / rows, rows) for seconds, rows, base in samples)
-    half = sum(rows for _, rows in costs) / 2
+    left = share * sum(rows for _, rows in costs)
     for cost, rows in costs:
-        half -= rows
-        if half <= 0:
+        left -= rows
+        if left <= 0:
             return cost
     raise AssertionError("no samples")

@@ -5,6 +5,7 @@ Knows priorities and times; knows no block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ from kvarn.decoding.decoder import Span
 from kvarn.engine.pacing import BackgroundShare, Pacer
 from kvarn.engine.policy import Policy
 from kvarn.request import Clock, Request
+
+MAX_CREDIT = 4  # times prefill_ms is what low priorities may save up for good moments: steps without prompts
 
 Part = Literal["decodes", "prompts", "all"]
 
@@ -34,10 +37,11 @@ class Turns:
         self._policy = policy
         self._pacer = pacer
         self._clock = clock
-        self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
+        self._share = BackgroundShare(config.background_share, MAX_CREDIT * config.prefill_ms / 1000)
         self._background: frozenset[str] = frozenset()
         self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
-        self._part: Part | None = None  # of the background in the step being planned
+        self._part: Part | None = None  # of the background in the step being planned ...
+        self._extent = 1.0  # ... and how much of the time for prompts it may take
         self._prefers_decodes = False
         self._num_steps = 0
 
@@ -49,7 +53,9 @@ class Turns:
         decodes, prompts = _split(request for request in running if request.id not in self._background)
         low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
         num_disturbed = len(decodes)
-        self._part = self._background_part(bool(prompts), bool(decodes), bool(low_decodes))
+        has_prompts = bool(prompts) or (first_waiting is not None and not is_low_waiting)
+        self._part = self._background_part(has_prompts, num_disturbed, bool(low_decodes))
+        self._extent = self._share.extent(has_prompts, self._part == "prompts")
         if self._part in ("decodes", "all"):
             decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
         if self._part == "all":
@@ -60,15 +66,17 @@ class Turns:
 
     def prompt_rows(self, turn: Turn) -> int:
         """How many prompt rows a step may have, by the time they take from others."""
-        if self._part in ("decodes", "prompts"):
-            return self._pacer.background_rows(turn.num_disturbed, len(turn.decodes) - turn.num_disturbed)
-        return self._pacer.prompt_rows(turn.num_disturbed)
+        if self._part == "prompts":
+            return self._pacer.background_rows(turn.num_disturbed, self._extent)
+        rows = self._pacer.prompt_rows(turn.num_disturbed)
+        return rows if self._part != "decodes" else math.ceil((1 - self._extent) * rows)
 
     def extra_s(self, turn: Turn) -> float:
         """The same in seconds, for a chunk that goes through the layers in pieces."""
-        if self._part in ("decodes", "prompts"):
-            return self._pacer.background_extra_s(turn.num_disturbed, len(turn.decodes) - turn.num_disturbed)
-        return self._pacer.extra_s(turn.num_disturbed)
+        if self._part == "prompts":
+            return self._pacer.background_extra_s(turn.num_disturbed, self._extent)
+        seconds = self._pacer.extra_s(turn.num_disturbed)
+        return seconds if self._part != "decodes" else (1 - self._extent) * seconds
 
     def includes(self, request: Request, running: Collection[Request]) -> bool:
         """Whether a request that has just started takes part at once."""
@@ -90,26 +98,28 @@ class Turns:
         if spans:
             self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
 
-    def _background_part(self, has_prompts: bool, has_decodes: bool, has_low_decodes: bool) -> Part | None:
+    def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
-        Decodes or prompts, in turn: both together would make a long step. Beside a prompt of a higher priority, whose
-        rows make the step long already, only when they are due.
+        Decodes or prompts, in turn: both together would make a long step. While a prompt of a higher priority wants rows
+        only when they are due, and then rather decodes, which leave it most of them.
         """
         if not self._is_owed:
             self._share.reset()
             return "all" if self._share.may_run else None
         if not (self._share.is_due if has_prompts else self._share.may_run):
             return None
-        if not has_decodes or self._share.is_full:
+        if num_disturbed == 0 or self._share.is_full:
             return "all"
-        self._prefers_decodes = has_low_decodes and not self._prefers_decodes
+        if self._pacer.wants_base(num_disturbed):
+            return None
+        self._prefers_decodes = has_low_decodes and (has_prompts or not self._prefers_decodes)
         return "decodes" if self._prefers_decodes else "prompts"
 
     def _num_low_decodes(self, num_disturbed: int, num_wanted: int) -> int:
         if self._part == "all":
             return num_wanted
-        return self._pacer.background_decodes(num_disturbed, num_wanted)
+        return self._pacer.background_decodes(num_disturbed, num_wanted, self._extent)
 
     def _is_low(self, request: Request, running: Collection[Request]) -> bool:
         top = max((other.priority for other in running), default=request.priority)

@@ -96,11 +96,17 @@ class _Account:
         self.tokens = MinuteWindow(tier.tokens_per_min)
         self.num_running = 0
         self._usual_s = 0.0  # how long this key's requests take
+        self._told_until = 0.0  # when the last one who was turned away is to come again
 
-    @property
-    def busy_retry_s(self) -> float:
-        """About when a place may be free: clients who come again much sooner only cost the others time."""
-        return min(max(MIN_RETRY_S, self._usual_s / 2), MAX_RETRY_S)
+    def turn_away(self, num_places: int, now: float) -> float:
+        """Seconds until a place may be free for one more: clients who come again much sooner only cost others time.
+
+        One after the other, as often as places become free: told the same second, all would come at once.
+        """
+        soonest = now + max(MIN_RETRY_S, self._usual_s / 2)
+        after_others = self._told_until + self._usual_s / num_places
+        self._told_until = min(max(soonest, after_others), now + MAX_RETRY_S)
+        return self._told_until - now
 
     def end(self, took_s: float) -> None:
         """One of the running requests has ended."""
@@ -200,7 +206,8 @@ class LimitBook:
         account = self._account(principal, self.now())
         limit = account.tier.concurrency
         if limit is not None and account.num_running >= limit:
-            raise self._refusal(account, "concurrency", f"{limit:,} requests at once", account.busy_retry_s)
+            retry_s = account.turn_away(limit, self.now())
+            raise self._refusal(account, "concurrency", f"{limit:,} requests at once", retry_s)
         self._require(account, account.requests, 1, "requests")
 
     def headers(self, principal: Principal) -> dict[str, str]:

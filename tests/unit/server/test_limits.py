@@ -162,6 +162,21 @@ def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -
     assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
 
 
+def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(concurrency=4)
+    for _ in range(30):
+        running = book.reserve(alice, 1)
+        clock.now += 8
+        running.settle(1)
+    for _ in range(4):
+        book.reserve(alice, 1)
+    told = [refusal(book, alice).retry_after_s for _ in range(40)]
+    assert told[:3] == pytest.approx([4, 6, 8], rel=0.1)  # a place becomes free every two seconds
+    assert told[-1] == 30  # and nobody is told to stay away for long
+    clock.now += 60
+    assert refusal(book, alice).retry_after_s == pytest.approx(4, rel=0.1)
+
+
 def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=10, tokens_per_min=100)
     book.reserve(alice, 60)
