@@ -12,13 +12,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, overload
 
-from kvarn.config import EngineConfig
+from kvarn.config import DEFAULT_MODEL, EngineConfig
 from kvarn.engine.handle import Ticket
 from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single, listed
 from kvarn.engine.runner import Submission
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import RequestError
-from kvarn.hub import DEFAULT_MODEL, OnProgress
+from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
@@ -87,7 +87,7 @@ class AsyncLLM:
         tenant: str = "",
     ) -> AsyncEventStream:
         """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
-        prepare = partial(self.llm.intake.prepare, prompt, params, tools, tenant=tenant)
+        prepare = partial(self.llm.submissions.of_prompt, prompt, params, tools, tenant=tenant)
         return AsyncEventStream(self.llm, prepare, self.mailbox())
 
     @overload
@@ -102,8 +102,8 @@ class AsyncLLM:
         """Continue a text or token ids; a list of them gives a list. Cancelling the task cancels the requests."""
         given = listed(prompt)
         if is_single(given):
-            return (await self._complete([partial(self.llm.intake.prepare, given, params)]))[0]
-        return await self._complete([partial(self.llm.intake.prepare, one, params) for one in given])
+            return (await self._complete([partial(self.llm.submissions.of_prompt, given, params)]))[0]
+        return await self._complete([partial(self.llm.submissions.of_prompt, one, params) for one in given])
 
     async def chat(
         self,
@@ -115,7 +115,7 @@ class AsyncLLM:
     ) -> Completion:
         """Answer a conversation through the model's chat template; retrieve: a kvarn.Collection to look it up in."""
         grounded = await asyncio.to_thread(self.llm.ground, messages, retrieve)
-        prepare = partial(self.llm.intake.prepare_chat, grounded.messages, params, tools)
+        prepare = partial(self.llm.submissions.of_chat, grounded.messages, params, tools)
         return cited((await self._complete([prepare]))[0], grounded)
 
     async def score(self, token_ids: TokenIds) -> Float32:

@@ -8,7 +8,7 @@ from concurrent.futures import as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from kvarn.config import EngineConfig, is_offline
+from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
@@ -17,10 +17,11 @@ from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_sing
 from kvarn.engine.runner import Runner
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
-from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
-from kvarn.intake import Intake
+from kvarn.hub import OnProgress, resolve
+from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
+from kvarn.submissions import Submissions
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
 
@@ -49,11 +50,12 @@ class LLM:
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
+        warn_of_excess_threads(self.config.threads)
         path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
-        self._intake = Intake(self._model.tokenizer, self._model.spec)
+        self._submissions = Submissions(self._model.tokenizer, self._model.spec)
         self._vectors = Vectors(self._model, self._runner)
 
     @property
@@ -93,9 +95,9 @@ class LLM:
         return self._runner
 
     @property
-    def intake(self) -> Intake:
+    def submissions(self) -> Submissions:
         """Makes submissions for the runner."""
-        return self._intake
+        return self._submissions
 
     @property
     def vectors(self) -> Vectors:
@@ -129,7 +131,7 @@ class LLM:
         on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
         the prefix cache: what one tenant computed is never found by another.
         """
-        return self._runner.submit_all([self.intake.prepare(prompt, params, tenant=tenant)], Ticket(on_token))[0]
+        return self._runner.submit_all([self.submissions.of_prompt(prompt, params, tenant=tenant)], Ticket(on_token))[0]
 
     @overload
     def generate(
@@ -148,7 +150,7 @@ class LLM:
         given = listed(prompt)
         is_one = is_single(given)
         prompts: Sequence[Any] = [given] if is_one else given
-        submissions = [self.intake.prepare(one, params) for one in prompts]
+        submissions = [self.submissions.of_prompt(one, params) for one in prompts]
         tickets = [Ticket(keeps_events=False) for _ in submissions]
         handles = self._runner.submit_all(submissions, *tickets)
         try:
@@ -174,7 +176,7 @@ class LLM:
         retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
         """
         grounded = self.ground(messages, retrieve)
-        submission = self.intake.prepare_chat(grounded.messages, params, tools)
+        submission = self.submissions.of_chat(grounded.messages, params, tools)
         (handle,) = self._runner.submit_all([submission], Ticket(keeps_events=False))
         return cited(EventStream(handle).completion(), grounded)  # cancels when the wait is interrupted
 
@@ -182,7 +184,7 @@ class LLM:
         """Put what a collection says about the last question into a conversation; without one, leave it as it is."""
         if retrieve is None:
             return Grounded(messages, ())
-        self.intake.require_generator("chat")
+        self.submissions.require_generator("chat")
         return retrieve.ground(messages, lambda text: len(self.tokenizer.encode(text)), self.context)
 
     def stream(
@@ -195,12 +197,12 @@ class LLM:
         given = prompt if is_messages(prompt) else listed(prompt)
         if isinstance(given, list) and isinstance(given[0], str):
             raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
-        (handle,) = self._runner.submit_all([self.intake.prepare(given, params, tools)], Ticket())
+        (handle,) = self._runner.submit_all([self.submissions.of_prompt(given, params, tools)], Ticket())
         return EventStream(handle)
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
-        self.intake.require_generator("score")
+        self.submissions.require_generator("score")
         if isinstance(self.spec.generation, MaskedDiffusion):
             raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
         ids = whole_numbers(token_ids)

@@ -13,8 +13,8 @@ from kvarn.engine.passes import embed_group, groups
 from kvarn.engine.prompts import TokenIds, listed_inputs, pair_ids
 from kvarn.engine.runner import Runner
 from kvarn.errors import InvalidParameter, UnsupportedModel
-from kvarn.intake import encoded
 from kvarn.models.spec import Encoder, Pooling
+from kvarn.submissions import encoded
 
 Float32 = npt.NDArray[np.float32]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvarn.cli.options import DEFAULT_MODEL, ApiKey, Model, Threads, opened
+from kvarn.cli.options import ApiKey, Model, Threads, opened
 from kvarn.cli.text import printable
+from kvarn.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from kvarn.bench.engine import EngineCost

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 
-class Intake:
+class Submissions:
     """Makes the submissions of one model. Encodes text, so event loops call it in another thread."""
 
     def __init__(self, tokenizer: Tokenizer, spec: ModelSpec) -> None:
@@ -27,7 +27,7 @@ class Intake:
         self._spec = spec
         self.constraints = ConstraintCompiler(tokenizer, spec.vocab_size)
 
-    def prepare(
+    def of_prompt(
         self,
         prompt: Prompt | Sequence[Message] | object,
         params: SamplingParams | None,
@@ -37,10 +37,10 @@ class Intake:
     ) -> Submission:
         """Take a text, token ids or messages."""
         if is_messages(prompt):
-            return self.prepare_chat(prompt, params, tools, tenant=tenant)
-        return self.prepare_ids(encoded(self._tokenizer, prompt), params, tenant)
+            return self.of_chat(prompt, params, tools, tenant=tenant)
+        return self.of_ids(encoded(self._tokenizer, prompt), params, tenant)
 
-    def prepare_chat(
+    def of_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None,
@@ -51,9 +51,9 @@ class Intake:
         """Take a conversation, written with the model's chat template."""
         self.require_generator("chat")
         ids = self._tokenizer.encode_chat(messages, tools=tools)
-        return self.prepare_ids(ids, params, tenant, starts_text=True)
+        return self.of_ids(ids, params, tenant, starts_text=True)
 
-    def prepare_ids(
+    def of_ids(
         self, ids: TokenIds, params: SamplingParams | None, tenant: str = "", *, starts_text: bool = False
     ) -> Submission:
         """Take token ids. starts_text: the answer is the start of a text, as after a chat template."""
