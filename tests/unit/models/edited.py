@@ -43,6 +43,9 @@ class Edited:
     def forget(self, names: Iterable[str]) -> None:
         self.source.forget(names)
 
+    def verify_unchanged(self) -> None:
+        self.source.verify_unchanged()
+
     def close(self) -> None:
         self.source.close()
 
