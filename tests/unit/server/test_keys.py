@@ -14,7 +14,7 @@ import pytest
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server import keys as keys_module
 from kvarn.server.keyfile import KeyEntry, draw_key, editing, write_keys
-from kvarn.server.keys import KeyRing
+from kvarn.server.keys import ANONYMOUS, KeyRing
 from kvarn.server.tiers import DEFAULT_TIERS, UNLIMITED, Tier
 from tests.conftest import Size
 from tests.unit.server.ringing import add, bearer, refusal
@@ -30,7 +30,7 @@ def test_a_key_opens_as_bearer_token_and_as_api_key_header(file: Path) -> None:
     ring = KeyRing(file)
     for principal in (ring.authenticate(bearer(key)), ring.authenticate((), [key.encode()])):
         assert (principal.key_id, principal.tier, principal.tenant) == ("alice", DEFAULT_TIERS["pro"], "team")
-        assert not principal.is_anonymous
+        assert principal is not ANONYMOUS
 
 
 def test_the_tenant_of_a_key_without_group_is_its_own(file: Path) -> None:
@@ -43,7 +43,7 @@ def test_without_a_file_everybody_is_anonymous_whatever_they_send() -> None:
     ring = KeyRing(None)
     for given in ([], [b"Bearer x"], [b"nonsense"]):
         principal = ring.authenticate(given)
-        assert principal.is_anonymous
+        assert principal is ANONYMOUS
         assert principal.tier is UNLIMITED
 
 
