@@ -25,7 +25,7 @@ from kvarn.server.starvation import StarvationMeter
 
 PULSE_S = 0.25
 SUSPECT_S = 1.0  # without progress: from now on it is measured whether the machine is to blame
-LATE_S = 0.5  # a pulse so late means that the machine is busy, and the next one may be later
+LATE_S = 1.0  # a pulse so late means that the machine is busy, and the next one may be later
 LATE_MEMORY = 0.8  # of the last lateness, one pulse later
 MAX_STRETCH = 12.0
 NOTICE_S = 0.5  # liveness fails this long before the process ends
@@ -95,6 +95,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Look from now on, on a thread of its own."""
+        self._looked_at = self._clock()  # loading took its time: that was no late look
         self._arm(self.look())
         self._thread = threading.Thread(target=self._pulse, name="kvarn-pulse", daemon=True)
         self._thread.start()
@@ -115,6 +116,7 @@ class Watchdog:
     def resume(self) -> None:
         """Count from now."""
         self._stalls = {}
+        self._looked_at = self._clock()
         self._is_paused = False
 
     def _stall(self, name: str, engine: Engine, now: float) -> _Stall:
