@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
-from tests.tiny_models import COMMON, GGUF_KEYS, Tensors, random_tensors, stack_experts, unrotated
+from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
+from tests.tiny_models import COMMON, random_tensors
 
 MASK_ID = 5  # inside the tiny vocabulary, a token like any other
 BLOCK_LENGTH = 4

@@ -12,16 +12,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, overload
 
-from kvarn.config import EngineConfig
+from kvarn.config import DEFAULT_MODEL, EngineConfig
 from kvarn.engine.handle import Ticket
 from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single, listed
 from kvarn.engine.runner import Submission
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import RequestError
-from kvarn.hub import DEFAULT_MODEL, OnProgress
-from kvarn.llm import LLM, Float32, cited
+from kvarn.hub import OnProgress
+from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
+from kvarn.vectors import Float32
 
 
 class AsyncLLM:
@@ -86,7 +87,7 @@ class AsyncLLM:
         tenant: str = "",
     ) -> AsyncEventStream:
         """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
-        prepare = partial(self.llm._prepare, prompt, params, tools, tenant=tenant)
+        prepare = partial(self.llm.submissions.of_prompt, prompt, params, tools, tenant=tenant)
         return AsyncEventStream(self.llm, prepare, self.mailbox())
 
     @overload
@@ -101,8 +102,8 @@ class AsyncLLM:
         """Continue a text or token ids; a list of them gives a list. Cancelling the task cancels the requests."""
         given = listed(prompt)
         if is_single(given):
-            return (await self._complete([partial(self.llm._prepare, given, params)]))[0]
-        return await self._complete([partial(self.llm._prepare, one, params) for one in given])
+            return (await self._complete([partial(self.llm.submissions.of_prompt, given, params)]))[0]
+        return await self._complete([partial(self.llm.submissions.of_prompt, one, params) for one in given])
 
     async def chat(
         self,
@@ -114,7 +115,7 @@ class AsyncLLM:
     ) -> Completion:
         """Answer a conversation through the model's chat template; retrieve: a kvarn.Collection to look it up in."""
         grounded = await asyncio.to_thread(self.llm.ground, messages, retrieve)
-        prepare = partial(self.llm._prepare_chat, grounded.messages, params, tools)
+        prepare = partial(self.llm.submissions.of_chat, grounded.messages, params, tools)
         return cited((await self._complete([prepare]))[0], grounded)
 
     async def score(self, token_ids: TokenIds) -> Float32:
@@ -125,11 +126,11 @@ class AsyncLLM:
         self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models. Cancelling stops between groups."""
-        llm = self.llm
-        chosen = llm._pooling(pooling)
-        groups = await asyncio.to_thread(llm._embed_groups, texts)
-        vectors = [await asyncio.wrap_future(llm._embed_group(group, chosen)) for group in groups]
-        return llm._joined(vectors, normalize)
+        parts = self.llm.vectors
+        chosen = parts.pooling(pooling)
+        groups = await asyncio.to_thread(parts.groups, texts)
+        vectors = [await asyncio.wrap_future(parts.compute(group, chosen)) for group in groups]
+        return parts.joined(vectors, normalize)
 
     async def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
@@ -141,7 +142,7 @@ class AsyncLLM:
 
     async def send(self, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> None:
         """Queue prepared requests all together, or raise why none of them is accepted."""
-        await asyncio.wrap_future(self.llm._runner.send(submissions, tickets))
+        await asyncio.wrap_future(self.llm.runner.send(submissions, tickets))
 
     async def _complete(self, prepare: Sequence[Callable[[], Submission]]) -> list[Completion]:
         tickets = [Ticket(keeps_events=False) for _ in prepare]
@@ -254,7 +255,7 @@ class Mailbox:
 async def _submit(llm: LLM, prepare: Sequence[Callable[[], Submission]], tickets: Sequence[Ticket]) -> None:
     """Encode beside the event loop, then wait until the engine has accepted."""
     submissions = await asyncio.to_thread(lambda: [one() for one in prepare])
-    await asyncio.wrap_future(llm._runner.send(submissions, tickets))
+    await asyncio.wrap_future(llm.runner.send(submissions, tickets))
 
 
 def _post_end(mailbox: Mailbox, put: Callable[[Any], None], _: Future[Completion]) -> None:

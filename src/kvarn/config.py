@@ -14,11 +14,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from kvarn.errors import ConfigError
 
-BackendName = Literal["auto", "native", "reference"]
+DEFAULT_MODEL = "smollm2"  # where none is named
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
 KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")

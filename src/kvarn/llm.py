@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import numpy.typing as npt
-
-from kvarn.config import EngineConfig, is_offline
+from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
-from kvarn.engine.passes import embed_group, groups, score_tokens
-from kvarn.engine.prompts import (
-    Prompt,
-    Prompts,
-    TokenIds,
-    is_messages,
-    is_single,
-    listed,
-    listed_inputs,
-    pair_ids,
-    whole_numbers,
-)
-from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.passes import score_tokens
+from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
+from kvarn.engine.runner import Runner
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
-from kvarn.hub import DEFAULT_MODEL, OnProgress, resolve
+from kvarn.hub import OnProgress, resolve
+from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory import MemoryPlan
-from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec, Pooling
-from kvarn.sampling.constraint import ConstraintCompiler
+from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
+from kvarn.submissions import Submissions
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
+from kvarn.vectors import Float32, Vectors
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
-
-Float32 = npt.NDArray[np.float32]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 
 
 class LLM:
@@ -64,11 +50,13 @@ class LLM:
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
+        warn_of_excess_threads(self.config.threads)
         path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
-        self._constraints = ConstraintCompiler(self._model.tokenizer, self._model.spec.vocab_size)
+        self._submissions = Submissions(self._model.tokenizer, self._model.spec)
+        self._vectors = Vectors(self._model, self._runner)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -102,6 +90,21 @@ class LLM:
         return str(getattr(self._model.backend, "isa", self.backend_name))
 
     @property
+    def runner(self) -> Runner:
+        """The engine's thread, for those who bring submissions of their own or look at the engine between steps."""
+        return self._runner
+
+    @property
+    def submissions(self) -> Submissions:
+        """Makes submissions for the runner."""
+        return self._submissions
+
+    @property
+    def vectors(self) -> Vectors:
+        """The parts of embed(), for those who cannot wait in it."""
+        return self._vectors
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs and no step is stuck."""
         return self._runner.is_alive
@@ -128,7 +131,7 @@ class LLM:
         on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
         the prefix cache: what one tenant computed is never found by another.
         """
-        return self._runner.submit_all([self._prepare(prompt, params, tenant=tenant)], Ticket(on_token))[0]
+        return self._runner.submit_all([self.submissions.of_prompt(prompt, params, tenant=tenant)], Ticket(on_token))[0]
 
     @overload
     def generate(
@@ -147,7 +150,7 @@ class LLM:
         given = listed(prompt)
         is_one = is_single(given)
         prompts: Sequence[Any] = [given] if is_one else given
-        submissions = [self._prepare(one, params) for one in prompts]
+        submissions = [self.submissions.of_prompt(one, params) for one in prompts]
         tickets = [Ticket(keeps_events=False) for _ in submissions]
         handles = self._runner.submit_all(submissions, *tickets)
         try:
@@ -173,7 +176,7 @@ class LLM:
         retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
         """
         grounded = self.ground(messages, retrieve)
-        submission = self._prepare_chat(grounded.messages, params, tools)
+        submission = self.submissions.of_chat(grounded.messages, params, tools)
         (handle,) = self._runner.submit_all([submission], Ticket(keeps_events=False))
         return cited(EventStream(handle).completion(), grounded)  # cancels when the wait is interrupted
 
@@ -181,7 +184,7 @@ class LLM:
         """Put what a collection says about the last question into a conversation; without one, leave it as it is."""
         if retrieve is None:
             return Grounded(messages, ())
-        self._require_generator("chat")
+        self.submissions.require_generator("chat")
         return retrieve.ground(messages, lambda text: len(self.tokenizer.encode(text)), self.context)
 
     def stream(
@@ -194,12 +197,12 @@ class LLM:
         given = prompt if is_messages(prompt) else listed(prompt)
         if isinstance(given, list) and isinstance(given[0], str):
             raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
-        (handle,) = self._runner.submit_all([self._prepare(given, params, tools)], Ticket())
+        (handle,) = self._runner.submit_all([self.submissions.of_prompt(given, params, tools)], Ticket())
         return EventStream(handle)
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
-        self._require_generator("score")
+        self.submissions.require_generator("score")
         if isinstance(self.spec.generation, MaskedDiffusion):
             raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
         ids = whole_numbers(token_ids)
@@ -215,21 +218,13 @@ class LLM:
         self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models."""
-        chosen = self._pooling(pooling)
-        vectors = [self._embed_group(group, chosen).result() for group in self._embed_groups(texts)]
-        return self._joined(vectors, normalize)
+        chosen = self.vectors.pooling(pooling)
+        vectors = [self.vectors.compute(group, chosen).result() for group in self.vectors.groups(texts)]
+        return self.vectors.joined(vectors, normalize)
 
     def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
-        classifier = self._model.classifier
-        if classifier is None:
-            raise UnsupportedModel(f"{self.spec.name!r} has no classifier; use a cross-encoder")
-        engine = self._model.engine
-        ids = [pair_ids(self.tokenizer, pair, self.spec) for pair in pairs]
-        for one in ids:
-            engine.admission.check_length(len(one), self.context)
-        vectors = [self._embed_group(g, "cls").result() for g in groups(engine.kv, ids, engine.max_batch_tokens)]
-        return classifier.scores(self._joined(vectors, normalize=False))
+        return self.vectors.classify(pairs)
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
@@ -248,78 +243,6 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _prepare(
-        self,
-        prompt: Prompt | Sequence[Message] | object,
-        params: SamplingParams | None,
-        tools: Sequence[Any] | None = None,
-        *,
-        tenant: str = "",
-    ) -> Submission:
-        """A prompt of any kind as the runner takes it."""
-        if is_messages(prompt):
-            return self._prepare_chat(prompt, params, tools, tenant=tenant)
-        return self._submission(self._encode(prompt), params, tenant)
-
-    def _prepare_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None,
-        tools: Sequence[Any] | None,
-        *,
-        tenant: str = "",
-    ) -> Submission:
-        self._require_generator("chat")
-        ids = self.tokenizer.encode_chat(messages, tools=tools)
-        return self._submission(ids, params, tenant, starts_text=True)
-
-    def _submission(
-        self, ids: TokenIds, params: SamplingParams | None, tenant: str, *, starts_text: bool = False
-    ) -> Submission:
-        self._require_generator("generate")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams")
-        if not isinstance(tenant, str):
-            raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string")
-        if params is None or params.constraint is None:
-            return Submission(ids, params or SamplingParams(), starts_text, tenant)
-        return Submission(ids, params, starts_text, tenant, constraint=self._constraints.compile(params.constraint))
-
-    def _encode(self, prompt: object) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else whole_numbers(prompt)
-
-    def _embed_groups(self, texts: object) -> list[list[TokenIds]]:
-        """Texts as token ids, checked, in groups that each fit into one batch."""
-        engine = self._model.engine
-        ids: list[TokenIds] = [self._encode(text) for text in listed_inputs(texts)]
-        for one in ids:
-            engine.admission.check_tokens("texts", one)
-            engine.admission.check_length(len(one), self.context)
-        return list(groups(engine.kv, ids, engine.max_batch_tokens))
-
-    def _embed_group(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
-        """One group between two steps, so that callers share the engine."""
-        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
-
-    def _joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
-        joined = np.concatenate([np.empty((0, self.spec.width), np.float32), *vectors])
-        if not normalize:
-            return joined
-        return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
-
-    def _pooling(self, pooling: Pooling | None) -> Pooling:
-        if not isinstance(self.spec.generation, Encoder):
-            raise UnsupportedModel(f"{self.spec.name!r} generates text; embed needs an encoder such as minilm")
-        if self.spec.generation.classifier is not None:
-            raise UnsupportedModel(f"{self.spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
-        if pooling is not None and pooling not in POOLINGS:
-            raise InvalidParameter(f"pooling is {pooling!r:.60}; choose one of {', '.join(POOLINGS)}")
-        return pooling or self.spec.generation.pooling
-
-    def _require_generator(self, what: str) -> None:
-        if isinstance(self.spec.generation, Encoder):
-            raise UnsupportedModel(f"{self.spec.name!r} is an encoder and cannot {what}; use embed, or another model")
 
 
 def cited(completion: Completion, grounded: Grounded) -> Completion:

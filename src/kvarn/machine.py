@@ -5,11 +5,14 @@ Reads /proc and /sys below a given root, so tests can fake them; changes nothing
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+log = logging.getLogger("kvarn")
 
 ROOT = Path("/")
 UNLIMITED_V1 = 2**60  # v1 writes "no limit" as the largest page-aligned int64
@@ -67,6 +70,33 @@ def choose_threads(root: Path = ROOT) -> ThreadChoice:
     smallest = min(value for value, _ in bounds)
     reason = next(text for value, text in reversed(bounds) if value == smallest)
     return ThreadChoice(max(1, math.floor(smallest)), reason)
+
+
+def warn_of_excess_threads(threads: int | None, root: Path = ROOT) -> None:
+    """Log it when a user asked for more threads than can run at once.
+
+    Not an error: answers are the same, only slower, and what a process may use can change while it runs.
+    """
+    excess = None if threads is None else excess_of_threads(threads, root)
+    if excess is not None:
+        log.warning(excess)
+
+
+def excess_of_threads(threads: int, root: Path = ROOT) -> str | None:
+    """A sentence that warns of more threads than CPUs run at once; None where there are enough.
+
+    Two threads on the two halves of one core are somebody's choice; three on them only wait for each other.
+    """
+    limits = cpu_limits(root)
+    usable, reason = limits.allowed, f"{limits.allowed} in the affinity mask"
+    if limits.quota is not None and math.ceil(limits.quota) < usable:
+        usable, reason = math.ceil(limits.quota), f"a cgroup quota of {limits.quota:g} cores, {limits.quota_file}"
+    if threads <= usable:
+        return None
+    return (
+        f"threads is {threads:,}, more than the CPUs this process may use ({reason}): they will wait for each other; "
+        f"leave threads out, or give at most {usable}"
+    )
 
 
 def cpu_limits(root: Path = ROOT) -> CpuLimits:

@@ -156,7 +156,7 @@ def test_the_choices_of_one_request_each_follow_the_schema(llm: kvarn.LLM) -> No
 
 
 def test_masks_cost_little_beside_a_step(llm: kvarn.LLM, patience: float, record: Record) -> None:
-    compiled = llm._constraints.compile(JsonSchema(PEOPLE))
+    compiled = llm.submissions.constraints.compile(JsonSchema(PEOPLE))
     ids = llm.tokenizer.encode('{"name": "Ada Lovelace", "age": 36, "tags": ["red", "blue"]}', add_special=False)
     spent = []
     for _ in range(20):

@@ -29,6 +29,7 @@ from kvarn.server.edge import Edge
 from kvarn.server.failures import failure_response
 from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
+from kvarn.server.http.traffic import Traffic
 from kvarn.server.lifecycle import Lifecycle
 from kvarn.server.settings import make_config
 
@@ -43,7 +44,7 @@ class Site:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.config = make_config({"port": 0, **settings})
         self.lifecycle = Lifecycle()
-        self.protocol: Any = make_protocol(self.config, self.lifecycle)
+        self.protocol: Any = make_protocol(self.config, self.lifecycle, Traffic())
         self.num_cancelled = 0
         self.num_finished = 0
 
@@ -114,8 +115,8 @@ class Site:
                 "fds": len(os.listdir("/proc/self/fd")),
                 "tasks": len(asyncio.all_tasks()),
                 "rss_bytes": rss_bytes,
-                "open": book.num_open,
-                "dropped": book.num_dropped,
+                "open": book.traffic.num_open,
+                "dropped": book.traffic.num_dropped,
                 "body_bytes": book.num_body_bytes,
                 "cancelled": self.num_cancelled,
                 "finished": self.num_finished,

@@ -64,7 +64,7 @@ class FaultRoutes:
                 "native-loop": _loop_with_the_gil,
                 "stuck-kernel": _loop_without_the_gil,
             }
-            threading.Timer(0.05, lambda: llm._runner.ask(loops[kind])).start()  # after the answer is out
+            threading.Timer(0.05, lambda: llm.runner.ask(loops[kind])).start()  # after the answer is out
         return {"injected": kind}
 
     async def _figures(self, llm: LLM) -> dict[str, int]:
@@ -84,7 +84,7 @@ class FaultRoutes:
 
 
 async def _on_engine(llm: LLM, work: Callable[[Engine], None]) -> None:
-    await asyncio.wrap_future(llm._runner.ask(work))
+    await asyncio.wrap_future(llm.runner.ask(work))
 
 
 def _wrap_forward(

@@ -34,7 +34,7 @@ def _in_phase(phase: Phase) -> Lifecycle:
     if phase != "starting":
         lifecycle.become_ready()
     if phase not in ("starting", "ready"):
-        lifecycle.drain(1.0, 2.0)
+        lifecycle.drain()
     if phase in ("refusing", "stopped"):
         lifecycle.refuse()
     if phase == "stopped":
@@ -62,15 +62,6 @@ def test_a_refusal_tells_starting_from_ending() -> None:
     assert isinstance(_in_phase("starting").refusal(), NotReady)
     assert _in_phase("draining").refusal() is None
     assert isinstance(_in_phase("refusing").refusal(), ShuttingDown)
-
-
-def test_the_deadline_is_delay_and_timeout_after_the_signal() -> None:
-    clock = Clock()
-    lifecycle = Lifecycle(clock)
-    lifecycle.become_ready()
-    clock.now = 70.0
-    lifecycle.drain(5.0, 60.0)
-    assert lifecycle.deadline == 135.0
 
 
 def test_steps_of_starting_up_carry_their_time() -> None:

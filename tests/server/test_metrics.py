@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ GAUGES = (
     "kv_cache_usage_perc",
     "cache_config_info",
     "http_requests_active",
+    "http_connections_open",
     "memory_budget_bytes",
     "retrieval_collections_open",
 )
@@ -39,6 +41,12 @@ COUNTERS = (
     "rate_limited",
     "cancelled",
     "cpu_throttled_seconds",
+    "http_connections",
+    "http_connections_refused",
+    "http_connections_dropped",
+    "http_received_bytes",
+    "http_sent_bytes",
+    "http_responses",
     "retrieval_hot_hits",
     "retrieval_hot_misses",
     "retrieval_documents_added",
@@ -206,6 +214,45 @@ def test_a_running_request_is_seen_and_gone_when_it_ends(fresh: ServerProcess, c
     assert read(after, "kvarn_http_requests_active") == 0
     assert read(after, "kvarn_cancelled_total", phase="decode") == aborted + 1
     assert read(after, "kvarn_kv_cache_usage_perc") == 0
+
+
+def test_connections_bytes_and_responses_are_counted(fresh: ServerProcess, client: httpx.Client) -> None:
+    client.get("/health/live")
+    before = scrape(fresh)
+    assert read(before, "kvarn_http_connections_open") >= 2  # the client's, and the one that asks
+    big = client.post("/v1/completions", json=completion_body("word " * 2000, max_tokens=1))
+    assert big.status_code == 400
+    assert client.get("/nowhere").status_code == 404
+    with socket.create_connection(("127.0.0.1", fresh.port), 10) as no_http:
+        no_http.sendall(b"what is this?\r\n\r\n")
+        refusal = b"".join(iter(lambda: no_http.recv(4096), b""))
+    assert refusal.startswith(b"HTTP/1.1 400 ")
+    after = scrape(fresh)
+
+    def gained(name: str, **labels: str) -> float:
+        return read(after, f"kvarn_{name}_total", **labels) - read(before, f"kvarn_{name}_total", **labels)
+
+    assert gained("http_responses", status="400") == 2  # of the application, and of the connection itself
+    assert gained("http_responses", status="404") == 1
+    assert gained("http_responses", status="200") == 1  # the first scrape
+    assert gained("http_connections") == 2
+    assert gained("http_received_bytes") > 10_000
+    assert gained("http_sent_bytes") > len(big.content) + len(refusal)
+    assert gained("http_connections_refused") == gained("http_connections_dropped") == 0
+
+
+def test_connections_beyond_the_limit_are_counted() -> None:
+    arguments = ("--model", model_path(SMOLLM2), "--context", "512")
+    with ServerProcess(*arguments, config="max_connections = 2\n") as server, server.client() as http:
+        assert http.get("/health/live").status_code == 200
+        with socket.create_connection(("127.0.0.1", server.port), 10):
+            with socket.create_connection(("127.0.0.1", server.port), 10) as third:
+                assert third.recv(4096).startswith(b"HTTP/1.1 503 ")
+            families = text_string_to_metric_families(http.get("/metrics").text)
+            found = {(s.name, s.labels.get("status")): s.value for family in families for s in family.samples}
+    assert found["kvarn_http_connections_refused_total", None] == 1
+    assert found["kvarn_http_connections_open", None] == 2
+    assert found["kvarn_http_responses_total", "503"] == 1
 
 
 def test_compiled_and_reused_grammars_are_counted(fresh: ServerProcess, client: httpx.Client) -> None:

@@ -10,97 +10,17 @@ import math
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.asking import CHAT, TEXT, answer, chat_body, chunks, joined, refusal, text_body
+from tests.server.asking import CHAT, TEXT, answer, chat_body, refusal, text_body
+from tests.server.field_table import FIELDS, VALUES
 from tests.server.keyed import KeyedServer
-from tests.server.process import SMOLLM2
 
 pytestmark = pytest.mark.model
-
 VOCABULARY = 49_152
-INT31 = 2**31 - 1
-CONTEXT, PROMPT = 2048, 34  # tokens: of the shared server, and of the shortest chat
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """What a field accepts: numbers between low and high; None always means leaving it out."""
-
-    kind: type
-    low: float = -math.inf
-    high: float = math.inf
-    path: str = CHAT
-    needs: tuple[tuple[str, Any], ...] = ()  # fields without which it means nothing
-    accepted: tuple[Any, ...] = ()  # beside numbers
-
-    def accepts(self, value: Any) -> bool:
-        if value is None or any(value == one and type(value) is type(one) for one in self.accepted):
-            return True
-        if self.kind is str:
-            return False
-        if self.kind is bool or isinstance(value, bool):
-            return self.kind is bool and isinstance(value, bool)
-        if isinstance(value, float) and self.kind is int:
-            return False
-        return isinstance(value, int | float) and math.isfinite(value) and self.low <= value <= self.high
-
-
-FIELDS = {
-    "n": Field(int, 1, 16),
-    "max_tokens": Field(int, 1, CONTEXT - PROMPT, needs=(("stop", ["a", "e"]),)),
-    "max_completion_tokens": Field(int, 1, CONTEXT - PROMPT, needs=(("max_tokens", None), ("stop", ["a", "e"]))),
-    "temperature": Field(float, 0, 100),
-    "top_p": Field(float, 0, 1),
-    "min_p": Field(float, 0, 1),
-    "typical_p": Field(float, 0, 1),
-    "top_k": Field(int, 0, INT31),
-    "presence_penalty": Field(float, -2, 2),
-    "frequency_penalty": Field(float, -2, 2),
-    "repetition_penalty": Field(float, 0.01, 100),
-    "penalty_window": Field(int, 1, INT31),
-    "dry_multiplier": Field(float, 0, 100),
-    "dry_base": Field(float, 1, 100),
-    "dry_allowed_length": Field(int, 1, 1000),
-    "dry_sequence_breakers": Field(str, accepted=([],)),
-    "xtc_probability": Field(float, 0, 1),
-    "xtc_threshold": Field(float, 0, 1),
-    "min_tokens": Field(int, 0, 2),
-    "seed": Field(int, -(2**63), 2**63 - 1),
-    "top_logprobs": Field(int, 0, 20, needs=(("logprobs", True),)),
-    "prompt_logprobs": Field(int, 0, 20),
-    "priority": Field(int, -100, 100),
-    "logprobs": Field(bool),
-    "stream": Field(bool),
-    "ignore_eos": Field(bool),
-    "parallel_tool_calls": Field(bool),
-    "stop": Field(str, accepted=("5", [])),
-    "stop_token_ids": Field(str, accepted=([],)),
-    "logit_bias": Field(str, accepted=({},)),
-    "stream_options": Field(str, needs=(("stream", True),), accepted=({},)),
-    "tools": Field(str, accepted=([],)),
-    "tool_choice": Field(str),
-    "response_format": Field(str),
-    "guided_json": Field(str, needs=(("max_tokens", 3),), accepted=({},)),
-    "guided_regex": Field(str, accepted=("5",)),
-    "guided_grammar": Field(str),
-    "truncate": Field(str),
-    "cache_salt": Field(str, accepted=("5",)),
-    "chat_template_kwargs": Field(str, accepted=({},)),
-    "modalities": Field(str, accepted=([],)),
-    "store": Field(str, accepted=(False,)),
-    "user": Field(str, accepted=(-1, 0, 2**31, 2**63, 2**64, "5", True, [], {}, 1.5, 10**30)),
-    "echo": Field(bool, path=TEXT),
-    "best_of": Field(int, 1, 1, path=TEXT),
-    "suffix": Field(str, path=TEXT),
-}
-VALUES: tuple[Any, ...] = (
-    *(-1, 0, 2**31, 2**63, 2**64, math.nan, math.inf, -math.inf, "5", True, None, [], {}, 1.5, 10**30),
-)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -195,91 +115,6 @@ def test_logprobs_are_bounded_in_sum(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        *("", [], [""], [[]], ["a", ""], [-1], [VOCABULARY], [2**31], [[1], [-1]], [1.5], [True], [None], {}, 5, None),
-        *(["a", 1], [1, "a"], ["a", [1]], [[1], "a"], [["a"]], [[[1]]], [{}], True),
-    ],
-    ids=lambda prompt: json.dumps(prompt)[:30],
-)
-def test_bad_prompts_are_refused(client: httpx.Client, prompt: Any) -> None:
-    error = refusal(client, TEXT, text_body(prompt))
-    assert error["param"] == "prompt" or "prompt" in error["message"]
-
-
-def test_more_prompts_than_the_queue_holds_are_refused(client: httpx.Client) -> None:
-    assert refusal(client, TEXT, text_body(["a"] * 2048, max_tokens=1))["param"] == "prompt"
-    assert "256" in refusal(client, TEXT, text_body(["a"] * 200, n=2, max_tokens=1))["message"]
-
-
-SECRET = "swordfish"
-BAD_MESSAGES: dict[str, Any] = {
-    "none": [],
-    "null": None,
-    "a string": SECRET,
-    "an object": {"role": "user", "content": SECRET},
-    "not objects": [SECRET],
-    "no role": [{"content": SECRET}],
-    "an unknown role": [{"role": "wizard", "content": SECRET}],
-    "a number as role": [{"role": 5, "content": SECRET}],
-    "no content": [{"role": "user"}],
-    "null content": [{"role": "user", "content": None}],
-    "a number as content": [{"role": "user", "content": 5}],
-    "an object as content": [{"role": "user", "content": {"text": SECRET}}],
-    "a part without type": [{"role": "user", "content": [{"text": SECRET}]}],
-    "a part of another type": [{"role": "user", "content": [{"type": "input_audio", "text": SECRET}]}],
-    "a null text": [{"role": "user", "content": [{"type": "text", "text": None}]}],
-    "an unknown field": [{"role": "user", "content": SECRET, "mood": "good"}],
-    "a result without a call": [{"role": "tool", "tool_call_id": "a", "content": SECRET}],
-    "a result before its call": [
-        {"role": "tool", "tool_call_id": "a", "content": SECRET},
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}],
-        },
-    ],
-    "a result without an id": [{"role": "tool", "content": SECRET}],
-    "a call without a function": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]}],
-    "too many": [{"role": "user", "content": "a"}] * 10_000,
-    "an old function call": [{"role": "assistant", "content": "a", "function_call": {"name": "f", "arguments": ""}}],
-}
-
-
-@pytest.mark.parametrize("name", BAD_MESSAGES)
-def test_bad_messages_are_refused_without_repeating_them(client: httpx.Client, name: str) -> None:
-    error = refusal(client, CHAT, chat_body() | {"messages": BAD_MESSAGES[name]})
-    assert error["param"].startswith("messages")
-    assert SECRET not in json.dumps(error)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        "gpt-4",
-        "../../etc/passwd",
-        "/etc/passwd",
-        "https://example.org/model.gguf",
-        "hf:org/repo",
-        "x" * 4096,
-        "",
-        "a\nb",
-    ],
-    ids=lambda model: model[:20],
-)
-def test_an_unknown_model_is_404_whatever_it_looks_like(client: httpx.Client, model: str) -> None:
-    error = refusal(client, CHAT, chat_body() | {"model": model}, status=404)
-    assert error["code"] == "model_not_found"
-    assert error["param"] == "model"
-    assert SMOLLM2 in error["message"]
-    assert len(error["message"]) < 300
-
-
-@pytest.mark.parametrize("model", [None, 5, [], {}, True])
-def test_a_model_is_named_by_a_string(client: httpx.Client, model: Any) -> None:
-    assert refusal(client, CHAT, chat_body() | {"model": model})["param"] == "model"
-
-
-@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("reasoning_effort", "high"),
@@ -354,16 +189,3 @@ def test_all_samplers_work_together(client: httpx.Client) -> None:
     ]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ask, range(len(draw_names))))
-
-
-def test_a_barrage_of_bad_requests_leaves_a_neighbours_stream_alone(client: httpx.Client) -> None:
-    body = text_body("Once upon a time", max_tokens=40, ignore_eos=True)
-    alone = answer(client, TEXT, body)["choices"][0]["text"]
-    bad = [chat_body() | {"messages": messages} for messages in BAD_MESSAGES.values()]
-    bad += [chat_body(**{name: [{}]}) for name in FIELDS if name != "user"]
-    with ThreadPoolExecutor(4) as pool:
-        neighbour = pool.submit(chunks, client, TEXT, body)
-        statuses = {response.status_code for response in pool.map(lambda one: client.post(CHAT, json=one), bad)}
-        assert statuses == {400}
-        assert joined(neighbour.result()) == alone
-    assert client.get("/health/live").status_code == 200

@@ -6,7 +6,9 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,10 +16,12 @@ import pytest
 from kvarn.config import EngineConfig
 from kvarn.llm import LLM
 from kvarn.request import ENDED
+from kvarn.server.starvation import StarvationMeter
 from kvarn.server.watchdog import NOTICE_S, PULSE_S, Watchdog
 from kvarn.types import SamplingParams
 from tests.assets import smollm2
 from tests.server.process import SMOLLM2, ServerProcess, model_path
+from tests.unit.server.fake_threads import FakeThread
 
 TIMEOUT_S = 5.0
 LIFE_S = TIMEOUT_S - PULSE_S  # a little before the timeout, so that the process is gone when it is over
@@ -34,21 +38,22 @@ class Heart:
 class Minutes:
     """A clock and a watchdog that is made to look as its thread would."""
 
-    def __init__(self, *hearts: Heart) -> None:
+    def __init__(self, *hearts: Heart, tasks: Path = Path("/nowhere")) -> None:
         self.now = 100.0
         self.hearts = hearts
         self.watchdog = Watchdog(
             lambda: [(f"model {index}", heart) for index, heart in enumerate(self.hearts)],
             TIMEOUT_S,
             lambda: self.now,
+            StarvationMeter(tasks),
         )
         self.watchdog.look()
 
-    def pass_s(self, seconds: float) -> float:
+    def pass_s(self, seconds: float, pulse_s: float = PULSE_S) -> float:
         """Let time pass; returns what is left of the process's life."""
         left_s = LIFE_S
-        for _ in range(round(seconds / PULSE_S)):
-            self.now += PULSE_S
+        for _ in range(round(seconds / pulse_s)):
+            self.now += pulse_s
             left_s = self.watchdog.look()
         return left_s
 
@@ -102,6 +107,34 @@ def test_time_for_which_the_process_stood_still_is_not_counted() -> None:
     assert minutes.watchdog.look() >= LIFE_S - 2 * PULSE_S
 
 
+def test_a_starved_engine_fails_liveness_but_lives_until_it_had_time(tmp_path: Path) -> None:
+    minutes = Minutes(Heart((1.0, 5)), tasks=tmp_path)
+    thread = FakeThread(tmp_path / "7")
+    for _ in range(40):  # 10 s, of which it runs one
+        thread.take_turn(ran_s=0.1 * PULSE_S, waited_s=0.9 * PULSE_S)
+        assert minutes.pass_s(PULSE_S) > 0
+    assert minutes.watchdog.stuck_model == "model 0"
+    minutes.hearts[0].sign_of_life = (2.0, 0)
+    assert minutes.pass_s(PULSE_S) > LIFE_S / 2
+    assert minutes.watchdog.stuck_model is None
+
+
+def test_an_engine_that_gets_to_run_and_makes_no_progress_ends_the_process(tmp_path: Path) -> None:
+    minutes = Minutes(Heart((1.0, 5)), tasks=tmp_path)
+    thread = FakeThread(tmp_path / "7")
+    for _ in range(round((LIFE_S + PULSE_S) / PULSE_S)):  # an endless loop beside as much other work
+        thread.take_turn(ran_s=0.6 * PULSE_S, waited_s=0.4 * PULSE_S)
+        left_s = minutes.pass_s(PULSE_S)
+    assert left_s == 0
+
+
+def test_a_pulse_that_comes_late_is_an_excuse_and_asks_for_more_time() -> None:
+    minutes = Minutes(Heart((1.0, 5)))
+    assert minutes.pass_s(9.0, pulse_s=1.5) > LIFE_S  # looked at six times only
+    assert minutes.watchdog.stuck_model == "model 0"
+    assert minutes.pass_s(2 * LIFE_S) == 0  # now nothing is in the way
+
+
 def test_an_unloaded_model_is_forgotten() -> None:
     minutes = Minutes(Heart((1.0, 5)))
     minutes.pass_s(3.0)
@@ -124,7 +157,7 @@ def test_an_engine_that_hangs_ends_the_process(faulty: ServerProcess, fault: str
         assert http.get("/health/live").status_code == 200
         assert http.post(f"/fault/{fault}").status_code == 200
         began = time.monotonic()
-        _until_liveness_fails(http, began + 4 * patience * TIMEOUT_S)
+        _until_liveness(http, 503, began + 4 * patience * TIMEOUT_S)
         took_s = time.monotonic() - began
     assert took_s < TIMEOUT_S + 0.5 * (patience - 1)
     assert faulty.process.wait(4 * patience) not in (0, None)
@@ -133,16 +166,35 @@ def test_an_engine_that_hangs_ends_the_process(faulty: ServerProcess, fault: str
         httpx.get(faulty.url + "/health/live", trust_env=False)
 
 
-def _until_liveness_fails(http: httpx.Client, ends_at: float) -> None:
-    """Ask until the answer is 503 or the port is closed."""
+def _until_liveness(http: httpx.Client, status: int, ends_at: float) -> None:
+    """Ask until the answer is this; for 503 a closed port is as good."""
     while time.monotonic() < ends_at:
         try:
-            if http.get("/health/live").status_code == 503:
+            if http.get("/health/live").status_code == status:
                 return
         except httpx.TransportError:
+            assert status == 503
             return
         time.sleep(0.05)
-    raise AssertionError("the server still says that it is alive")
+    raise AssertionError(f"/health/live did not become {status}")
+
+
+@pytest.mark.model
+def test_a_server_that_hardly_gets_to_run_is_slow_and_goes_on(faulty: ServerProcess, patience: float) -> None:
+    """Stopped 19 of 20 moments, a step that takes longer than the timeout still comes to its end."""
+    step_s = 1.5 * TIMEOUT_S
+    body = {"model": SMOLLM2, "prompt": "One", "max_tokens": 1}
+    with faulty.client() as http, ThreadPoolExecutor(1) as pool:
+        assert http.post(f"/fault/slow?seconds={step_s}").status_code == 200
+        answer = pool.submit(http.post, "/v1/completions", json=body, timeout=30 * patience)
+        while not answer.done() and faulty.process.poll() is None:
+            faulty.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.9)
+            faulty.process.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        assert answer.result().status_code == 200, faulty.log
+        assert answer.result().elapsed.total_seconds() > TIMEOUT_S
+        _until_liveness(http, 200, time.monotonic() + 4 * patience)
 
 
 @pytest.mark.model

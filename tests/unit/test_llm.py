@@ -246,12 +246,6 @@ def test_the_models_recommended_sampling_is_used(tmp_path: Path) -> None:
         assert llm.generate("hello", open_temperature).token_ids == llm.generate("hello", GREEDY).token_ids
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"context": -5}, {"backend": "gpu"}, {"kv_bytes": 0}], ids=str)
-def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
-    with pytest.raises(kvarn.ConfigError):
-        LLM("no such model", **options)
-
-
 def test_a_model_may_be_a_path_object(path: Path) -> None:
     LLM(path, backend="reference").close()
 

@@ -219,7 +219,7 @@ def require_diffusion(llm: LLM) -> MaskedDiffusion:
 
 
 def backend_of(llm: LLM) -> Backend:
-    return llm._runner.ask(lambda engine: engine.backend).result()
+    return llm.runner.ask(lambda engine: engine.backend).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ class AttentionCost:
 
 def measure_attention(llm: LLM, plan: Plan, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
     """Time the backend alone: what a block pays for the keys outside it."""
-    return llm._runner.exclusively(
-        lambda engine: _LongCanvas(engine, plan.block, context, llm._runner.beat).measure(rounds), 2 * context
+    return llm.runner.exclusively(
+        lambda engine: _LongCanvas(engine, plan.block, context, llm.runner.beat).measure(rounds), 2 * context
     )
 
 

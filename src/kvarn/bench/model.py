@@ -21,7 +21,7 @@ from kvarn.bench.rows import Row, Samples
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.formats.open import open_weights
-from kvarn.machine import available_memory, choose_threads
+from kvarn.machine import available_memory, choose_threads, warn_of_excess_threads
 from kvarn.models.describe import describe
 from kvarn.models.spec import Encoder, ModelSpec
 
@@ -88,6 +88,7 @@ class ModelRuns:
 
 def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineConfig) -> ModelRuns:
     """Load a model and compute the cached tokens of every row."""
+    warn_of_excess_threads(config.threads)
     threads = config.threads or choose_threads().count
     backend = make_backend(config, threads)
     source = open_weights(path)

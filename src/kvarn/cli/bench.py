@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvarn.cli.options import DEFAULT_MODEL, ApiKey, Model, Threads, opened
+from kvarn.cli.options import ApiKey, Model, Threads, opened
 from kvarn.cli.text import printable
+from kvarn.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from kvarn.bench.engine import EngineCost
@@ -45,7 +46,7 @@ def bench_engine(
         print(("{:>10}" * len(HEADINGS)).format(*HEADINGS))
         costs = []
         for count in requests or CONCURRENCY:
-            costs.append(measure(llm._runner, llm.spec.vocab_size, count, steps, rounds))
+            costs.append(measure(llm.runner, llm.spec.vocab_size, count, steps, rounds))
             print(_line(costs[-1]), flush=True)
         report = {
             "bench": "engine",

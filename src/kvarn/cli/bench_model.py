@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvarn.cli.options import DEFAULT_MODEL, Model, Threads
+from kvarn.cli.options import Model, Threads
+from kvarn.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from kvarn.cli.options import (
-    DEFAULT_MODEL,
     ApiKey,
     Context,
     MaxTokens,
@@ -30,7 +29,7 @@ from kvarn.cli.options import (
     stats_line,
 )
 from kvarn.cli.text import Writer, checked, printable, system_sentence
-from kvarn.config import client_key
+from kvarn.config import DEFAULT_MODEL, client_key
 from kvarn.errors import ConfigError, InvalidParameter, PromptTooLong, RequestError
 from kvarn.types import FinishReason, SamplingParams, TokenEvent
 

@@ -32,8 +32,6 @@ Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt
 
 ApiKey = Annotated[str | None, typer.Option("--api-key", help="Key for the server. [default: KVARN_API_KEY]")]
 
-DEFAULT_MODEL = "smollm2"
-
 
 def sampling(
     max_tokens: int | None, temperature: float | None, top_p: float | None, seed: int | None

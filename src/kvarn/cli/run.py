@@ -9,7 +9,6 @@ import typer
 
 from kvarn.cli.denoising import diffusion_params
 from kvarn.cli.options import (
-    DEFAULT_MODEL,
     Context,
     MaxTokens,
     Model,
@@ -24,6 +23,7 @@ from kvarn.cli.options import (
 )
 from kvarn.cli.text import Writer, checked, read_prompt
 from kvarn.cli.watch import watch_canvas
+from kvarn.config import DEFAULT_MODEL
 from kvarn.types import Completion
 
 if TYPE_CHECKING:

@@ -113,6 +113,9 @@ class WeightView:
     def forget(self, names: Iterable[str]) -> None:
         self.source.forget({part.tensor for name in names for part in self.entries[name].parts})
 
+    def verify_unchanged(self) -> None:
+        self.source.verify_unchanged()
+
     def close(self) -> None:
         self.source.close()
 

@@ -88,4 +88,7 @@ class WeightSource(Protocol):
     def forget(self, names: Iterable[str]) -> None:
         """Advise the system that the pages of these tensors will not be read again soon."""
 
+    def verify_unchanged(self) -> None:
+        """Raise FormatError if a file changed since it was opened; call it when everything was copied."""
+
     def close(self) -> None: ...

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvarn.hub.aliases import ALIASES, DEFAULT_MODEL
+from kvarn.hub.aliases import ALIASES
 from kvarn.hub.included import INCLUDED
 from kvarn.hub.locate import resolve
 from kvarn.hub.progress import OnProgress
 
-__all__ = ["ALIASES", "DEFAULT_MODEL", "INCLUDED", "OnProgress", "resolve"]
+__all__ = ["ALIASES", "INCLUDED", "OnProgress", "resolve"]

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from kvarn.hub.names import PypiName, RemoteName
 
-DEFAULT_MODEL = "smollm2"
-
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:

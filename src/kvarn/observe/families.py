@@ -17,6 +17,7 @@ REFUSALS = ("requests", "tokens", "concurrency", "queue")
 MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
+STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
 PARTS = ("weights", "kv", "scratch", "runtime")
 
 
@@ -35,6 +36,10 @@ class Family:
 
 def _seconds(name: str, text: str) -> Family:
     return Family(name, "histogram", text, bounds=SECONDS)
+
+
+def _of_http(name: str, kind: Literal["counter", "gauge"], text: str) -> Family:
+    return Family(name, kind, text, labels=(), is_vllms=False)
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -115,7 +120,21 @@ FAMILIES: tuple[Family, ...] = (
         values=PHASES,
         is_vllms=False,
     ),
-    Family("http_requests_active", "gauge", "HTTP requests being served.", labels=(), is_vllms=False),
+    _of_http("http_requests_active", "gauge", "HTTP requests being served."),
+    _of_http("http_connections_open", "gauge", "Connections, those beyond the limit not counted."),
+    _of_http("http_connections", "counter", "Connections accepted."),
+    _of_http("http_connections_refused", "counter", "Connections beyond the limit, told so and closed."),
+    _of_http("http_connections_dropped", "counter", "Connections ended because their client did not read."),
+    _of_http("http_received_bytes", "counter", "Bytes that clients sent."),
+    _of_http("http_sent_bytes", "counter", "Bytes written for clients."),
+    Family(
+        "http_responses",
+        "counter",
+        "Responses by status; 499: the client left before there was one.",
+        labels=("status",),
+        values=STATUSES,
+        is_vllms=False,
+    ),
     Family(
         "cpu_throttled_seconds",
         "counter",

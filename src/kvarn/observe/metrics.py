@@ -41,6 +41,25 @@ class EngineFigures(Protocol):
     def distributions(self) -> Mapping[str, Observed]: ...
 
 
+class TrafficFigures(Protocol):
+    """kvarn.server.http.traffic.Traffic, as metrics need it."""
+
+    @property
+    def num_open(self) -> int: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def num_refused(self) -> int: ...
+    @property
+    def num_dropped(self) -> int: ...
+    @property
+    def num_received_bytes(self) -> int: ...
+    @property
+    def num_sent_bytes(self) -> int: ...
+    @property
+    def responses(self) -> Mapping[int, int]: ...
+
+
 class Metrics:
     """All series of one server, each at 0 from the start."""
 
@@ -52,9 +71,18 @@ class Metrics:
         self._throttled_at_start_s = cpu_throttled_s()
         self.registry = make_registry(self._store, with_vllm=compat == "vllm")
 
-    def http_active(self, num_requests: int) -> None:
-        """How many HTTP requests are being served."""
-        self._store.set("http_requests_active", to=num_requests)
+    def http_seen(self, num_requests: int, traffic: TrafficFigures) -> None:
+        """Take a moment of the HTTP side: requests being served, and what all connections have counted."""
+        store = self._store
+        store.set("http_requests_active", to=num_requests)
+        store.set("http_connections_open", to=traffic.num_open)
+        store.set("http_connections", to=traffic.num_accepted)
+        store.set("http_connections_refused", to=traffic.num_refused)
+        store.set("http_connections_dropped", to=traffic.num_dropped)
+        store.set("http_received_bytes", to=traffic.num_received_bytes)
+        store.set("http_sent_bytes", to=traffic.num_sent_bytes)
+        for status, num_responses in traffic.responses.items():
+            store.set("http_responses", str(status), to=num_responses)
 
     def request_refused(self, tier: str, reason: str) -> None:
         """A limit was met: requests, tokens, concurrency or queue."""

@@ -1,4 +1,4 @@
-"""One log line per request, written when its last byte is out. ASGI, outermost; reads what inner parts left in scope.
+"""One log line and one count per request, when its last byte is out. ASGI, outermost; reads what inner parts left.
 
 scope["kvarn.request_id"]  the edge's      scope["kvarn.principal"]  auth's
 scope["kvarn.log"]         a dict for routes: model, prompt_tokens, completion_tokens, cached_tokens, finish_reason
@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from kvarn.observe.logs import RequestLine, log_request
+from kvarn.server.http.traffic import Traffic
 from kvarn.server.lifecycle import App, Receive, Scope, Send
 
 CLIENT_GONE = 499  # no status was sent
@@ -21,8 +22,9 @@ QUIET = ("/health", "/metrics")  # asked every few seconds, also while the answe
 class AccessLog:
     """Wraps the whole application."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, traffic: Traffic) -> None:
         self._app = app
+        self._traffic = traffic
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +48,7 @@ class AccessLog:
                 seen["status"] = 500
             raise
         finally:
+            self._traffic.responses[seen["status"]] += 1
             if not _is_quiet(scope["path"], seen["status"]):
                 log_request(_line(scope, facts, seen, time.perf_counter() - began))
 

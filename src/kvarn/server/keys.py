@@ -36,10 +36,9 @@ class Principal:
     key_id: str  # the key's name; never the key
     tier: Tier
     tenant: str  # salts the prefix cache: keys of one group share what they computed, nobody else does
-    is_anonymous: bool = False
 
 
-ANONYMOUS = Principal("anonymous", UNLIMITED, "", is_anonymous=True)
+ANONYMOUS = Principal("anonymous", UNLIMITED, "")
 
 
 @dataclass(frozen=True, slots=True)

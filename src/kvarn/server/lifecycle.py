@@ -54,7 +54,6 @@ class Lifecycle:
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.phase: Phase = "starting"
-        self.deadline: float | None = None  # by the clock: what still runs then is ended
         self.num_requests = 0
         self.stuck_model: Callable[[], str | None] = lambda: None  # whose engine makes no progress: the watchdog's word
         self._clock = clock
@@ -97,11 +96,10 @@ class Lifecycle:
         assert self.phase == "starting"
         self.phase = "ready"
 
-    def drain(self, delay_s: float, timeout_s: float) -> None:
-        """SIGTERM: say not ready at once, go on taking requests for delay_s, finish them within timeout_s more."""
+    def drain(self) -> None:
+        """SIGTERM: say not ready at once, go on taking requests for the delay."""
         assert self.phase == "ready"
         self.phase = "draining"
-        self.deadline = self._clock() + delay_s + timeout_s
 
     def refuse(self) -> None:
         """The delay is over: new requests are turned away."""

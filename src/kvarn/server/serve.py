@@ -26,6 +26,7 @@ from kvarn.server.app import make_app
 from kvarn.server.collecting import CollectionShelf
 from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
+from kvarn.server.http.traffic import Traffic
 from kvarn.server.keys import KeyRing
 from kvarn.server.lifecycle import App, Lifecycle, ShuttingDown
 from kvarn.server.limits import LimitBook
@@ -67,7 +68,8 @@ class ServerRun:
         self._listener = listener
         self._state = make_state(config)
         self._lifecycle = self._state.lifecycle
-        self._server = _make_server(self._state, AccessLog(extend(self._state, make_app(self._state))))
+        app = extend(self._state, make_app(self._state))
+        self._server = _make_server(self._state, AccessLog(app, self._state.traffic))
         shelf = self._state.shelf
         self._watchdog = Watchdog(
             lambda: [(served.id, served.llm.llm) for served in shelf.loaded], config.heartbeat_timeout_s
@@ -114,7 +116,7 @@ class ServerRun:
     async def _drain(self) -> None:
         """Rules of a graceful end: go on for the delay, refuse, wait for what runs, end it at the deadline."""
         config, lifecycle = self._config, self._lifecycle
-        lifecycle.drain(config.drain_delay_s, config.drain_timeout_s)
+        lifecycle.drain()
         log.info("draining", extra=with_fields(requests=lifecycle.num_requests, delay_s=config.drain_delay_s))
         await asyncio.sleep(config.drain_delay_s)
         lifecycle.refuse()
@@ -168,6 +170,7 @@ def make_state(config: ServerConfig) -> ServerState:
         lifecycle=lifecycle,
         primer=Primer(shelf, collections, lifecycle, metrics),
         requests=RequestBook(),
+        traffic=Traffic(),
     )
 
 
@@ -183,7 +186,7 @@ def _make_server(state: ServerState, app: App) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
-            http=make_protocol(state.config, state.lifecycle),
+            http=make_protocol(state.config, state.lifecycle, state.traffic),
             ws="none",
             lifespan="off",
             loop="asyncio",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
     from kvarn.server.collecting import CollectionShelf
+    from kvarn.server.http.traffic import Traffic
     from kvarn.server.keys import KeyRing
     from kvarn.server.lifecycle import Lifecycle
     from kvarn.server.limits import LimitBook
@@ -30,3 +31,4 @@ class ServerState:
     lifecycle: Lifecycle
     requests: RequestBook
     primer: Primer
+    traffic: Traffic

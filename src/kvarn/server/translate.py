@@ -137,14 +137,14 @@ def text_params(body: CompletionBody, config: ServerConfig) -> SamplingParams:
 def chat_submission(served: ServedModel, chat: Conversation) -> Submission:
     """Write the conversation with the model's template and encode it."""
     llm = served.llm.llm
-    llm._require_generator("chat")
+    llm.submissions.require_generator("chat")
     check_characters(llm, sum(_length(message.get("content")) for message in chat.messages), chat.params)
     plan = chat.plan(served)
     messages = plan.messages(chat.messages)
     ids = llm.tokenizer.encode_chat(messages, tools=plan.template_tools, kwargs=chat.template_kwargs)
     params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
     with _blaming("tools" if plan.tools else chat.constrained_by):
-        submission = llm._submission(ids, params, "", starts_text=True)
+        submission = llm.submissions.of_ids(ids, params, starts_text=True)
     return replace(submission, visible_ids=plan.visible_ids)
 
 
@@ -157,7 +157,7 @@ def text_submission(
         check_characters(llm, len(prompt), params)
         prompt = llm.tokenizer.encode(prompt)
     with _blaming(constrained_by):
-        return llm._submission(prompt, params, "")
+        return llm.submissions.of_ids(prompt, params)
 
 
 def check_characters(llm: LLM, num_characters: int, params: SamplingParams) -> None:

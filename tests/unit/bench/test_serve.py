@@ -47,11 +47,14 @@ def test_tokens_come_from_usage_and_times_from_the_events() -> None:
         report = run(server)
     assert (report["requests"], report["succeeded"], report["failed"], report["refused_429"]) == (4, 4, 0, 0)
     assert (report["prompt_tokens"], report["completion_tokens"]) == (36, 28)
-    assert report["first_token_ms"]["p50"] >= 50
-    assert report["inter_token_ms"]["max"] >= 100
-    assert report["inter_token_ms"]["p50"] < 100  # half of the gaps are none
-    assert report["token_time_ms"]["mean"] >= 100 / 6
-    assert report["request_ms"]["p50"] >= 150
+    # An event may be read late, which makes the gap behind it shorter: only times since the request are certain.
+    first, gaps, mean_gap = (report[name] for name in ("first_token_ms", "inter_token_ms", "token_time_ms"))
+    rounding = 0.1
+    assert first["p50"] >= 50 - rounding
+    assert first["max"] + gaps["max"] >= 150 - rounding
+    assert gaps["p50"] < gaps["max"]  # half of the gaps are none
+    assert first["mean"] + 6 * mean_gap["mean"] >= 150 - rounding
+    assert report["request_ms"]["p50"] >= 150 - rounding
     assert report["tokens_per_s"] == pytest.approx(28 / report["seconds"], rel=0.01)
 
 

@@ -34,6 +34,13 @@ def test_an_answer_goes_to_stdout_and_its_speed_to_stderr(kvarn: Kvarn, model: s
     assert b"first token after" in done.stderr
 
 
+def test_more_threads_than_cpus_work_and_are_warned_of(kvarn: Kvarn, model: str) -> None:
+    num_cpus = os.cpu_count() or 1
+    done = kvarn("run", "-m", model, *FIXED, "--threads", str(num_cpus + 1), "hello")
+    assert done.returncode == 0
+    assert f"threads is {num_cpus + 1}, more than the CPUs this process may use" in done.stderr.decode()
+
+
 def test_json_is_one_object_with_everything(kvarn: Kvarn, model: str) -> None:
     done = kvarn("run", "-m", model, *FIXED, "--json", "hello")
     answer = json.loads(done.stdout)

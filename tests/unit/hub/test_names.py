@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.config import DEFAULT_MODEL
 from kvarn.errors import ModelNotFound
-from kvarn.hub import ALIASES, DEFAULT_MODEL
+from kvarn.hub import ALIASES
 from kvarn.hub.locate import parse
 from kvarn.hub.names import HubName, LocalName, PypiName
 

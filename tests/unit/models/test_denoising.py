@@ -15,7 +15,7 @@ from kvarn.models.describe import describe
 from kvarn.models.spec import MaskedDiffusion, ModelSpec
 from tests.diffusion_models import tiny_diffusion
 from tests.tiny_models import VOCAB
-from tests.unit.models.test_describe import Edited
+from tests.unit.models.edited import Edited
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 

@@ -5,58 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvarn.errors import ConfigError, FormatError, KvarnError, UnsupportedModel
 from kvarn.formats.open import open_weights
-from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+from kvarn.formats.weights import WeightSource
 from kvarn.models.describe import describe
 from kvarn.models.spec import Encoder, FeedForward, MixtureOfExperts
 from tests.tiny_models import ARCHITECTURES, CONFIGS, tiny_model
-
-
-class Edited:
-    """A source with other metadata and other tensor shapes; None removes."""
-
-    def __init__(
-        self,
-        source: WeightSource,
-        metadata: Mapping[str, Any] | None = None,
-        shapes: Mapping[str, tuple[int, ...] | None] | None = None,
-    ) -> None:
-        self.source = source
-        changed = {**source.metadata, **(metadata or {})}
-        self.metadata = {key: value for key, value in changed.items() if value is not None}
-        tensors = dict(source.tensors)
-        for name, shape in (shapes or {}).items():
-            tensors.pop(name, None)
-            if shape is not None:
-                tensors[name] = TensorInfo(name, TensorType.F32, shape)
-        self.tensors = tensors
-
-    @property
-    def path(self) -> str:
-        return self.source.path
-
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        return self.source.raw(name)
-
-    def array(self, name: str) -> npt.NDArray[np.float32]:
-        return self.source.array(name)
-
-    def forget(self, names: Iterable[str]) -> None:
-        self.source.forget(names)
-
-    def close(self) -> None:
-        self.source.close()
+from tests.unit.models.edited import Edited, edited_config
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +37,6 @@ def hf(folder: Path) -> dict[str, WeightSource]:
 
 
 Sources = dict[str, WeightSource]
-
-
-def edited_config(source: WeightSource, **changes: Any) -> Edited:
-    config = {key: value for key, value in {**source.metadata["hf"], **changes}.items() if value is not None}
-    return Edited(source, {"hf": config})
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

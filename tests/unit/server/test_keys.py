@@ -1,12 +1,9 @@
-"""Who is calling: key files, the ring that reads them, and what counts as a key."""
+"""Who is calling: the ring that reads a key file, and what counts as a key."""
 
 from __future__ import annotations
 
 import logging
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -16,26 +13,11 @@ import pytest
 
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server import keys as keys_module
-from kvarn.server.keyfile import KEY_PREFIX, KeyEntry, draw_key, editing, parse_keys, read_keys, write_keys
-from kvarn.server.keys import KeyRing
-from kvarn.server.tiers import DEFAULT_TIERS, UNLIMITED, Tier, read_tiers
+from kvarn.server.keyfile import KeyEntry, draw_key, editing, write_keys
+from kvarn.server.keys import ANONYMOUS, KeyRing
+from kvarn.server.tiers import DEFAULT_TIERS, UNLIMITED, Tier
 from tests.conftest import Size
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "keys.toml"
-
-
-def add(file: Path, name: str, **given: object) -> str:
-    key, entry = draw_key(name, **{"tier": "pro", **given})  # type: ignore[arg-type]
-    with editing(file) as entries:
-        entries.append(entry)
-    return key
-
-
-def bearer(key: str) -> list[bytes]:
-    return [b"Bearer " + key.encode()]
+from tests.unit.server.ringing import add, bearer, refusal
 
 
 def look_again(ring: KeyRing) -> None:
@@ -48,7 +30,7 @@ def test_a_key_opens_as_bearer_token_and_as_api_key_header(file: Path) -> None:
     ring = KeyRing(file)
     for principal in (ring.authenticate(bearer(key)), ring.authenticate((), [key.encode()])):
         assert (principal.key_id, principal.tier, principal.tenant) == ("alice", DEFAULT_TIERS["pro"], "team")
-        assert not principal.is_anonymous
+        assert principal is not ANONYMOUS
 
 
 def test_the_tenant_of_a_key_without_group_is_its_own(file: Path) -> None:
@@ -61,15 +43,15 @@ def test_without_a_file_everybody_is_anonymous_whatever_they_send() -> None:
     ring = KeyRing(None)
     for given in ([], [b"Bearer x"], [b"nonsense"]):
         principal = ring.authenticate(given)
-        assert principal.is_anonymous
+        assert principal is ANONYMOUS
         assert principal.tier is UNLIMITED
 
 
 def test_a_missing_key_is_told_apart_from_a_wrong_one(file: Path) -> None:
     add(file, "alice")
     ring = KeyRing(file)
-    assert _refusal(ring).reason == "missing"
-    assert _refusal(ring, bearer("sk-kvarn-wrong")).reason == "invalid"
+    assert refusal(ring).reason == "missing"
+    assert refusal(ring, bearer("sk-kvarn-wrong")).reason == "invalid"
 
 
 def test_revoked_expired_and_unknown_keys_are_refused_in_the_same_words(file: Path) -> None:
@@ -77,7 +59,7 @@ def test_revoked_expired_and_unknown_keys_are_refused_in_the_same_words(file: Pa
     with editing(file) as entries:
         entries[0] = KeyEntry(*[getattr(entries[0], n) for n in KeyEntry.__slots__[:-1]], revoked=datetime.now(UTC))
     ring = KeyRing(file)
-    refusals = {str(_refusal(ring, bearer(key))) for key in (revoked, expired, "sk-kvarn-never-was-one")}
+    refusals = {str(refusal(ring, bearer(key))) for key in (revoked, expired, "sk-kvarn-never-was-one")}
     assert len(refusals) == 1
 
 
@@ -86,7 +68,7 @@ def test_a_key_that_expires_later_is_valid_until_then(file: Path) -> None:
     ring = KeyRing(file)
     assert ring.authenticate(bearer(key)).key_id == "alice"
     time.sleep(0.35)
-    assert _refusal(ring, bearer(key)).reason == "invalid"
+    assert refusal(ring, bearer(key)).reason == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +114,7 @@ HOSTILE: dict[str, Callable[[bytes], tuple[list[bytes], list[bytes]]]] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_nothing_but_exactly_the_key_opens(file: Path, what: str) -> None:
     key = add(file, "alice")
-    error = _refusal(KeyRing(file), *HOSTILE[what](key.encode()))
+    error = refusal(KeyRing(file), *HOSTILE[what](key.encode()))
     assert error.reason == "invalid"
     assert key not in str(error)
     assert key[:12] not in str(error)
@@ -141,20 +123,6 @@ def test_nothing_but_exactly_the_key_opens(file: Path, what: str) -> None:
 def test_both_headers_may_carry_the_same_key(file: Path) -> None:
     key = add(file, "alice")
     assert KeyRing(file).authenticate(bearer(key), [key.encode()]).key_id == "alice"
-
-
-def test_the_file_holds_no_key_and_only_its_owner_reads_it(file: Path) -> None:
-    key = add(file, "alice")
-    text = file.read_text()
-    assert key[len(KEY_PREFIX) + 5 :] not in text
-    assert key[: len(KEY_PREFIX) + 4] in text
-    assert file.stat().st_mode & 0o077 == 0
-
-
-def test_keys_are_drawn_with_256_bits_and_never_twice() -> None:
-    drawn = {draw_key("x", "free")[0] for _ in range(1000)}
-    assert len(drawn) == 1000
-    assert all(len(key) == len(KEY_PREFIX) + 43 for key in drawn)
 
 
 def test_added_changed_and_revoked_keys_count_without_a_restart(file: Path) -> None:
@@ -166,7 +134,7 @@ def test_added_changed_and_revoked_keys_count_without_a_restart(file: Path) -> N
     with editing(file) as entries:
         del entries[0]
     look_again(ring)
-    assert _refusal(ring, bearer(first)).reason == "invalid"
+    assert refusal(ring, bearer(first)).reason == "invalid"
     assert ring.authenticate(bearer(second)).key_id == "bob"
 
 
@@ -175,7 +143,7 @@ def test_a_change_is_seen_within_a_second_without_help(file: Path) -> None:
     ring = KeyRing(file)
     write_keys(file, [])
     time.sleep(1.0)
-    assert _refusal(ring, bearer(key)).reason == "invalid"
+    assert refusal(ring, bearer(key)).reason == "invalid"
 
 
 @pytest.mark.parametrize("ruin", ["bytes", "missing", "half"])
@@ -200,7 +168,7 @@ def test_a_key_of_a_tier_that_is_not_served_is_forbidden_when_it_comes_later(fil
     ring = KeyRing(file)
     key = add(file, "bob", tier="gold")
     look_again(ring)
-    assert _refusal(ring, bearer(key)).reason == "forbidden"
+    assert refusal(ring, bearer(key)).reason == "forbidden"
 
 
 def test_a_server_does_not_start_with_a_key_of_an_unknown_tier(file: Path) -> None:
@@ -213,53 +181,6 @@ def test_a_server_does_not_start_with_a_key_of_an_unknown_tier(file: Path) -> No
 def test_a_server_does_not_start_without_the_file_it_was_told_of(file: Path) -> None:
     with pytest.raises(ConfigError, match="kvarn keys new"):
         KeyRing(file)
-
-
-DIGEST = "0" * 64
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("keys = 3", "keys"),
-        ("[other]\nx = 1", "other"),
-        ("[[keys]]\nname = 3", "name"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST[1:]}"\ntier = "pro"', "64 hexadecimal"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST[:-1]}X"\ntier = "pro"', "64 hexadecimal"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"', "tier"),
-        (f'[[keys]]\nname = ""\nsha256 = "{DIGEST}"\ntier = "pro"', "name"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"\ntier = "pro"\ngroup = ""', "group"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"\ntier = "pro"\nexpires = "soon"', "expires"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"\ntier = "pro"\nsecret = "x"', "secret"),
-        (f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"\ntier = "pro"\n' * 2, "twice"),
-        ("[[keys]", "TOML"),
-        ("a = " + "[" * 5000, "TOML"),
-    ],
-)
-def test_a_wrong_file_is_refused_by_what_is_wrong(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        parse_keys(text.encode())
-
-
-def test_somebody_who_puts_the_key_itself_into_the_file_does_not_see_it_in_the_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_keys(b'[[keys]]\nname = "a"\ntier = "pro"\nsha256 = "sk-kvarn-secret"')
-    assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ['a"b', "a\\b", "å🎈", "[[keys]]", "a' #", "x" * 128])
-def test_any_printable_name_survives_writing_and_reading(file: Path, name: str) -> None:
-    write_keys(file, [draw_key(name, "pro")[1]])
-    assert [entry.name for entry in read_keys(file)] == [name]
-
-
-@pytest.mark.parametrize("name", ["a\nb", "\x7f", "", "x" * 129, "\u202e"])
-def test_what_could_not_be_read_again_is_never_written(file: Path, name: str) -> None:
-    write_keys(file, [draw_key("good", "pro")[1]])
-    with pytest.raises(ConfigError):
-        write_keys(file, [draw_key(name, "pro")[1]])
-    assert [entry.name for entry in read_keys(file)] == ["good"]
-    assert os.listdir(file.parent) == [file.name]
 
 
 def test_a_thousand_keys_are_all_compared_whatever_was_given(file: Path) -> None:
@@ -287,67 +208,3 @@ def test_the_time_of_a_refusal_tells_nothing_about_the_keys(file: Path, size: Si
     first, second = (statistics.median(seconds[which]) for which in (0, 1))
     # The median shrugs off a busy machine; a comparison that stopped early would save several of its ~10 us.
     assert abs(first - second) / max(first, second) < (0.02 if is_long else 0.25)
-
-
-def test_a_tier_is_configured_over_its_default() -> None:
-    tiers = read_tiers({"free": {"concurrency": 16}, "gold": {"max_priority": 50, "requests_per_min": 7}})
-    assert tiers["free"].concurrency == 16
-    assert tiers["free"].requests_per_min == DEFAULT_TIERS["free"].requests_per_min
-    assert (tiers["gold"].priority, tiers["gold"].tokens_per_min) == (50, None)
-    assert tiers["pro"] == DEFAULT_TIERS["pro"]
-
-
-def test_a_limit_can_be_lifted_by_name() -> None:
-    assert read_tiers({"free": {"tokens_per_min": "unlimited"}})["free"].tokens_per_min is None
-
-
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"free": {"concurrency": 0}},
-        {"free": {"concurrency": True}},
-        {"free": {"concurrency": 1.5}},
-        {"free": {"requests_per_min": -1}},
-        {"free": {"priority": 101}},
-        {"free": {"priority": 5, "max_priority": 4}},
-        {"free": {"colour": "red"}},
-        {"free": {"sees_metrics": 1}},
-        {"free": 3},
-        {"": {}},
-        [],
-    ],
-)
-def test_a_wrong_tier_is_refused(table: object) -> None:
-    with pytest.raises(ConfigError):
-        read_tiers(table)
-
-
-@pytest.mark.parametrize(("asked", "given"), [(None, 20), (5, 5), (20, 20), (100, 20), (-100, -100)])
-def test_a_priority_is_clamped_to_the_tier(asked: int | None, given: int) -> None:
-    assert DEFAULT_TIERS["pro"].clamp(asked) == given
-
-
-def test_the_command_line_makes_lists_and_revokes_keys(file: Path) -> None:
-    key = _kvarn("new", "alice", "--tier", "pro", "--days", "2", "--keys", str(file)).stdout.strip()
-    assert KeyRing(file).authenticate(bearer(key)).tier.name == "pro"
-    listed = _kvarn("ls", "--keys", str(file)).stdout
-    assert "alice" in listed
-    assert key not in listed
-    assert "already" in _kvarn("new", "alice", "--keys", str(file), code=2).stderr
-    _kvarn("revoke", "alice", "--keys", str(file))
-    assert _refusal(KeyRing(file), bearer(key)).reason == "invalid"
-    assert "no key" in _kvarn("revoke", "bob", "--keys", str(file), code=2).stderr
-    assert key not in file.read_text()
-
-
-def _kvarn(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvarn.cli.main", "keys", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code, done.stderr
-    return done
-
-
-def _refusal(ring: KeyRing, authorization: list[bytes] | None = None, api_key: list[bytes] | None = None) -> AuthError:
-    with pytest.raises(AuthError) as caught:
-        ring.authenticate(authorization or [], api_key or [])
-    return caught.value

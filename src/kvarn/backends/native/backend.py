@@ -94,6 +94,7 @@ class NativeBackend:
                 progress(done, total)
         for name, size in vector_names(spec):
             model.add_vector(name, np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32))
+        weights.verify_unchanged()
         model.finish_loading()
         self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
 

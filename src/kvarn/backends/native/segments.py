@@ -43,5 +43,8 @@ class SegmentedWeights:
     def forget(self, names: Iterable[str]) -> None:
         self._source.forget(names)
 
+    def verify_unchanged(self) -> None:
+        self._source.verify_unchanged()
+
     def close(self) -> None:
         self._source.close()

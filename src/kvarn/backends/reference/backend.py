@@ -62,6 +62,7 @@ class ReferenceBackend:
             weights.forget((name,))
             if progress is not None:
                 progress(done, total)
+        weights.verify_unchanged()
         self._spec, self._weights = spec, taken if self._dense else _LazyWeights(taken, stored)
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:

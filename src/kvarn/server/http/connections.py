@@ -1,4 +1,4 @@
-"""All connections of one server: how many there are, and one clock that looks at every deadline.
+"""All connections of one server: how many there may be, and one clock that looks at every deadline.
 
 No timer per connection and none per byte: a connection notes its deadline, and one tick at least each second compares
 all of them with the time.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvarn.server.http.limits import MAX_BODIES, ConnectionLimits
+from kvarn.server.http.traffic import Traffic
 
 if TYPE_CHECKING:
     from kvarn.server.http.ending import EndingProtocol
@@ -19,20 +20,15 @@ if TYPE_CHECKING:
 class Connections:
     """Shared by the connections of one event loop; make_protocol() joins them."""
 
-    def __init__(self, limits: ConnectionLimits, closes: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, limits: ConnectionLimits, closes: Callable[[], bool], traffic: Traffic) -> None:
         """closes: whether each response is now the last of its connection."""
         self.limits = limits
         self.closes = closes
-        self.num_refused = 0  # by the connection itself, before the application saw the request
-        self.num_dropped = 0  # clients that did not read
+        self.traffic = traffic
         self.num_body_bytes = 0  # received for requests that are not answered yet
         self._open: set[EndingProtocol] = set()
         self._overflow: set[EndingProtocol] = set()
         self._tick: asyncio.TimerHandle | None = None
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
 
     @property
     def has_room_for_bodies(self) -> bool:
@@ -43,7 +39,10 @@ class Connections:
         self._schedule(connection.loop)
         if len(self._open) < self.limits.max_connections:
             self._open.add(connection)
+            self.traffic.num_accepted += 1
+            self.traffic.num_open = len(self._open)
             return True
+        self.traffic.num_refused += 1
         self._overflow.add(connection)
         return False
 
@@ -54,6 +53,7 @@ class Connections:
 
     def forget(self, connection: EndingProtocol) -> None:
         self._open.discard(connection)
+        self.traffic.num_open = len(self._open)
         self._overflow.discard(connection)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -49,7 +49,7 @@ class EndingProtocol(HttpToolsProtocol):
         self._behind_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._sender = CountingTransport(transport, self._part)
+        self._sender = CountingTransport(transport, self._part, self._book.traffic)
         self._watch = ReadingWatch(self._sender, self._limits)
         super().connection_made(self._sender)
         size = self._limits.max_buffered_bytes
@@ -59,7 +59,7 @@ class EndingProtocol(HttpToolsProtocol):
         elif self._book.has_room_to_explain:
             self._answer(refusals.FULL)
         else:
-            self._sender.write(refusals.FULL.response())
+            self._send(refusals.FULL)
             self._sender.close_now()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,7 +83,7 @@ class EndingProtocol(HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Compare the deadlines with the time."""
         if self._watch.is_stuck(now) or self._is_far_behind(now):
-            self._book.num_dropped += 1
+            self._book.traffic.num_dropped += 1
             log.info("dropped a client that does not read: %d bytes wait for it", self._sender.num_unsent)
             self._sender.abort()
         elif self._deadline is not None and now >= self._deadline:
@@ -108,7 +108,6 @@ class EndingProtocol(HttpToolsProtocol):
         """Refuse the newest request. Those before it are still answered; then the connection ends."""
         if self._is_deaf or self.transport.is_closing():
             return
-        self._book.num_refused += 1
         is_running = self._intake.in_body and self.cycle is self._running
         if self._intake.in_body and not is_running:
             self.pipeline.popleft()
@@ -127,8 +126,12 @@ class EndingProtocol(HttpToolsProtocol):
         self._release_bodies()
         if refusal is not None:
             log.debug("refused a request: %d %s", refusal.status, refusal.code)
-            self.transport.write(refusal.response(has_body=self.parser.get_method() != b"HEAD"))
+            self._send(refusal, has_body=self.parser.get_method() != b"HEAD")
         self._linger()
+
+    def _send(self, refusal: Refusal, *, has_body: bool = True) -> None:
+        self._book.traffic.responses[refusal.status] += 1
+        self._sender.write(refusal.response(has_body))
 
     def _end_wait(self, now: float) -> None:
         if self._is_deaf:

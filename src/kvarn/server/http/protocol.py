@@ -23,6 +23,7 @@ from kvarn.server.http.ending import EndingProtocol
 from kvarn.server.http.head import check_headers, read_target, without_upgrade
 from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descriptors
 from kvarn.server.http.refusals import Refusal, Refused
+from kvarn.server.http.traffic import Traffic
 from kvarn.server.lifecycle import Lifecycle
 from kvarn.server.settings import ServerConfig
 
@@ -31,13 +32,13 @@ log = logging.getLogger("kvarn.server.http")
 MAX_QUEUED_BODY = 64 << 10  # of a request that waits behind another one
 
 
-def make_protocol(config: ServerConfig, lifecycle: Lifecycle) -> type[asyncio.Protocol]:
+def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) -> type[asyncio.Protocol]:
     """The class that uvicorn makes one of for each connection: `uvicorn.Config(app, http=make_protocol(...))`.
 
     Raises this process's limit on open files if the connections would not fit.
     """
     limits = fit_descriptors(ConnectionLimits.of(config))
-    connections = Connections(limits, lambda: lifecycle.closes_connections)
+    connections = Connections(limits, lambda: lifecycle.closes_connections, traffic)
     return type("ServerProtocol", (LimitedProtocol,), {"connections_of_server": connections})
 
 
@@ -57,6 +58,7 @@ class LimitedProtocol(EndingProtocol):
         self._offers_upgrade = False
 
     def data_received(self, data: bytes) -> None:
+        self._book.traffic.num_received_bytes += len(data)
         if self._is_deaf:
             self._num_discarded += len(data)
             if self._num_discarded > 2 * self._limits.max_body_bytes:

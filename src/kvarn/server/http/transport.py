@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvarn.server.http.limits import MIN_TAKEN_BYTES, ConnectionLimits
+from kvarn.server.http.traffic import Traffic
 
 NOTSENT_BYTES = 16 << 10  # the system holds little that cannot be sent yet: what waits, waits where it is counted
 STREAM_GRACE_S = 1.0  # a stream's client may be max_buffered_bytes behind for this long
@@ -28,12 +29,13 @@ _OPTIONS = {
 class CountingTransport(asyncio.Transport):
     """Stands before the event loop's transport. close() asks the owner how to part: at once, or politely."""
 
-    __slots__ = ("_inner", "_on_close", "_says_goodbye", "num_written")
+    __slots__ = ("_inner", "_on_close", "_says_goodbye", "_traffic", "num_written")
 
-    def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None]) -> None:
+    def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None], traffic: Traffic) -> None:
         super().__init__()
         self._inner = inner
         self._on_close = on_close
+        self._traffic = traffic
         self._says_goodbye = False
         self.num_written = 0
         _tune(inner.get_extra_info("socket"))
@@ -51,6 +53,7 @@ class CountingTransport(asyncio.Transport):
         if self.is_closing():
             return
         self.num_written += len(data)
+        self._traffic.num_sent_bytes += len(data)
         self._inner.write(data)
 
     def close(self) -> None:

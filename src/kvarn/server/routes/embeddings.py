@@ -14,7 +14,6 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded, RateLimited
-from kvarn.llm import Float32
 from kvarn.server.call import Call, Called
 from kvarn.server.failures import ClientGone
 from kvarn.server.lifecycle import ShuttingDown
@@ -23,6 +22,7 @@ from kvarn.server.schema.common import InvalidField, body_of, parse
 from kvarn.server.schema.embeddings import EmbeddingsAnswer, EmbeddingsBody, Inputs
 from kvarn.server.texts import encode_bounded
 from kvarn.types import Usage
+from kvarn.vectors import Float32
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -51,7 +51,7 @@ async def embed(call: Called) -> Response:
 
 def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
     """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
-    llm._pooling(body.pooling)
+    llm.vectors.pooling(body.pooling)
     if body.dimensions is not None and body.dimensions > llm.spec.width:
         raise InvalidField(
             f"dimensions is {body.dimensions:,}, the model's vectors have {llm.spec.width:,}; give at most that many",

@@ -29,7 +29,7 @@ async def metrics(request: Request) -> Response:
     served = state.shelf.loaded
     await asyncio.gather(*(_look_at(state, one) for one in served))
     state.metrics.collections_seen(state.collections.num_open, *state.collections.hot_counts)
-    state.metrics.http_active(state.lifecycle.num_requests)
+    state.metrics.http_seen(state.lifecycle.num_requests, state.traffic)
     state.metrics.engines_left(one.id for one in served)
     return Response(state.metrics.render(), media_type=CONTENT_TYPE)
 
@@ -37,8 +37,9 @@ async def metrics(request: Request) -> Response:
 async def _look_at(state: ServerState, served: ServedModel) -> None:
     """Ask an engine between two of its steps, without waiting long."""
     llm = served.llm.llm
-    state.metrics.grammars_seen(served.id, llm._constraints.compile_times, llm._constraints.num_reused)
-    asked: Future[EngineStats] = llm._runner.ask(_stats)
+    grammars = llm.submissions.constraints
+    state.metrics.grammars_seen(served.id, grammars.compile_times, grammars.num_reused)
+    asked: Future[EngineStats] = llm.runner.ask(_stats)
     try:
         figures = await asyncio.wait_for(asyncio.wrap_future(asked), LOOK_TIMEOUT_S)
     except (TimeoutError, KvarnError) as error:

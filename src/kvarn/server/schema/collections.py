@@ -112,26 +112,6 @@ class DeletedAnswer(Answer):
     deleted: int
 
 
-class SpanAnswer(Answer):
-    """Characters of the document's text."""
-
-    start: int
-    end: int
-
-
-class HitAnswer(Answer):
-    """A chunk that was found."""
-
-    id: str
-    document: str
-    text: str
-    score: float
-    source: str
-    span: SpanAnswer
-    heading: str
-    metadata: dict[str, Any]
-
-
 class SearchAnswer(Answer):
     """Hits, best first; for several queries a list of lists."""
 

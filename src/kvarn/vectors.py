@@ -1,0 +1,72 @@
+"""Vectors of texts, for encoders: what is asked is checked, cut into groups, computed between steps and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.engine.load import LoadedModel
+from kvarn.engine.passes import embed_group, groups
+from kvarn.engine.prompts import TokenIds, listed_inputs, pair_ids
+from kvarn.engine.runner import Runner
+from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.models.spec import Encoder, Pooling
+from kvarn.submissions import encoded
+
+Float32 = npt.NDArray[np.float32]
+POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
+
+
+class Vectors:
+    """The parts of an embedding, so that a caller may wait for each group in its own way."""
+
+    def __init__(self, model: LoadedModel, runner: Runner) -> None:
+        self._model = model
+        self._runner = runner
+
+    def pooling(self, wanted: Pooling | None) -> Pooling:
+        """The pooling to use; raises if this model gives no vectors of texts."""
+        spec = self._model.spec
+        if not isinstance(spec.generation, Encoder):
+            raise UnsupportedModel(f"{spec.name!r} generates text; embed needs an encoder such as minilm")
+        if spec.generation.classifier is not None:
+            raise UnsupportedModel(f"{spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
+        if wanted is not None and wanted not in POOLINGS:
+            raise InvalidParameter(f"pooling is {wanted!r:.60}; choose one of {', '.join(POOLINGS)}")
+        return wanted or spec.generation.pooling
+
+    def groups(self, texts: object) -> list[list[TokenIds]]:
+        """Texts as token ids, checked, in groups that each fit into one batch."""
+        ids: list[TokenIds] = [encoded(self._model.tokenizer, text) for text in listed_inputs(texts)]
+        for one in ids:
+            self._model.engine.admission.check_tokens("texts", one)
+        return self._fitting(ids)
+
+    def compute(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
+        """One group between two steps, so that callers share the engine."""
+        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
+
+    def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
+        """The vectors of all groups, (n, dim)."""
+        joined = np.concatenate([np.empty((0, self._model.spec.width), np.float32), *vectors])
+        if not normalize:
+            return joined
+        return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
+
+    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+        """The classifier's raw scores of pairs of texts, (n, labels)."""
+        spec, classifier = self._model.spec, self._model.classifier
+        if classifier is None:
+            raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
+        ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in pairs]
+        vectors = [self.compute(group, "cls").result() for group in self._fitting(ids)]
+        return classifier.scores(self.joined(vectors, normalize=False))
+
+    def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:
+        engine = self._model.engine
+        for one in ids:
+            engine.admission.check_length(len(one), engine.admission.context)
+        return list(groups(engine.kv, ids, engine.max_batch_tokens))

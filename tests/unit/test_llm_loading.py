@@ -1,0 +1,44 @@
+"""Loading a kvarn.LLM: options that are refused or warned of, and a file that changes meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvarn
+from kvarn import LLM
+from tests.chat_model import write_chat_model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.mark.parametrize(("threads", "is_told"), [(1, False), (1000, True), (None, False)])
+def test_more_threads_than_cpus_are_warned_of(
+    path: Path, threads: int | None, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(str(path), backend="reference", threads=threads):
+        assert ("threads is 1,000, more than the CPUs this process may use" in caplog.text) == is_told
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_file_written_to_while_it_is_loaded_is_not_served(path: Path, tmp_path: Path, backend: str) -> None:
+    copy = tmp_path / "tiny.gguf"
+    copy.write_bytes(path.read_bytes())
+
+    def touch(done: int, total: int | None, label: str) -> None:
+        os.utime(copy, ns=(1, 1))
+
+    with pytest.raises(kvarn.FormatError, match="written to while it was read"):
+        LLM(str(copy), backend=backend, progress=touch)
+
+
+@pytest.mark.parametrize("options", [{"threads": 0}, {"context": -5}, {"backend": "gpu"}, {"kv_bytes": 0}], ids=str)
+def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
+    with pytest.raises(kvarn.ConfigError):
+        LLM("no such model", **options)
