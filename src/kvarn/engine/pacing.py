@@ -231,7 +231,7 @@ def _bucket(num_decodes: int) -> int:
 
 
 def _row_s(samples: Iterable[tuple[float, int, _Base]], share: float = 0.5) -> float:
-    """Seconds per prompt row that a share of the rows did not exceed, the median: the short end of a prompt says little.
+    """Seconds per prompt row that a share of the rows did not exceed, weighted: the short end of a prompt says little.
 
     What else was in the step is subtracted as it is known now, not as it was known then.
     """

@@ -101,8 +101,8 @@ class Turns:
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
-        Decodes or prompts, in turn: both together would make a long step. While a prompt of a higher priority wants rows
-        only when they are due, and then rather decodes, which leave it most of them.
+        Decodes or prompts, in turn: both together would make a long step. While a prompt of a higher priority wants
+        rows only when they are due, and then rather decodes, which leave it most of them.
         """
         if not self._is_owed:
             self._share.reset()
