@@ -84,7 +84,7 @@ def _ask(collection: Collection, functions: Sequence[Function]) -> list[Asked]:
     index, asked = collection._index, []
     for start in range(0, len(functions), 256):
         part = functions[start : start + 256]
-        vectors = collection._embed_queries([function.question for function in part])
+        vectors = collection._indexer.embed_queries([function.question for function in part])
         for function, vector in zip(part, vectors, strict=True):
             legs = index.dense(vector, DEPTH, None), index.sparse(function.question, DEPTH, None)
             asked.append(Asked(function.name, *legs))

@@ -141,7 +141,7 @@ async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> 
 
 async def _add(collection: Collection, documents: Sequence[DocumentBody]) -> AddReport:
     """Group by group, so that a client that goes away stops the rest."""
-    from kvarn.retrieval.collection import as_document, require_own_ids
+    from kvarn.retrieval.intake import as_document, require_own_ids
     from kvarn.retrieval.types import AddReport
 
     given = [as_document(_fields(document), number) for number, document in enumerate(documents)]

@@ -1,13 +1,11 @@
-"""Documents in Milvus: the same contract over a cluster by its URL, or over a local file by milvus-lite.
+"""A Retriever on Milvus.
 
 One row per chunk. A changed document's new chunks are written first and its old ones removed after: a crash between the
-two leaves both, never neither, and the next add of the document removes what is left. Terms are made here, as for the
-embedded store, so that BM25 sees the same words.
+two leaves both, never neither, and the next add of the document removes what is left.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,31 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.errors import InvalidParameter, RetrievalError, StorageError
+from kvarn.errors import RetrievalError, StorageError
 from kvarn.retrieval.analyse import terms
 from kvarn.retrieval.extras import require
-from kvarn.retrieval.filters import AllOf, AnyOf, Compare, Condition, Exists, Not
-from kvarn.retrieval.types import MAX_K, Entry, Float32, Piece, Scored, StoredChunk
+from kvarn.retrieval.filters import Condition
+from kvarn.retrieval.milvus.expressions import listed, quoted, to_expression
+from kvarn.retrieval.milvus.rows import CHUNK_FIELDS, chunk_of, create_chunks, create_facts, rows_of
+from kvarn.retrieval.types import MAX_K, Entry, Float32, Scored, StoredChunk
 
-COMPARISONS = {"eq": "==", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-HNSW = {"M": 16, "efConstruction": 128}
 EXPANSION_SEARCH = 96
-MAX_TEXT_BYTES = 65_535
 BATCH = 500  # rows of one call
-_CHUNK = ("key", "document", "ordinal", "start", "stop", "heading", "text", "source", "metadata")
 
 
 class MilvusIndex:
     """A Retriever on Milvus. uri: http://host:19530, or a path that ends in .db."""
 
     def __init__(self, uri: str, name: str, *, token: str = "") -> None:
-        self._pymilvus = require("pymilvus", "milvus")
         self._name = f"kvarn_{name.replace('-', '_').replace('.', '_')}"
         self._facts = f"{self._name}_facts"
         with _storage_errors():
-            self._client = self._pymilvus.MilvusClient(uri, token=token)
+            self._client = require("pymilvus", "milvus").MilvusClient(uri, token=token)
             if not self._client.has_collection(self._facts):
-                self._create_facts()
+                create_facts(self._client, self._facts)
         self._dim = self.fact("dim")
 
     @property
@@ -61,13 +56,13 @@ class MilvusIndex:
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Add or replace documents."""
-        rows = [row for entry in entries for row in _rows(entry)]
+        rows = [row for entry in entries for row in rows_of(entry)]
         self._require_dim({entry.vectors.shape[1] for entry in entries if len(entry.vectors)})
         with _storage_errors():
             for start in range(0, len(rows), BATCH):
                 self._client.upsert(self._name, rows[start : start + BATCH])
             for entry in entries if self._dim is not None else ():
-                stale = f"document == {_quoted(entry.id)} and ordinal >= {len(entry.pieces)}"
+                stale = f"document == {quoted(entry.id)} and ordinal >= {len(entry.pieces)}"
                 self._client.delete(self._name, filter=stale)
         self._count_change()
 
@@ -76,7 +71,7 @@ class MilvusIndex:
         known = list(self.digests(document_ids))
         with _storage_errors():
             for start in range(0, len(known), BATCH):
-                self._client.delete(self._name, filter=f"document in {_listed(known[start : start + BATCH])}")
+                self._client.delete(self._name, filter=f"document in {listed(known[start : start + BATCH])}")
         self._count_change()
         return len(known)
 
@@ -97,7 +92,7 @@ class MilvusIndex:
         return sorted(((key, abs(score)) for key, score in found), key=lambda pair: (-pair[1], pair[0]))
 
     def chunks(self, keys: Sequence[int]) -> Mapping[int, StoredChunk]:
-        return {row["key"]: _chunk(row) for row in self._by_key(keys, _CHUNK)}
+        return {row["key"]: chunk_of(row) for row in self._by_key(keys, CHUNK_FIELDS)}
 
     def vectors(self, keys: Sequence[int]) -> Mapping[int, Float32]:
         return {row["key"]: np.asarray(row["vector"], np.float32) for row in self._by_key(keys, ("key", "vector"))}
@@ -126,7 +121,7 @@ class MilvusIndex:
 
     def fact(self, name: str, default: Any = None) -> Any:
         with _storage_errors():
-            rows = self._client.query(self._facts, filter=f"name == {_quoted(name)}", output_fields=["value"])
+            rows = self._client.query(self._facts, filter=f"name == {quoted(name)}", output_fields=["value"])
         if not rows:
             return default
         value = rows[0]["value"]
@@ -185,7 +180,7 @@ class MilvusIndex:
         rows: list[Any] = []
         with _storage_errors():
             for start in range(0, len(values) if self._dim is not None else 0, BATCH):
-                wanted = f"ordinal == 0 and {field} in {_listed(values[start : start + BATCH])}"
+                wanted = f"ordinal == 0 and {field} in {listed(values[start : start + BATCH])}"
                 rows += self._client.query(self._name, filter=wanted, output_fields=["document", "digest"])
         return rows
 
@@ -210,106 +205,9 @@ class MilvusIndex:
             raise RetrievalError(f"vectors of {shown} dimensions cannot be in one collection; embed with its own model")
         if self._dim is None and known:
             self._dim = known.pop()
-            self._create(int(self._dim or 0))
+            with _storage_errors():
+                create_chunks(self._client, self._name, int(self._dim or 0))
             self.set_facts({"dim": self._dim})
-
-    def _create(self, dim: int) -> None:
-        kinds, client = self._pymilvus.DataType, self._client
-        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("key", kinds.INT64, is_primary=True)
-        for name in ("ordinal", "start", "stop"):
-            schema.add_field(name, kinds.INT64)
-        for name in ("document", "source", "heading", "digest", "text"):
-            schema.add_field(name, kinds.VARCHAR, max_length=MAX_TEXT_BYTES)
-        schema.add_field("terms", kinds.VARCHAR, max_length=MAX_TEXT_BYTES, enable_analyzer=True)
-        schema.add_field("metadata", kinds.JSON)
-        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=dim)
-        schema.add_field("sparse", kinds.SPARSE_FLOAT_VECTOR)
-        schema.add_function(
-            self._pymilvus.Function(
-                name="bm25",
-                function_type=self._pymilvus.FunctionType.BM25,
-                input_field_names=["terms"],
-                output_field_names=["sparse"],
-            )
-        )
-        indexes = client.prepare_index_params()
-        indexes.add_index("vector", index_type="HNSW", metric_type="IP", params=HNSW)
-        bm25 = {"bm25_k1": 1.2, "bm25_b": 0.75}
-        indexes.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25", params=bm25)
-        with _storage_errors():
-            client.create_collection(self._name, schema=schema, index_params=indexes, consistency_level="Strong")
-
-    def _create_facts(self) -> None:
-        """A small collection of names and values; Milvus wants a vector in every collection."""
-        kinds, client = self._pymilvus.DataType, self._client
-        schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-        schema.add_field("name", kinds.VARCHAR, max_length=256, is_primary=True)
-        schema.add_field("value", kinds.JSON)
-        schema.add_field("vector", kinds.FLOAT_VECTOR, dim=2)
-        indexes = client.prepare_index_params()
-        indexes.add_index("vector", index_type="FLAT", metric_type="IP")
-        client.create_collection(self._facts, schema=schema, index_params=indexes, consistency_level="Strong")
-
-
-def to_expression(condition: Condition) -> str:
-    """A condition as Milvus writes it; a field that is not there makes a comparison false, not unknown."""
-    match condition:
-        case Compare(field, operator, value):
-            compared = f"{_field(field)} {COMPARISONS[operator]} {_quoted(value)}"
-            return f"({compared})" if field in ("id", "source") else f"(exists {_field(field)} and {compared})"
-        case Exists(field):
-            return "(key >= 0)" if field in ("id", "source") else f"(exists {_field(field)})"
-        case Not(inner):
-            return f"(not {to_expression(inner)})"
-        case AllOf(conditions):
-            return "(" + " and ".join(map(to_expression, conditions)) + ")"
-        case AnyOf(conditions):
-            return "(" + " or ".join(map(to_expression, conditions)) + ")"
-
-
-def _field(name: str) -> str:
-    return {"id": "document", "source": "source"}.get(name) or f"metadata[{_quoted(name)}]"
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _listed(values: Sequence[str]) -> str:
-    return "[" + ", ".join(map(_quoted, values)) + "]"
-
-
-def _rows(entry: Entry) -> Iterator[dict[str, Any]]:
-    for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True)):
-        words = " ".join(terms(piece.searchable))
-        if max(len(piece.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
-            raise InvalidParameter(f"a chunk of {entry.id!r:.60} is longer than Milvus stores; use smaller chunks")
-        yield {
-            "key": _key(entry.id, ordinal),
-            "document": entry.id,
-            "ordinal": ordinal,
-            "start": piece.start,
-            "stop": piece.end,
-            "heading": piece.heading,
-            "text": piece.text,
-            "source": entry.source,
-            "digest": entry.digest.hex(),
-            "metadata": dict(entry.metadata),
-            "terms": words,
-            "vector": vector.tolist(),
-        }
-
-
-def _key(document: str, ordinal: int) -> int:
-    """63 bits of a hash: the same chunk always has the same key."""
-    digest = hashlib.sha256(f"{ordinal}\0{document}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _chunk(row: Mapping[str, Any]) -> StoredChunk:
-    piece = Piece(row["text"], row["start"], row["stop"], row["heading"])
-    return StoredChunk(row["key"], row["document"], row["ordinal"], piece, row["source"], row["metadata"])
 
 
 @contextmanager
