@@ -22,9 +22,9 @@ from kvarn.retrieval.fusion import fuse
 from kvarn.retrieval.types import Scored, Tuning
 
 K = 10
-DEPTH = 100  # candidates of each kind
+DEPTH = 50  # candidates of each kind, as in a search for ten
 MIN_QUESTION_CHARS = 12
-WEIGHTS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5), (0.7, 0.3), (0.8, 0.2), (0.9, 0.1))
+WEIGHTS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5), (0.7, 0.3), (0.75, 0.25), (0.8, 0.2), (0.9, 0.1))
 RRF_K = (5.0, 20.0, 60.0)
 LEFT_OUT = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo")
 
