@@ -18,8 +18,8 @@ from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.retrieval.intake import Given, checked_batches, checked_queries
 from kvarn.retrieval.library import collection_folder, existing_folder
 from kvarn.retrieval.rerank import rerank_hits
-from kvarn.retrieval.search import CANDIDATES, Query, find
-from kvarn.retrieval.types import MAX_K, AddReport, Hit, Mode, Tuning, check_k, check_mode
+from kvarn.retrieval.search import Query, find, num_reranked
+from kvarn.retrieval.types import AddReport, Hit, Mode, Tuning, check_k, check_mode
 from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ class Collection:
         if rerank is None:
             return self.search_many([query], k, mode, filter, tuning)[0]
         check_k("k", k)
-        depth = (tuning or Tuning()).candidates or min(CANDIDATES * k, MAX_K)
-        return rerank_hits(rerank, query, self.search_many([query], depth, mode, filter, tuning)[0], k, tenant)
+        hits = self.search_many([query], num_reranked(k, tuning), mode, filter, tuning)[0]
+        return rerank_hits(rerank, query, hits, k, tenant)
 
     def search_many(
         self,
