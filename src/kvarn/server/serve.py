@@ -29,6 +29,7 @@ from kvarn.server.http.protocol import make_protocol
 from kvarn.server.keys import KeyRing
 from kvarn.server.lifecycle import App, Lifecycle, ShuttingDown
 from kvarn.server.limits import LimitBook
+from kvarn.server.pdfs import PdfReader
 from kvarn.server.priming import Primer
 from kvarn.server.requests import RequestBook
 from kvarn.server.settings import ServerConfig
@@ -168,6 +169,7 @@ def make_state(config: ServerConfig) -> ServerState:
         lifecycle=lifecycle,
         primer=Primer(shelf, collections, lifecycle, metrics),
         requests=RequestBook(),
+        pdfs=PdfReader(),
     )
 
 
