@@ -25,7 +25,7 @@ def create_chunks(client: Any, name: str, dim: int) -> None:
     kinds = pymilvus.DataType
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("key", kinds.INT64, is_primary=True)
-    for field in ("ordinal", "start", "stop"):
+    for field in ("version", "ordinal", "start", "stop"):
         schema.add_field(field, kinds.INT64)
     for field in ("document", "source", "heading", "digest", "text"):
         schema.add_field(field, kinds.VARCHAR, max_length=MAX_TEXT_BYTES)
@@ -60,14 +60,15 @@ def create_facts(client: Any, name: str) -> None:
     client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
 
 
-def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
-    """One row per chunk."""
+def rows_of(entry: Entry, version: int) -> Iterator[dict[str, Any]]:
+    """One row per chunk, written by the change of that version."""
     for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True)):
         words = " ".join(terms(piece.searchable))
         if max(len(piece.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
             raise InvalidParameter(f"a chunk of {entry.id!r:.60} is longer than Milvus stores; use smaller chunks")
         yield {
-            "key": _key(entry.id, ordinal),
+            "key": _key(entry.id, ordinal, version),
+            "version": version,
             "document": entry.id,
             "ordinal": ordinal,
             "start": piece.start,
@@ -82,9 +83,9 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
         }
 
 
-def _key(document: str, ordinal: int) -> int:
-    """63 bits of a hash: the same chunk always has the same key."""
-    digest = hashlib.sha256(f"{ordinal}\0{document}".encode()).digest()
+def _key(document: str, ordinal: int, version: int) -> int:
+    """63 bits of a hash; a new version of a chunk never overwrites an old one."""
+    digest = hashlib.sha256(f"{version}\0{ordinal}\0{document}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
