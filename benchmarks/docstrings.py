@@ -22,9 +22,9 @@ from kvarn.retrieval.fusion import fuse
 from kvarn.retrieval.types import Scored, Tuning
 
 K = 10
-DEPTH = 100  # candidates of each kind
+DEPTH = 50  # candidates of each kind, as in a search for ten
 MIN_QUESTION_CHARS = 12
-WEIGHTS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5), (0.7, 0.3), (0.8, 0.2), (0.9, 0.1))
+WEIGHTS = ((0.1, 0.9), (0.3, 0.7), (0.5, 0.5), (0.7, 0.3), (0.75, 0.25), (0.8, 0.2), (0.9, 0.1))
 RRF_K = (5.0, 20.0, 60.0)
 LEFT_OUT = ("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "turtledemo")
 
@@ -84,7 +84,7 @@ def _ask(collection: Collection, functions: Sequence[Function]) -> list[Asked]:
     index, asked = collection._index, []
     for start in range(0, len(functions), 256):
         part = functions[start : start + 256]
-        vectors = collection._embed_queries([function.question for function in part])
+        vectors = collection._indexer.embed_queries([function.question for function in part])
         for function, vector in zip(part, vectors, strict=True):
             legs = index.dense(vector, DEPTH, None), index.sparse(function.question, DEPTH, None)
             asked.append(Asked(function.name, *legs))

@@ -46,6 +46,7 @@ KEYS = {
     "few_tokens": ("few_tokens", "few"),
     "few_tokens_stream": ("few_tokens", "few"),
     "one": ("one", "one"),
+    "reranker": ("few_tokens", "team-a"),
     "embedder": ("few_tokens", "few"),
     "reader": ("few_requests", "few"),
     "revoked": ("pro", "gone"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.server.asking import CHAT, answer, chat_body, chunks, refusal
 from tests.server.keyed import KeyedServer
 from tests.server.process import MINILM, SMOLLM2, ServerProcess
+from tests.unit.retrieval.pdfs import bomb, make_pdf
 
 pytestmark = pytest.mark.model
 DOCUMENTS = [
@@ -55,6 +57,54 @@ def test_several_queries_filters_and_highlights(filled: httpx.Client) -> None:
 def test_a_search_may_be_reranked(filled: httpx.Client) -> None:
     hits = search(filled, "flour", k=2, rerank=SMOLLM2)
     assert 1 > hits[0]["score"] >= hits[1]["score"] > 0
+
+
+def test_what_a_reranking_model_reads_is_charged_to_the_caller(keyed: KeyedServer) -> None:
+    path, query = "/v1/collections/judged", "Which of the old machines turns grain into flour?"
+    wanted = {"query": query, "k": 3, "rerank": SMOLLM2}
+    with keyed.client("alice") as alice, keyed.client("reranker") as client:
+        answer(alice, "/v1/collections", {"name": "judged"})
+        answer(alice, f"{path}/documents", {"documents": DOCUMENTS[:1]})
+        plain = answer(alice, f"{path}/search", {"query": query})["usage"]["prompt_tokens"]
+        first = client.post(f"{path}/search", json=wanted)
+        used = first.json()["usage"]["prompt_tokens"]
+        assert used > plain + 40
+        assert int(first.headers["x-ratelimit-remaining-tokens"]) == 120 - used
+        refused = client.post(f"{path}/search", json=wanted)
+        assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (429, True)
+        assert int(refused.headers["x-ratelimit-remaining-tokens"]) == 120 - used - plain
+        answer(alice, f"{path}/documents", {"documents": DOCUMENTS})
+        too_many = refusal(client, f"{path}/search", {**wanted, "query": "flour"})  # four documents never fit
+        assert "allows 120 a minute" in too_many["message"]
+
+
+def test_a_pdf_is_read_and_found(filled: httpx.Client) -> None:
+    sent = {"id": "book", "kind": "pdf", "data": _base64(make_pdf("Peacocks dance in the rain", 2)), "source": "b.pdf"}
+    assert answer(filled, "/v1/collections/things/documents", {"documents": [sent]})["added"] == 1
+    hit = search(filled, "peacocks", k=1)[0]
+    assert (hit["document"], hit["source"]) == ("book", "b.pdf")
+    assert "Peacocks dance in the rain\n\nPeacocks" in hit["text"]
+    assert answer(filled, "/v1/collections/things/documents", {"documents": [sent]})["unchanged"] == 1
+    answer(filled, "/v1/collections/things/documents/delete", {"ids": ["book"]})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"%PDF-1.7 nothing", "broken PDF"),
+        (b"no PDF at all", "broken PDF"),
+        (make_pdf(""), "without text"),
+        (make_pdf("x", 3000), "3,000 pages, at most 2,000"),
+        (make_pdf("x").replace(b"/Kids [3 0 R]", b"/Kids [2 0 R]"), "PDF"),  # pages that hold themselves
+        (bomb(400_000_000), "PDF"),
+    ],
+    ids=["header only", "other bytes", "no text", "pages", "circle", "bomb"],
+)
+def test_a_hostile_pdf_is_a_wrong_request(filled: httpx.Client, data: bytes, words: str) -> None:
+    sent = {"documents": [DOCUMENTS[0], {"kind": "pdf", "data": _base64(data), "source": "bad PDF"}]}
+    error = refusal(filled, "/v1/collections/things/documents", sent)
+    assert error["message"].startswith("bad PDF: ")
+    assert words in error["message"]
 
 
 def test_html_is_kept_as_text(filled: httpx.Client) -> None:
@@ -146,6 +196,12 @@ def test_documents_are_listed_replaced_and_deleted(filled: httpx.Client) -> None
         ("documents", {"documents": [{"text": " "}]}, None),
         ("documents", {"documents": [{"text": "a", "id": "x"}, {"text": "b", "id": "x"}]}, None),
         ("documents", {"documents": [{"text": "a", "metadata": {"b": [1]}}]}, "documents.0.metadata.b"),
+        ("documents", {"documents": [{"kind": "pdf", "data": "no base64!"}]}, "documents.0.data"),
+        ("documents", {"documents": [{"kind": "pdf", "text": "a"}]}, "documents.0"),
+        ("documents", {"documents": [{"data": "AAAA"}]}, "documents.0"),
+        ("documents", {"documents": [{"text": "a", "data": "AAAA", "kind": "pdf"}]}, "documents.0"),
+        ("documents", {"documents": [{"id": "a"}]}, "documents.0"),
+        ("documents", {"documents": [{"kind": "pdf", "data": "AAAA"}] * 33}, "documents"),
         ("documents/delete", {"ids": []}, "ids"),
     ],
 )
@@ -202,6 +258,10 @@ def test_a_server_without_an_encoder_says_so(tmp_path: Path) -> None:
     with ServerProcess("--model", model_path(SMOLLM2), env=home) as process, process.client() as client:
         error = refusal(client, "/v1/collections", {"name": "x"})
         assert "no embedding model" in error["message"]
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _metric(client: httpx.Client, name: str) -> float:

@@ -23,6 +23,7 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Embedding model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GROUP = 256  # files between two reports of progress at most
 SNIPPET_CHARS = 300
+NO_COLLECTIONS = "no collections; make one with kvarn index add"
 
 
 def index_add(
@@ -96,9 +97,7 @@ def index_ls(
 
     if collection is None:
         names = library.list_names()
-        typer.echo(
-            json.dumps(names) if as_json else "\n".join(names) or "no collections; make one with kvarn index add"
-        )
+        typer.echo(json.dumps(names) if as_json else "\n".join(names) or NO_COLLECTIONS)
         return
     with Collection.open(collection) as opened:
         documents = opened.documents()
@@ -109,17 +108,32 @@ def index_ls(
         typer.echo(f"{document['chunks']:6,}  {printable(document['id'])}")
 
 
-def index_stats(collection: Name, as_json: Json = False) -> None:
-    """Print what a collection holds."""
+def index_stats(
+    collection: Annotated[
+        str | None, typer.Option("--collection", "-c", metavar="NAME", help="Only this one; by default all.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a collection holds, or what all of them hold."""
+    from kvarn.retrieval import library
+
+    names = library.list_names() if collection is None else [collection]
+    stats = [_stats(name) for name in names]
+    if as_json:
+        typer.echo(json.dumps(stats if collection is None else stats[0]))
+    else:
+        typer.echo("\n\n".join(map(_as_lines, stats)) or NO_COLLECTIONS)
+
+
+def _stats(name: str) -> dict[str, Any]:
     from kvarn.retrieval.collection import Collection
 
-    with Collection.open(collection) as opened:
-        stats = opened.stats()
-    if as_json:
-        typer.echo(json.dumps(stats))
-    else:
-        for name, value in stats.items():
-            typer.echo(f"{name:10}  {value if not isinstance(value, int) else f'{value:,}'}")
+    with Collection.open(name) as opened:
+        return opened.stats()
+
+
+def _as_lines(stats: dict[str, Any]) -> str:
+    return "\n".join(f"{name:10}  {f'{value:,}' if isinstance(value, int) else value}" for name, value in stats.items())
 
 
 def search(

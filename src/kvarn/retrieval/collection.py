@@ -1,50 +1,32 @@
-"""kvarn.Collection: documents in, hits out. Joins an index, an embedding model and the cutting of documents."""
+"""kvarn.Collection: documents in, hits out; what callers see. Storing is indexing.py's, searching search.py's."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from kvarn.errors import InvalidParameter, RetrievalError, StorageError
+from kvarn.errors import InvalidParameter, StorageError
 from kvarn.retrieval.context import Grounding
-from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, MIN_LIKENESS, PROBE, Embedder, ModelEmbedder
+from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
 from kvarn.retrieval.filters import Condition, parse_filter
 from kvarn.retrieval.hot import HotCache, question_of
-from kvarn.retrieval.ingest.chunking import Chunking, cut
+from kvarn.retrieval.indexing import Indexer
+from kvarn.retrieval.ingest.chunking import Chunking
+from kvarn.retrieval.intake import Given, checked_batches, checked_queries
 from kvarn.retrieval.library import collection_folder, existing_folder
 from kvarn.retrieval.rerank import rerank_hits
-from kvarn.retrieval.search import CANDIDATES, Query, find
-from kvarn.retrieval.types import (
-    MAX_K,
-    MAX_QUERY_CHARS,
-    AddReport,
-    Document,
-    Entry,
-    Float32,
-    Hit,
-    Mode,
-    Tuning,
-    check_k,
-    check_mode,
-    check_text,
-)
+from kvarn.retrieval.search import Query, find, num_reranked
+from kvarn.retrieval.types import AddReport, Hit, Mode, Tuning, check_k, check_mode
 from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.retrieval.protocol import Retriever
 
-Given = str | Document | Mapping[str, Any]
 OnAdded = Callable[[int], None]  # documents done so far
-BATCH_DOCUMENTS = 64  # committed together: what a crash can lose
-BATCH_CHARS = 200_000
-MAX_QUERIES = 1024
 
 
 class _How(NamedTuple):
@@ -78,7 +60,7 @@ class Collection:
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
         self.chunking = _settled(self._index, chunking)
         self._lock = threading.Lock()  # one add at a time
-        self._is_known_model = False
+        self._indexer = Indexer(self._index, self._embedder, name)
         self.hot: HotCache[tuple[Hit, ...]] = HotCache()
 
     @classmethod
@@ -107,11 +89,10 @@ class Collection:
         Committed a batch at a time: what fails later leaves the earlier batches in place.
         """
         report = AddReport()
-        seen: set[str] = set()
         num_done = 0
         with self._lock:
-            for batch in _batches(_checked(documents, seen)):
-                report += self._add_batch(batch)
+            for batch in checked_batches(documents):
+                report += self._indexer.add(batch, self.chunking)
                 num_done += len(batch)
                 if on_added is not None:
                     on_added(num_done)
@@ -143,8 +124,8 @@ class Collection:
         if rerank is None:
             return self.search_many([query], k, mode, filter, tuning)[0]
         check_k("k", k)
-        depth = (tuning or Tuning()).candidates or min(CANDIDATES * k, MAX_K)
-        return rerank_hits(rerank, query, self.search_many([query], depth, mode, filter, tuning)[0], k, tenant)
+        hits = self.search_many([query], num_reranked(k, tuning), mode, filter, tuning)[0]
+        return rerank_hits(rerank, query, hits, k, tenant)
 
     def search_many(
         self,
@@ -159,7 +140,7 @@ class Collection:
         check_mode(mode)
         where = parse_filter(filter)
         how = _How(k, mode, where, tuning or Tuning())
-        questions = {text: question_of(text, how=how) for text in _checked_queries(queries)}
+        questions = {text: question_of(text, how=how) for text in checked_queries(queries)}
         version = self.version
         found = {text: self.hot.ask(question, version) for text, question in questions.items()}
         unknown = [text for text, hits in found.items() if hits is None]
@@ -226,142 +207,9 @@ class Collection:
     def _find(self, texts: Sequence[str], how: _How) -> list[tuple[Hit, ...]]:
         if not texts or not len(self):
             return [() for _ in texts]
-        vectors = [None] * len(texts) if how.mode == "sparse" else list(self._embed_queries(texts))
+        vectors = [None] * len(texts) if how.mode == "sparse" else list(self._indexer.embed_queries(texts))
         queries = [Query(text, vector, *how) for text, vector in zip(texts, vectors, strict=True)]
         return [tuple(find(self._index, query)) for query in queries]
-
-    def _add_batch(self, batch: Sequence[Document]) -> AddReport:
-        known = self._index.digests([document.key for document in batch])
-        fresh = [document for document in batch if known.get(document.key) != document.digest]
-        owners = dict(self._index.owners([document.digest for document in fresh]))
-        entries, duplicates = [], {}
-        for document in fresh:
-            owner = owners.setdefault(document.digest, document.key)
-            if owner != document.key:
-                duplicates[document.key] = owner
-            else:
-                entries.append(document)
-        num_chunks = self._put(entries)
-        num_updated = sum(document.key in known for document in entries)
-        return AddReport(
-            added=len(entries) - num_updated,
-            updated=num_updated,
-            unchanged=len(batch) - len(fresh),
-            chunks=num_chunks,
-            duplicates=duplicates,
-        )
-
-    def _put(self, documents: Sequence[Document]) -> int:
-        if not documents:
-            return 0
-        self._require_same_model()
-        count = self._embedder.count
-        chunking = self._fitting()
-        cuts = [cut(document, chunking, count) for document in documents]
-        vectors = self._embedder.embed([piece.searchable for pieces in cuts for piece in pieces])
-        entries, start = [], 0
-        for document, pieces in zip(documents, cuts, strict=True):
-            part = vectors[start : start + len(pieces)]
-            start += len(pieces)
-            entries.append(Entry(document.key, document.source, document.digest, document.metadata, pieces, part))
-        self._index.put(entries)
-        return start
-
-    def _fitting(self) -> Chunking:
-        """The wished chunking, or the longest the model can embed."""
-        limit = self._embedder.max_tokens
-        if self.chunking.tokens <= limit:
-            return self.chunking
-        raise InvalidParameter(f"chunks of {self.chunking.tokens} tokens were asked for, the model embeds {limit}")
-
-    def _embed_queries(self, texts: Sequence[str]) -> Float32:
-        """One unit vector per query; a query too long for the model is the mean of its parts."""
-        self._require_same_model()
-        chunking = Chunking(self._embedder.max_tokens, 0)
-        parts = [cut(Document(text), chunking, self._embedder.count) for text in texts]
-        vectors = self._embedder.embed([piece.text for pieces in parts for piece in pieces])
-        sizes = np.cumsum([0, *map(len, parts)])
-        means = [vectors[a:b].mean(axis=0) for a, b in itertools.pairwise(sizes)]
-        return np.asarray([mean / max(float(np.linalg.norm(mean)), 1e-12) for mean in means], np.float32)
-
-    def _require_same_model(self) -> None:
-        """Remember what the first model makes of a fixed sentence; refuse another that differs."""
-        if self._is_known_model:
-            return
-        mine = self._embedder.embed([PROBE])[0]
-        blob = self._index.fact("probe")
-        if blob is None:
-            self._index.set_facts({"probe": mine.tobytes(), "model": self._embedder.name})
-        else:
-            theirs = np.frombuffer(blob, np.float32)
-            if theirs.shape != mine.shape or float(theirs @ mine) < MIN_LIKENESS:
-                raise RetrievalError(
-                    f"collection {self.name!r} was made with the embedding model {self._index.fact('model')!r} "
-                    f"({len(theirs)} dimensions), not {self._embedder.name!r} ({len(mine)}); open it with that one, "
-                    "or index the documents again"
-                )
-        self._is_known_model = True
-
-
-def _checked(documents: Given | Iterable[Given], seen: set[str]) -> Iterator[Document]:
-    given = [documents] if isinstance(documents, str | Document | Mapping) else documents
-    if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents")
-    for number, one in enumerate(given):
-        document = as_document(one, number)
-        if document.key in seen and document.id is not None:
-            raise InvalidParameter(f"two documents have the id {document.key!r:.80}; give each its own")
-        if document.key not in seen:
-            seen.add(document.key)
-            yield document
-
-
-def require_own_ids(documents: Iterable[Document]) -> None:
-    """Refuse two documents with one id."""
-    for _ in _checked(documents, set()):
-        pass
-
-
-def as_document(given: object, number: int) -> Document:
-    """A document from a text or its fields."""
-    if isinstance(given, str):
-        given = Document(given)
-    elif isinstance(given, Mapping):
-        unknown = set(given) - {"text", "id", "source", "metadata", "kind"}
-        if unknown or "text" not in given:
-            raise InvalidParameter(
-                f"document {number} has the fields {', '.join(map(repr, sorted(map(str, given))))}; "
-                "use text, and id, source, metadata and kind if you like"
-            )
-        given = Document(**given)
-    if not isinstance(given, Document):
-        raise InvalidParameter(f"document {number} is {given!r:.60}; give a text or a document")
-    if not given.text.strip():
-        raise InvalidParameter(f"document {number} ({given.key!r:.60}) is empty; leave it out")
-    return given
-
-
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    num_chars = 0
-    for document in documents:
-        batch.append(document)
-        num_chars += len(document.text)
-        if len(batch) >= BATCH_DOCUMENTS or num_chars >= BATCH_CHARS:
-            yield batch
-            batch, num_chars = [], 0
-    if batch:
-        yield batch
-
-
-def _checked_queries(queries: Sequence[str]) -> list[str]:
-    if isinstance(queries, str) or not isinstance(queries, Sequence) or len(queries) > MAX_QUERIES:
-        raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts")
-    for query in queries:
-        check_text("the query", query, MAX_QUERY_CHARS)
-        if not query.strip():
-            raise InvalidParameter("the query is empty; say what to look for")
-    return list(queries)
 
 
 def _settled(index: Retriever, wished: Chunking | None) -> Chunking:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,33 +26,64 @@ BIAS = 100.0  # makes one word certain, so that its log-probability is told; sco
 TASK = "Judge whether the document answers the query. Answer Yes or No."
 
 
-def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
-    """How well each document answers a query, 0 to 1. The tenant salts the prefix cache."""
-    if not documents:
-        return np.empty(0, np.float32)
+class Judgement(Protocol):
+    """Documents made ready for a model to read."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all prompts together."""
+
+    def scores(self, tenant: str = "", /) -> Float32:
+        """How well each document answers the query, 0 to 1. The tenant salts the prefix cache."""
+
+
+def prepare(llm: LLM, query: str, documents: Sequence[str]) -> Judgement:
+    """Make prompts of documents; nothing is computed yet."""
     generation = llm.spec.generation
     if not isinstance(generation, Encoder):
-        return _by_yes_and_no(llm, query, documents, tenant)
+        return _YesOrNo(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
         )
-    return _by_classifier(llm, query, documents)
+    return _Classified(llm, query, [_parts(llm, query, document) for document in documents])
+
+
+def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
+    """How well each document answers a query, 0 to 1. The tenant salts the prefix cache."""
+    return prepare(llm, query, documents).scores(tenant) if documents else np.empty(0, np.float32)
 
 
 def rerank_hits(llm: LLM, query: str, hits: Sequence[Hit], k: int, tenant: str = "") -> list[Hit]:
     """The k best of some hits, with their new scores; of equal ones the earlier."""
-    scores = rerank(llm, query, [hit.text for hit in hits], tenant)
+    return best_hits(hits, rerank(llm, query, [hit.text for hit in hits], tenant), k)
+
+
+def best_hits(hits: Sequence[Hit], scores: Sequence[float] | Float32, k: int) -> list[Hit]:
+    """The k hits with the highest scores, which they carry from now on."""
     order = sorted(range(len(hits)), key=lambda number: (-scores[number], number))[:k]
     return [replace(hits[number], score=float(scores[number])) for number in order]
 
 
-def _by_classifier(llm: LLM, query: str, documents: Sequence[str]) -> Float32:
-    parts = [_parts(llm, query, document) for document in documents]
-    logits = llm.classify([(query, part) for one in parts for part in one])
-    scores = _relevance(logits)
-    starts = np.cumsum([0, *map(len, parts)])[:-1]
-    return np.maximum.reduceat(scores, starts).astype(np.float32)
+@dataclass(frozen=True, slots=True)
+class _Classified:
+    """Parts of documents beside the query, for a cross-encoder."""
+
+    llm: LLM
+    query: str
+    parts: Sequence[Sequence[str]]  # of each document
+
+    @property
+    def num_tokens(self) -> int:
+        encode = self.llm.tokenizer.encode
+        num_around = len(encode(self.query)) + 1  # [CLS] query [SEP] part [SEP]
+        texts = [part for one in self.parts for part in one]
+        return sum(num_around + len(encode(text, add_special=False)) for text in texts)
+
+    def scores(self, _tenant: str = "", /) -> Float32:
+        logits = self.llm.classify([(self.query, part) for one in self.parts for part in one])
+        starts = np.cumsum([0, *map(len, self.parts)])[:-1]
+        return np.maximum.reduceat(_relevance(logits), starts).astype(np.float32)
 
 
 def _relevance(logits: Float32) -> Float32:
@@ -78,14 +109,25 @@ def _parts(llm: LLM, query: str, document: str) -> list[str]:
     return [piece.text for piece in pieces] or [document]
 
 
-def _by_yes_and_no(llm: LLM, query: str, documents: Sequence[str], tenant: str) -> Float32:
-    """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
-    prompts = [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents]
-    yes, no = (_logprobs(llm, prompts, word, tenant) for word in ("Yes", "No"))  # the second finds the prompts cached
-    return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
+@dataclass(frozen=True, slots=True)
+class _YesOrNo:
+    """One question per document, for a model that chats."""
+
+    llm: LLM
+    prompts: Sequence[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Each prompt once: it is sent for Yes and for No, and the second finds it cached."""
+        return sum(map(len, self.prompts))
+
+    def scores(self, tenant: str = "", /) -> Float32:
+        """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
+        yes, no = (_logprobs(self.llm, self.prompts, word, tenant) for word in ("Yes", "No"))
+        return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
 
 
-def _logprobs(llm: LLM, prompts: list[list[int]], word: str, tenant: str) -> list[float]:
+def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str) -> list[float]:
     token_id = llm.tokenizer.encode(word, add_special=False)[0]
     params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0)
     handles = [llm.submit(prompt, params, tenant=tenant) for prompt in prompts]

@@ -9,7 +9,7 @@ from kvarn.retrieval.analyse import located_terms, terms
 from kvarn.retrieval.filters import Condition
 from kvarn.retrieval.fusion import fuse, marginal_relevance
 from kvarn.retrieval.protocol import Retriever
-from kvarn.retrieval.types import Float32, Hit, Mode, Scored, StoredChunk, Tuning
+from kvarn.retrieval.types import MAX_K, Float32, Hit, Mode, Scored, StoredChunk, Tuning
 
 MIN_CANDIDATES = 50
 CANDIDATES = 5  # for each wanted one
@@ -30,6 +30,11 @@ class Query:
     def depth(self) -> int:
         """How many candidates of each kind are looked at."""
         return max(self.k, self.tuning.candidates or max(CANDIDATES * self.k, MIN_CANDIDATES))
+
+
+def num_reranked(k: int, tuning: Tuning | None) -> int:
+    """How many hits a reranking model reads to find the k best."""
+    return (tuning or Tuning()).candidates or min(CANDIDATES * k, MAX_K)
 
 
 def find(index: Retriever, query: Query) -> list[Hit]:

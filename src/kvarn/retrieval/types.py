@@ -125,8 +125,8 @@ class Hit:
 class Tuning:
     """How a search weighs and orders; the defaults are meant to be good."""
 
-    fusion: Fusion = "rrf"
-    weights: tuple[float, float] = (0.5, 0.5)  # dense, sparse
+    fusion: Fusion = "weighted"  # of scores normalised for each query; rrf: of ranks alone
+    weights: tuple[float, float] = (0.75, 0.25)  # dense, sparse; chosen on code search, see docs/retrieval.md
     rrf_k: float = 60.0  # Cormack, Clarke, Buettcher 2009
     candidates: int | None = None  # of each kind before fusion; None: 5 k, at least 50
     mmr: float | None = None  # 1: relevance only, 0: diversity only; None: no re-ordering

@@ -140,19 +140,25 @@ class Reservation:
 
     def __init__(self, book: LimitBook, account: _Account, num_tokens: int) -> None:
         now = book.now()
-        self.num_tokens = num_tokens
+        self.num_tokens = 0
         self._book = book
         self._account = account
         self._is_open = True
         self._began = now
         account.num_running += 1
         account.requests.charge(1, now)
-        self._second = account.tokens.charge(num_tokens, now)
+        self._charges: list[tuple[int, int]] = []  # second, tokens
+        self._charge(num_tokens, now)
 
     @property
     def headers(self) -> dict[str, str]:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
         return self._account.headers(self._book.now())
+
+    def grow(self, num_tokens: int) -> None:
+        """Take more tokens for the same request, or raise when to come again; what it has stays its own."""
+        self._book.require_tokens(self._account, self.num_tokens, num_tokens)
+        self._charge(num_tokens, self._book.now())
 
     def settle(self, used_tokens: int) -> None:
         """The request ended: count what it took instead of what it might have taken. Only the first call counts."""
@@ -161,7 +167,15 @@ class Reservation:
         self._is_open = False
         now = self._book.now()
         self._account.end(now - self._began)
-        self._account.tokens.correct(self._second, max(0, used_tokens) - self.num_tokens, now)
+        surplus = self.num_tokens - max(0, used_tokens)
+        for second, amount in reversed(self._charges):  # below 0: it took more than it said, which the last one bears
+            given_back = min(surplus, amount)
+            self._account.tokens.correct(second, -given_back, now)
+            surplus -= given_back
+
+    def _charge(self, num_tokens: int, now: float) -> None:
+        self._charges.append((self._account.tokens.charge(num_tokens, now), num_tokens))
+        self.num_tokens += num_tokens
 
 
 class LimitBook:
@@ -189,17 +203,17 @@ class LimitBook:
         """
         now = self.now()
         account = self._account(principal, now)
-        tier = account.tier
-        if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
-            if not is_open_ended:
-                raise InvalidParameter(
-                    f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
-                    "minute; shorten the prompt or lower max_tokens or n"
-                )
-            num_tokens = tier.tokens_per_min
+        if is_open_ended and account.tier.tokens_per_min is not None:
+            num_tokens = min(num_tokens, account.tier.tokens_per_min)
+        self._require_possible(account, num_tokens)
         self.check(principal)
         self._require(account, account.tokens, num_tokens, "tokens")
         return Reservation(self, account, num_tokens)
+
+    def require_tokens(self, account: _Account, num_taken: int, num_more: int) -> None:
+        """Raise unless a request that has taken some tokens may take this many more."""
+        self._require_possible(account, num_taken + num_more)
+        self._require(account, account.tokens, num_more, "tokens")
 
     def check(self, principal: Principal) -> None:
         """Raise if one more request would be refused whatever its size: worth knowing before its prompt is read."""
@@ -214,6 +228,14 @@ class LimitBook:
         """What is left to a key, without taking anything."""
         now = self.now()
         return self._account(principal, now).headers(now)
+
+    def _require_possible(self, account: _Account, num_tokens: int) -> None:
+        tier = account.tier
+        if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
+            raise InvalidParameter(
+                f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
+                "minute; shorten the prompt or lower max_tokens, n or k"
+            )
 
     def _require(self, account: _Account, window: MinuteWindow, amount: int, what: str) -> None:
         wait_s = window.wait_s(amount, self.now())

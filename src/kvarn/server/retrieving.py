@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from kvarn.errors import RateLimited
 from kvarn.server.patience import while_awaited
+from kvarn.server.reranking import judgements, scores_of
 
 if TYPE_CHECKING:
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Hit, Tuning
     from kvarn.server.call import Call
+    from kvarn.server.limits import Reservation
     from kvarn.server.openai.heading import Heading
     from kvarn.server.schema.chat import ChatBody
-    from kvarn.server.schema.collections import HowBody, RetrievalBody
+    from kvarn.server.schema.collections import HowBody, RetrievalBody, SearchBody
     from kvarn.server.shelf import ServedModel
     from kvarn.server.translate import Conversation
     from kvarn.types import Citation, Grounded
@@ -37,6 +40,33 @@ async def ground(call: Call, served: ServedModel, chat: Conversation, body: Chat
         call.state.metrics.searched(wanted.mode, time.monotonic() - started)
         _remember(call, served, chat, body, collection)
     return grounded
+
+
+async def reranked(
+    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], reservation: Reservation
+) -> list[list[Hit]]:
+    """The best hits of each query, as a model orders them that reads them; what it reads is paid for before."""
+    from kvarn.retrieval.rerank import best_hits
+
+    assert body.rerank is not None
+    served = await call.use_model(body.rerank)
+    texts = [(query, [hit.text for hit in hits]) for query, hits in found]
+    groups = [await while_awaited(call, judgements(served.llm.llm, *one)) for one in texts]
+    num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for one in groups for group in one))
+    grow(call, reservation, num_tokens)
+    scores = [await while_awaited(call, scores_of(one, call.principal.tenant)) for one in groups]
+    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
+
+
+def grow(call: Call, reservation: Reservation, num_tokens: int) -> None:
+    """Take more tokens for a call that runs, or refuse it."""
+    try:
+        reservation.grow(num_tokens)
+    except RateLimited as error:
+        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
+        raise
+    call.headers.update(reservation.headers)
 
 
 def _remember(call: Call, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection) -> None:
@@ -78,7 +108,7 @@ def tuning_of(body: HowBody, *, has_highlights: bool = False) -> Tuning:
     """How to search, as retrieval takes it."""
     from kvarn.retrieval.types import Tuning
 
-    weights = (body.weights[0], body.weights[1]) if body.weights else (0.5, 0.5)
+    weights = (body.weights[0], body.weights[1]) if body.weights else Tuning().weights
     return Tuning(fusion=body.fusion, weights=weights, mmr=body.mmr, highlights=has_highlights)
 
 

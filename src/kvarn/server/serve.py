@@ -30,6 +30,7 @@ from kvarn.server.http.traffic import Traffic
 from kvarn.server.keys import KeyRing
 from kvarn.server.lifecycle import App, Lifecycle, ShuttingDown
 from kvarn.server.limits import LimitBook
+from kvarn.server.pdfs import PdfReader
 from kvarn.server.priming import Primer
 from kvarn.server.requests import RequestBook
 from kvarn.server.settings import ServerConfig
@@ -171,6 +172,7 @@ def make_state(config: ServerConfig) -> ServerState:
         primer=Primer(shelf, collections, lifecycle, metrics),
         requests=RequestBook(),
         traffic=Traffic(),
+        pdfs=PdfReader(),
     )
 
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 MAX_TOKEN_CHARACTERS = 128  # more than any token of the usual vocabularies; an encoder's unknown word has at most 100
 
 
-def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True) -> list[int]:
-    """Token ids of a text that is not hopelessly long for the model."""
+def check_bounded(llm: LLM, text: str, param: str) -> None:
+    """Refuse a text that is hopelessly long for the model."""
     limit = llm.context * MAX_TOKEN_CHARACTERS
     if len(text) > limit:
         raise InvalidField(
@@ -22,4 +22,9 @@ def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True)
             param,
             "context_length_exceeded",
         )
+
+
+def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True) -> list[int]:
+    """Token ids of a text that is not hopelessly long for the model."""
+    check_bounded(llm, text, param)
     return llm.tokenizer.encode(text, add_special=add_special)

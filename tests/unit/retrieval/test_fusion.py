@@ -22,6 +22,20 @@ def test_fusion_equals_brute_force(fusion: Fusion, size: Size) -> None:
         assert fuse(legs, tuning, k) == _brute_force(legs, tuning)[:k]
 
 
+def test_the_default_fusion_equals_brute_force(size: Size) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(size(1_000, 10_000)):
+        legs = [_leg(rng), _leg(rng)]
+        k = int(rng.integers(1, 45))
+        assert fuse(legs, Tuning(), k) == _brute_force(legs, Tuning("weighted", (0.75, 0.25)))[:k]
+
+
+def test_the_default_follows_meaning_unless_words_speak_clearly() -> None:
+    dense = [(1, 0.60), (2, 0.58), (3, 0.20)]
+    assert fuse([dense, [(2, 9.0), (3, 8.9), (1, 1.0)]], Tuning(), 1)[0][0] == 2  # nearly as near, and its words match
+    assert fuse([dense, [(3, 9.0), (2, 1.0), (1, 1.0)]], Tuning(), 1)[0][0] == 1  # words alone are not enough
+
+
 def test_the_best_of_one_leg_is_the_best_when_only_it_counts() -> None:
     legs = [[(1, 0.9), (2, 0.5)], [(2, 8.0), (3, 4.0)]]
     assert fuse(legs, Tuning(weights=(1.0, 0.0)), 1)[0][0] == 1

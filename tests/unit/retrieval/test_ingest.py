@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from kvarn.errors import ConfigError, DocumentError, InvalidParameter
 from kvarn.retrieval.ingest.chunking import Chunking, cut
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
 from kvarn.retrieval.types import Document
+from tests.unit.retrieval.pdfs import make_pdf
 
 MARKDOWN = """# Mills
 Grain goes in.
@@ -132,26 +132,3 @@ def test_a_folder_means_its_files_of_known_kinds(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in list_files([tmp_path])] == ["a.md", "sub/c.py"]
     with pytest.raises(ConfigError, match="does not exist"):
         list_files([tmp_path / "nope"])
-
-
-def make_pdf(text: str) -> bytes:
-    """A PDF of one page."""
-    stream = f"BT /F1 12 Tf 20 100 Td ({text}) Tj ET".encode() if text else b""
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R >>",
-        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
-        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 300 200] /Contents 4 0 R"
-        b" /Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    out = io.BytesIO(b"%PDF-1.4\n")
-    out.seek(0, io.SEEK_END)
-    places = []
-    for number, body in enumerate(objects, 1):
-        places.append(out.tell())
-        out.write(b"%d 0 obj\n%s\nendobj\n" % (number, body))
-    start = out.tell()
-    out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
-    out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
-    return out.getvalue()

@@ -121,6 +121,31 @@ def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
     assert refusal(book, alice, 6).reason == "tokens"
 
 
+def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
+    reservation = book.reserve(alice, 40)
+    clock.now += 30
+    reservation.grow(50)
+    assert reservation.num_tokens == 90
+    reservation.settle(60)
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "40"
+    clock.now += 32  # the first charge leaves the window, of the second 20 were kept
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "80"
+
+
+def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Clock) -> None:
+    book, alice, other = LimitBook(clock), caller(tokens_per_min=100), 50
+    book.reserve(alice, other)
+    reservation = book.reserve(alice, 40)
+    with pytest.raises(RateLimited) as caught:
+        reservation.grow(11)
+    assert caught.value.reason == "tokens"
+    with pytest.raises(InvalidParameter, match="101 tokens"):  # waiting would not help
+        reservation.grow(61)
+    assert reservation.num_tokens == 40
+    assert reservation.headers["x-ratelimit-remaining-tokens"] == "10"
+
+
 def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
     old = book.reserve(alice, 100)

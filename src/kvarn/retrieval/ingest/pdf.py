@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from kvarn.errors import DocumentError
 from kvarn.retrieval.extras import require
+from kvarn.retrieval.types import MAX_DOCUMENT_CHARS
 
-MAX_PAGES = 20_000
+CHILD = Path(__file__).with_name("pdf_child.py")  # reads a stranger's file
 
 
-def pdf_to_text(data: bytes, source: str) -> str:
+@dataclass(frozen=True, slots=True)
+class PdfLimits:
+    """How much of a file is read before it is refused."""
+
+    max_pages: int = 20_000
+    max_chars: int = MAX_DOCUMENT_CHARS
+
+
+def pdf_to_text(data: bytes, source: str, limits: PdfLimits | None = None) -> str:
     """The text of all pages, with blank lines between them."""
     pypdf = require("pypdf")
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its complaints come as our errors
@@ -19,10 +32,7 @@ def pdf_to_text(data: bytes, source: str) -> str:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise DocumentError("is encrypted; save it without a password first", source=source)
-        num_pages = len(reader.pages)
-        if num_pages > MAX_PAGES:
-            raise DocumentError(f"has {num_pages:,} pages, at most {MAX_PAGES:,} are read; split it", source=source)
-        pages = [page.extract_text() for page in reader.pages]
+        pages = list(_pages(reader, source, limits or PdfLimits()))
     except DocumentError:
         raise
     except (MemoryError, KeyboardInterrupt):
@@ -34,3 +44,16 @@ def pdf_to_text(data: bytes, source: str) -> str:
     if not text.strip():
         raise DocumentError("is a PDF without text, perhaps scanned; run character recognition first", source=source)
     return text.encode("utf-8", "replace").decode()
+
+
+def _pages(reader: Any, source: str, limits: PdfLimits) -> Iterator[str]:
+    num_pages = len(reader.pages)
+    if num_pages > limits.max_pages:
+        raise DocumentError(f"has {num_pages:,} pages, at most {limits.max_pages:,} are read; split it", source=source)
+    num_chars = 0
+    for page in reader.pages:
+        text = page.extract_text()
+        num_chars += len(text)
+        if num_chars > limits.max_chars:
+            raise DocumentError(f"has more than {limits.max_chars:,} characters; split it", source=source)
+        yield text

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
@@ -14,8 +13,9 @@ from starlette.responses import Response
 
 from kvarn.errors import RateLimited
 from kvarn.server.call import Call, Called
+from kvarn.server.ingesting import read_documents
 from kvarn.server.patience import while_awaited
-from kvarn.server.retrieving import hit_fields, tuning_of
+from kvarn.server.retrieving import grow, hit_fields, reranked, tuning_of
 from kvarn.server.schema.collections import (
     AddAnswer,
     CollectionAnswer,
@@ -23,7 +23,6 @@ from kvarn.server.schema.collections import (
     CollectionsAnswer,
     DeleteBody,
     DeletedAnswer,
-    DocumentBody,
     DocumentsBody,
     SearchAnswer,
     SearchBody,
@@ -31,9 +30,8 @@ from kvarn.server.schema.collections import (
 from kvarn.server.schema.common import body_of, parse
 
 if TYPE_CHECKING:
-    from kvarn.llm import LLM
     from kvarn.retrieval.collection import Collection
-    from kvarn.retrieval.types import AddReport
+    from kvarn.retrieval.types import AddReport, Document, Hit
     from kvarn.server.limits import Reservation
 
 router = APIRouter(tags=["collections"])
@@ -85,10 +83,11 @@ async def add_documents(call: Called, name: str) -> Response:
     body = parse(DocumentsBody, await call.json(), call)
     async with call.state.collections.use(call.principal.tenant, name) as collection:
         await call.use_model(collection.embedder.name)
-        texts = [document.text for document in body.documents]
-        reservation = await _reserve(call, collection, texts)
+        reservation = await _reserve(call, collection, ())
         try:
-            report = await while_awaited(call, _add(collection, body.documents))
+            documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs))
+            await _grow(call, collection, [document.text for document in documents], reservation)
+            report = await while_awaited(call, _add(collection, documents))
         finally:
             reservation.settle(reservation.num_tokens)
     call.state.metrics.documents_added(report.added + report.updated, report.chunks)
@@ -115,15 +114,17 @@ async def search_collection(call: Called, name: str) -> Response:
         reservation = await _reserve(call, collection, queries)
         try:
             started = time.monotonic()
-            reranker = None if body.rerank is None else (await call.use_model(body.rerank)).llm.llm
-            search = partial(_search, collection, queries, body, reranker, call.principal.tenant)
-            found = await while_awaited(call, asyncio.to_thread(search))
+            found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body))
+            if body.rerank is not None:
+                found = await reranked(call, body, list(zip(queries, found, strict=True)), reservation)
             call.state.metrics.searched(body.mode, time.monotonic() - started)
         finally:
             reservation.settle(reservation.num_tokens)
         version = collection.version
     data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
-    return call.reply({"object": "list", "data": data[0] if isinstance(body.query, str) else data, "version": version})
+    usage = {"prompt_tokens": reservation.num_tokens, "total_tokens": reservation.num_tokens}
+    told = data[0] if isinstance(body.query, str) else data
+    return call.reply({"object": "list", "data": told, "version": version, "usage": usage})
 
 
 async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> Reservation:
@@ -139,34 +140,29 @@ async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> 
     return reservation
 
 
-async def _add(collection: Collection, documents: Sequence[DocumentBody]) -> AddReport:
+async def _grow(call: Call, collection: Collection, texts: Sequence[str], reservation: Reservation) -> None:
+    """Take the tokens of documents, which are known only when they were read."""
+    num_tokens = await asyncio.to_thread(lambda: sum(map(collection.embedder.count, texts)))
+    grow(call, reservation, num_tokens)
+
+
+async def _add(collection: Collection, documents: Sequence[Document]) -> AddReport:
     """Group by group, so that a client that goes away stops the rest."""
-    from kvarn.retrieval.collection import as_document, require_own_ids
     from kvarn.retrieval.types import AddReport
 
-    given = [as_document(_fields(document), number) for number, document in enumerate(documents)]
-    require_own_ids(given)
     report = AddReport()
-    for start in range(0, len(given), GROUP):
-        report += await asyncio.to_thread(collection.add, given[start : start + GROUP])
+    for start in range(0, len(documents), GROUP):
+        report += await asyncio.to_thread(collection.add, documents[start : start + GROUP])
     return report
 
 
-def _fields(document: DocumentBody) -> dict[str, Any]:
-    from kvarn.retrieval.ingest.html import html_to_text
+def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[list[Hit]]:
+    """The hits, or as many as the reranking model is to read."""
+    from kvarn.retrieval.search import num_reranked
 
-    fields = document.model_dump()
-    return fields | {"text": html_to_text(document.text)} if document.kind == "html" else fields
-
-
-def _search(
-    collection: Collection, queries: Sequence[str], body: SearchBody, reranker: LLM | None, tenant: str
-) -> list[Any]:
     tuning = tuning_of(body, has_highlights=body.highlights)
-    if reranker is None:
-        return collection.search_many(queries, body.k, body.mode, body.filter, tuning)
-    find = partial(collection.search, k=body.k, mode=body.mode, filter=body.filter, tuning=tuning)
-    return [find(one, rerank=reranker, tenant=tenant) for one in queries]
+    k = body.k if body.rerank is None else num_reranked(body.k, tuning)
+    return collection.search_many(queries, k, body.mode, body.filter, tuning)
 
 
 def _described(collection: Collection) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
@@ -13,16 +12,14 @@ from starlette.responses import Response
 from kvarn.errors import RateLimited
 from kvarn.server.call import Call, Called
 from kvarn.server.patience import while_awaited
+from kvarn.server.reranking import judgements, scores_of
 from kvarn.server.schema.common import body_of, parse
 from kvarn.server.schema.rerank import RerankAnswer, RerankBody
-from kvarn.server.texts import encode_bounded
 
 if TYPE_CHECKING:
-    from kvarn.llm import LLM
     from kvarn.server.limits import Reservation
 
 router = APIRouter(tags=["rerank"])
-GROUP = 8  # documents between two looks whether the client is still there
 
 
 @router.post("/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody))
@@ -34,10 +31,11 @@ async def rerank(call: Called) -> Response:
     served = await call.use_model(body.model)
     llm = served.llm.llm
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    num_tokens = await asyncio.to_thread(_num_tokens, llm, body.query, documents)
+    groups = await while_awaited(call, judgements(llm, body.query, documents))
+    num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for group in groups))
     reservation = _reserve(call, num_tokens)
     try:
-        scores = await while_awaited(call, _scores(llm, body.query, documents, call.principal.tenant))
+        scores = await while_awaited(call, scores_of(groups, call.principal.tenant))
     finally:
         reservation.settle(num_tokens)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
@@ -45,11 +43,6 @@ async def rerank(call: Called) -> Response:
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return call.reply({"id": f"rerank-{call.id}", "model": served.id, "results": results, "usage": usage})
-
-
-def _num_tokens(llm: LLM, query: str, documents: Sequence[str]) -> int:
-    num_query = len(encode_bounded(llm, query, "query"))
-    return sum(num_query + len(encode_bounded(llm, text, "documents", add_special=False)) for text in documents)
 
 
 def _reserve(call: Call, num_tokens: int) -> Reservation:
@@ -60,16 +53,6 @@ def _reserve(call: Call, num_tokens: int) -> Reservation:
         raise
     call.headers.update(reservation.headers)
     return reservation
-
-
-async def _scores(llm: LLM, query: str, documents: Sequence[str], tenant: str) -> list[float]:
-    from kvarn.retrieval import rerank as models
-
-    scores: list[float] = []
-    for start in range(0, len(documents), GROUP):
-        part = await asyncio.to_thread(models.rerank, llm, query, documents[start : start + GROUP], tenant)
-        scores += [float(score) for score in part]
-    return scores
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvarn.server.schema.common import Answer, Body
+from kvarn.server.schema.embeddings import EmbeddingsUsage
 
 MAX_DOCUMENTS = 1024
 MAX_QUERIES = 64
@@ -25,13 +26,14 @@ class CollectionBody(Body):
 
 
 class DocumentBody(Body):
-    """A text to be found again."""
+    """A text to be found again, or a PDF; of HTML and PDF the readable text is kept."""
 
-    text: str = Field(min_length=1)
+    text: str | None = Field(None, min_length=1)
+    data: str | None = Field(None, min_length=1, description="The bytes of a PDF in base64, instead of text")
     id: str | None = Field(None, min_length=1, max_length=1024)
     source: str = Field("", max_length=1024)
     metadata: dict[str, Scalar] = Field(default_factory=dict, max_length=256)
-    kind: Literal["text", "markdown", "html", "code"] = "text"  # of html, the readable text is kept
+    kind: Literal["text", "markdown", "html", "pdf", "code"] = "text"
 
 
 class DocumentsBody(Body):
@@ -52,7 +54,7 @@ class HowBody(Body):
     k: int = Field(10, ge=1, le=MAX_HITS)
     mode: Literal["hybrid", "dense", "sparse"] = "hybrid"
     filter: Filter | None = None
-    fusion: Literal["rrf", "weighted"] = "rrf"
+    fusion: Literal["weighted", "rrf"] = "weighted"
     weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=2, max_length=2)] | None = None
     mmr: float | None = Field(None, ge=0, le=1)
 
@@ -118,3 +120,4 @@ class SearchAnswer(Answer):
     object: Literal["list"] = "list"
     data: list[Any]
     version: int
+    usage: EmbeddingsUsage  # tokens of the queries, and of what a reranking model read

@@ -1,0 +1,81 @@
+"""What callers give to a collection, checked: documents one by one and in batches, queries. Knows no index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvarn.errors import InvalidParameter
+from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, check_text
+
+Given = str | Document | Mapping[str, Any]
+BATCH_DOCUMENTS = 64  # committed together: what a crash can lose
+BATCH_CHARS = 200_000
+MAX_QUERIES = 1024
+
+
+def checked_batches(documents: Given | Iterable[Given]) -> Iterator[list[Document]]:
+    """Documents in groups that are committed together; no two of them have one id."""
+    return _batches(_checked(documents, set()))
+
+
+def checked_queries(queries: Sequence[str]) -> list[str]:
+    """Queries that can be searched for."""
+    if isinstance(queries, str) or not isinstance(queries, Sequence) or len(queries) > MAX_QUERIES:
+        raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts")
+    for query in queries:
+        check_text("the query", query, MAX_QUERY_CHARS)
+        if not query.strip():
+            raise InvalidParameter("the query is empty; say what to look for")
+    return list(queries)
+
+
+def require_own_ids(documents: Iterable[Document]) -> None:
+    """Refuse two documents with one id."""
+    for _ in _checked(documents, set()):
+        pass
+
+
+def as_document(given: object, number: int) -> Document:
+    """A document from a text or its fields."""
+    if isinstance(given, str):
+        given = Document(given)
+    elif isinstance(given, Mapping):
+        unknown = set(given) - {"text", "id", "source", "metadata", "kind"}
+        if unknown or "text" not in given:
+            raise InvalidParameter(
+                f"document {number} has the fields {', '.join(map(repr, sorted(map(str, given))))}; "
+                "use text, and id, source, metadata and kind if you like"
+            )
+        given = Document(**given)
+    if not isinstance(given, Document):
+        raise InvalidParameter(f"document {number} is {given!r:.60}; give a text or a document")
+    if not given.text.strip():
+        raise InvalidParameter(f"document {number} ({given.key!r:.60}) is empty; leave it out")
+    return given
+
+
+def _checked(documents: Given | Iterable[Given], seen: set[str]) -> Iterator[Document]:
+    given = [documents] if isinstance(documents, str | Document | Mapping) else documents
+    if not isinstance(given, Iterable) or isinstance(given, bytes):
+        raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents")
+    for number, one in enumerate(given):
+        document = as_document(one, number)
+        if document.key in seen and document.id is not None:
+            raise InvalidParameter(f"two documents have the id {document.key!r:.80}; give each its own")
+        if document.key not in seen:
+            seen.add(document.key)
+            yield document
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    num_chars = 0
+    for document in documents:
+        batch.append(document)
+        num_chars += len(document.text)
+        if len(batch) >= BATCH_DOCUMENTS or num_chars >= BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch

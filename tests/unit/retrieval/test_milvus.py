@@ -1,0 +1,183 @@
+"""A change in Milvus happens wholly or not at all, though it takes several calls."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvarn.errors import StorageError
+from kvarn.retrieval.milvus.commits import Commit, last_commit
+from kvarn.retrieval.types import Entry, Piece
+
+pytest.importorskip("pymilvus")
+pytest.importorskip("milvus_lite")
+from kvarn.retrieval.milvus import MilvusIndex
+from tests.rules.tree import ROOT
+from tests.unit.retrieval.replacing import DOCUMENTS, num_chunks
+
+Contents = dict[str, list[str]]
+OLD: Contents = {"a": ["old a0", "old a1", "old a2"], "b": ["old b0"]}
+NEW: Contents = {"a": ["new a0"], "b": ["old b0"], "c": ["new c0", "new c1"]}
+CHANGES = ("insert", "upsert", "delete")
+
+
+class Cut(Exception):
+    """The connection is gone."""
+
+
+class CutConnection:
+    """A client of Milvus whose n-th changing call fails: before Milvus has heard of it, or after it was done."""
+
+    def __init__(self, client: Any, calls_left: int, *, is_done: bool) -> None:
+        self._client = client
+        self._calls_left = calls_left
+        self._is_done = is_done
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._client, name)
+        return self._cut(call) if name in CHANGES else call
+
+    def _cut(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def changing(*args: Any, **kwargs: Any) -> Any:
+            self._calls_left -= 1
+            if self._calls_left < 0 and not self._is_done:
+                raise Cut
+            done = call(*args, **kwargs)
+            if self._calls_left < 0:
+                raise Cut
+            return done
+
+        return changing
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+def test_a_replacement_that_is_cut_short_is_seen_wholly_or_not_at_all(tmp_path: Path, is_done: bool) -> None:
+    uri = str(tmp_path / "c.db")
+    outcomes = []
+    for num_calls in range(4):  # rows, record, removal, record
+        index = MilvusIndex(uri, "c")
+        index.put([_entry(id_, texts) for id_, texts in OLD.items()])
+        index.remove(["c", "d"])  # of the round before
+        index._client = CutConnection(index._client, num_calls, is_done=is_done)
+        with pytest.raises(Cut):
+            index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
+        index = MilvusIndex(uri, "c")  # as after a crash
+        seen = _contents(index)
+        assert seen in (OLD, NEW)
+        outcomes.append(seen == NEW)
+        index.put([_entry("d", ["later"])])
+        assert _contents(index) == seen | {"d": ["later"]}
+        assert _num_rows(index) == sum(map(len, seen.values())) + 1  # nothing is left behind
+        index.close()
+    assert outcomes == ([False, True, True, True] if is_done else [False, False, True, True])
+
+
+def test_a_failed_change_may_be_made_again_by_the_same_process(tmp_path: Path) -> None:
+    index = MilvusIndex(str(tmp_path / "c.db"), "c")
+    index.put([_entry(id_, texts) for id_, texts in OLD.items()])
+    client = index._client
+    for num_calls in range(3):
+        index._client = CutConnection(client, num_calls, is_done=True)
+        with pytest.raises(Cut):
+            index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
+    index._client = client
+    index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
+    assert _contents(index) == NEW
+    assert _num_rows(index) == 4
+    assert index.remove(["a", "nope"]) == 1
+    assert _contents(index) == {"b": ["old b0"], "c": ["new c0", "new c1"]}
+    index.close()
+
+
+def test_a_reader_sees_what_another_process_has_committed(tmp_path: Path) -> None:
+    uri = str(tmp_path / "c.db")
+    writer = MilvusIndex(uri, "c")
+    writer.put([_entry(id_, texts) for id_, texts in OLD.items()])
+    reader = MilvusIndex(uri, "c")
+    version = reader.version
+    writer.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
+    assert reader.version == writer.version > version
+    assert _contents(reader) == NEW
+    reader.close()
+
+
+def test_a_collection_of_an_older_format_is_refused(tmp_path: Path) -> None:
+    index = MilvusIndex(str(tmp_path / "c.db"), "c")
+    index.put([_entry("a", ["x"])])
+    index.set_facts({"format": 1})
+    index.close()
+    with pytest.raises(StorageError, match="another version of Kvarn"):
+        MilvusIndex(str(tmp_path / "c.db"), "c")
+
+
+def test_the_newest_record_counts_and_never_overwrites_the_last() -> None:
+    commit, facts = Commit(), {}
+    for version in (1, 1, 2, 3):
+        before, commit = commit, commit.after(version)
+        facts |= commit.fact()
+        assert last_commit(facts) == commit
+        if before.number:
+            assert last_commit({k: v for k, v in facts.items() if k not in commit.fact()}) == before
+    assert last_commit({}) == Commit()
+
+
+def _entry(document: str, texts: list[str]) -> Entry:
+    pieces = [Piece(text, 0, len(text)) for text in texts]
+    return Entry(document, "", " ".join(texts).encode(), {}, pieces, np.ones((len(texts), 2), np.float32))
+
+
+def _contents(index: MilvusIndex) -> Contents:
+    """What every way of looking sees; they must agree."""
+    found = index.dense(np.ones(2, np.float32), 100, None)
+    chunks = sorted(index.chunks([key for key, _ in found]).values(), key=lambda one: (one.document, one.ordinal))
+    contents: Contents = {}
+    for chunk in chunks:
+        contents.setdefault(chunk.document, []).append(chunk.piece.text)
+    counts = {one["id"]: one["chunks"] for one in index.documents()}
+    assert counts == {id_: len(texts) for id_, texts in contents.items()}
+    assert index.num_chunks == len(found)
+    assert set(index.digests(["a", "b", "c", "d"])) == set(contents)
+    words = {index.chunks([key])[key].piece.text for key, _ in index.sparse("old", 100, None)}
+    assert words == {text for texts in contents.values() for text in texts if "old" in text}
+    return contents
+
+
+def _num_rows(index: MilvusIndex) -> int:
+    """Rows that are there, whether they count or not."""
+    return len(index._all(("document",), "version >= 0"))
+
+
+@pytest.mark.long
+def test_a_killed_process_leaves_whole_generations_in_milvus(tmp_path: Path) -> None:
+    rng, last = random.Random(0), -1
+    for number in range(20):
+        seen, said = _replace_and_kill(str(tmp_path / "c.db"), rng.uniform(0.0, 0.5), num_waited=number % 3)
+        assert set(seen) <= {last, last + 1}  # the last one said, or one that was stored and could not be said any more
+        if seen:
+            last = seen[0]
+            assert seen == [last] * DOCUMENTS * num_chunks(last)
+        last = max([last, *said])
+    assert last >= 18
+
+
+def _replace_and_kill(uri: str, after_s: float, num_waited: int) -> tuple[list[int], list[int]]:
+    """The generations of the chunks that a process found, and those that it said were stored; at least num_waited."""
+    command = [sys.executable, "-m", "tests.unit.retrieval.replacing", uri]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = json.loads(process.stdout.readline())
+    waited = [process.stdout.readline().strip() for _ in range(num_waited)]
+    time.sleep(after_s)
+    process.kill()
+    said = waited + process.stdout.read().split("\n")[:-1]  # a line cut in two was never said
+    process.wait()
+    return seen, [int(line) for line in said]

@@ -1,0 +1,51 @@
+"""PDFs of strangers: read in a process that may fail, be late or be killed without harm."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvarn.errors import DocumentError
+from kvarn.server.pdfs import PdfReader, ReadingLimits
+from tests.unit.retrieval.pdfs import bomb, make_pdf
+
+pytest.importorskip("pypdf")
+
+
+def _read(data: bytes, limits: ReadingLimits) -> str:
+    return asyncio.run(PdfReader(limits).text_of(data, "a.pdf"))
+
+
+def test_the_text_of_all_pages_comes_back() -> None:
+    assert _read(make_pdf("Grain", 3), ReadingLimits()) == "Grain\n\nGrain\n\nGrain"
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "words"),
+    [
+        (make_pdf("Grain", 3), ReadingLimits(max_pages=2), "a.pdf: has 3 pages, at most 2 are read"),
+        (make_pdf("Grain", 3), ReadingLimits(max_chars=12), "a.pdf: has more than 12 characters"),
+        (bomb(30_000_000), ReadingLimits(cpu_s=1), "a.pdf: takes more than 1 s"),
+        (make_pdf("Grain"), ReadingLimits(deadline_s=0.01), "a.pdf: takes more than"),
+        (bomb(30_000_000), ReadingLimits(memory_bytes=8 << 20), "a.pdf: "),
+    ],
+    ids=["pages", "characters", "computing", "waiting", "memory"],
+)
+def test_what_takes_too_much_is_refused_with_the_limit(data: bytes, limits: ReadingLimits, words: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        _read(data, limits)
+    assert words in str(caught.value)
+
+
+def test_a_reader_that_nobody_waits_for_ends_its_process() -> None:
+    async def abandon() -> None:
+        reader = PdfReader(max_at_once=1)
+        task = asyncio.ensure_future(reader.text_of(bomb(30_000_000), "a.pdf"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await reader.text_of(make_pdf("next"), "b.pdf") == "next"  # its place is free again
+
+    asyncio.run(abandon())
