@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from typing import cast
 
 from kvarn.backends.protocol import Backend
 from kvarn.config import BACKENDS, EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.models.spec import ModelSpec
+
+log = logging.getLogger("kvarn.backends")
 
 NATIVE_EXTENSION = "kvarn.backends.native._native"
 
@@ -18,7 +21,7 @@ def make_backend(config: EngineConfig, threads: int) -> Backend:
     """The backend config names; auto prefers the native one."""
     name = config.backend
     if name == "auto":
-        name = "native" if has_native() else "reference"
+        name = "native" if has_native() else _warned_reference()
     if name == "native":
         return _native(threads, config.isa)
     if name == "reference":
@@ -47,6 +50,13 @@ def _native(threads: int, isa: str | None) -> Backend:
         raise ConfigError('backend is "native", but the compiled core is not installed; run `pip install .` again')
     module = importlib.import_module("kvarn.backends.native.backend")
     return cast(Backend, module.NativeBackend(threads, isa))
+
+
+def _warned_reference() -> str:
+    log.warning(
+        "the compiled core is not installed, so the NumPy reference computes, many times slower; run `pip install .` again"
+    )
+    return "reference"
 
 
 def _reference() -> Backend:
