@@ -53,9 +53,7 @@ def _native(threads: int, isa: str | None) -> Backend:
 
 
 def _warned_reference() -> str:
-    log.warning(
-        "the compiled core is not installed, so the NumPy reference computes, many times slower; run `pip install .` again"
-    )
+    log.warning("the compiled core is not installed, so NumPy computes, many times slower; run `pip install .` again")
     return "reference"
 
 
