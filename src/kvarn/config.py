@@ -20,6 +20,7 @@ from kvarn.errors import ConfigError
 DEFAULT_MODEL = "smollm2"  # where none is named
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
 KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
+ENCODER_WEIGHTS = ("q8_0", "file")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
 MAX_THREADS = 1024
@@ -91,6 +92,7 @@ class EngineConfig:
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
     max_running: int = 64  # requests in one step
     kv_dtype: str = "f16"  # f16 | f32 | q8_0
+    encoder_weights: str = "q8_0"  # float matrices of an encoder are held so; "file": as they are, slower
     policy: str = "fcfs"  # who starts first: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
     prefill_ms: float = 150.0  # ... and never longer than this while others decode
@@ -113,6 +115,7 @@ class EngineConfig:
         _whole("max_running", self.max_running, 1, 2**16)
         _one_of("backend", self.backend, BACKENDS)
         _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        _one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
         _one_of("policy", self.policy, POLICIES)
         _real("max_stretch", self.max_stretch, 1.0, 1000.0)
         _real("prefill_ms", self.prefill_ms, 1.0, 1e6)

@@ -23,6 +23,7 @@ from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream
+from kvarn.formats.compact import CompactWeights
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
@@ -74,13 +75,14 @@ def _load(
 ) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
-    memory = plan_memory(
-        spec, description.weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype
-    )
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
+        weights = _held_weights(description, backend, config)
+        memory = plan_memory(
+            spec, weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype
+        )
         require_support(backend, spec)
-        backend.load(spec, description.weights, progress)
+        backend.load(spec, weights, progress)
         kv = _reserve(backend, spec, memory, config)
         admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens), kv.max_tokens)
         words = tokenizer.result()
@@ -98,6 +100,14 @@ def _load(
     except BaseException:
         backend.close()
         raise
+
+
+def _held_weights(description: Description, backend: Backend, config: EngineConfig) -> WeightSource:
+    """As the file has them, except an encoder's floats; the reference defines what is right, so it keeps those too."""
+    is_encoder = isinstance(description.spec.generation, Encoder)
+    if is_encoder and config.encoder_weights == "q8_0" and backend.name != "reference":
+        return CompactWeights(description.weights)
+    return description.weights
 
 
 def _classifier(description: Description) -> ClassifierWeights | None:
