@@ -42,16 +42,31 @@ class Function:
         return hashlib.sha256(self.name.encode()).digest()[-1] % 2 == 0
 
 
+def source_pieces(max_pieces: int, num_chars: int = 300) -> list[str]:
+    """Pieces of the library's sources, in the order of a hash of their text."""
+    pieces = set()
+    for path, _ in _files():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        pieces.update(text[start : start + num_chars] for start in range(0, len(text), num_chars))
+    return sorted(pieces, key=lambda piece: hashlib.sha256(piece.encode()).digest())[:max_pieces]
+
+
 def standard_library(max_functions: int) -> list[Function]:
     """Functions with a docstring, in the order of a hash of their names; the same for every run."""
-    root = Path(sysconfig.get_paths()["stdlib"])
     found = {}
+    for path, relative in _files():
+        found.update({function.name: function for function in _functions(path, relative)})
+    ordered = sorted(found.values(), key=lambda function: hashlib.sha256(function.name.encode()).digest())
+    return ordered[:max_functions]
+
+
+def _files() -> Iterator[tuple[Path, Path]]:
+    """Sources of the library, and their paths within it."""
+    root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if not set(relative.parts) & set(LEFT_OUT):
-            found.update({function.name: function for function in _functions(path, relative)})
-    ordered = sorted(found.values(), key=lambda function: hashlib.sha256(function.name.encode()).digest())
-    return ordered[:max_functions]
+            yield path, relative
 
 
 @dataclass(frozen=True, slots=True)

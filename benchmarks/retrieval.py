@@ -20,7 +20,7 @@ import numpy as np
 from tests.unit.retrieval.words import Float32, clustered, unit
 
 import kvarn
-from benchmarks.docstrings import Function, judge, standard_library
+from benchmarks.docstrings import Function, judge, source_pieces, standard_library
 from kvarn.bench.report import machine_facts
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.embedded import EmbeddedIndex
@@ -54,11 +54,11 @@ def recall(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     num = options.num
     gaussian = unit(rng.standard_normal((num + QUERIES, 384)))
     with kvarn.LLM("minilm") as llm:
-        real = llm.embed([function.text[:600] for function in standard_library(options.texts + 50)])
+        real = llm.embed(source_pieces(options.texts + QUERIES))
     found: dict[str, Any] = {}
     for name, vectors, queries in (
         ("intrinsic dimension 24", clustered(num + QUERIES), QUERIES),
-        ("MiniLM of functions", real, 50),
+        ("MiniLM of Python sources", real, QUERIES),
         ("i.i.d. Gaussian", gaussian, QUERIES),
     ):
         started = time.perf_counter()
