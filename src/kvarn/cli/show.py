@@ -72,12 +72,14 @@ def tensor_lines(weights: WeightSource) -> Iterator[tuple[str, str]]:
 
 def memory_lines(spec: ModelSpec, weights: WeightSource, context: int | None) -> Iterator[tuple[str, str]]:
     """The memory plan, or why there is none."""
+    from kvarn.config import EngineConfig
     from kvarn.errors import DoesNotFit
     from kvarn.machine import available_memory
-    from kvarn.models.memory import plan_memory, show_bytes
+    from kvarn.models.memory import held_weights, plan_memory, show_bytes
 
     try:
-        plan = plan_memory(spec, weights, context, None, available_memory())
+        held = held_weights(spec, weights, EngineConfig())
+        plan = plan_memory(spec, held, context, None, available_memory())
     except DoesNotFit as error:
         yield "does not fit", str(error)
         return

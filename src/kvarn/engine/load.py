@@ -23,14 +23,13 @@ from kvarn.decoding.diffusion import DiffusionDecoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream
-from kvarn.formats.compact import CompactWeights
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
 from kvarn.kv.table import blocks_for
 from kvarn.machine import available_memory, choose_threads
 from kvarn.models.describe import Description, describe
-from kvarn.models.memory import MemoryPlan, plan_memory
+from kvarn.models.memory import MemoryPlan, held_weights, plan_memory
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
@@ -75,12 +74,10 @@ def _load(
 ) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
+    weights = held_weights(spec, description.weights, config)
+    memory = plan_memory(spec, weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype)
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
-        weights = _held_weights(description, backend, config)
-        memory = plan_memory(
-            spec, weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype
-        )
         require_support(backend, spec)
         backend.load(spec, weights, progress)
         kv = _reserve(backend, spec, memory, config)
@@ -100,14 +97,6 @@ def _load(
     except BaseException:
         backend.close()
         raise
-
-
-def _held_weights(description: Description, backend: Backend, config: EngineConfig) -> WeightSource:
-    """As the file has them, except an encoder's floats; the reference defines what is right, so it keeps those too."""
-    is_encoder = isinstance(description.spec.generation, Encoder)
-    if is_encoder and config.encoder_weights == "q8_0" and backend.name != "reference":
-        return CompactWeights(description.weights)
-    return description.weights
 
 
 def _classifier(description: Description) -> ClassifierWeights | None:

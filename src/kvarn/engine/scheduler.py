@@ -20,6 +20,7 @@ from kvarn.engine.packing import RowBudget
 from kvarn.engine.plan import Entry, Plan, SlowPart, make_plan
 from kvarn.engine.policy import make_policy
 from kvarn.engine.queue import RequestQueue
+from kvarn.engine.sharing import Sharing
 from kvarn.engine.turns import Turn, Turns
 from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
@@ -49,7 +50,7 @@ class Scheduler:
         self._kv = kv
         self._config = config
         self._clock = clock
-        self._shares_prefixes = publishes and config.prefix_cache
+        self._sharing = Sharing(kv, finds_prefixes=publishes and config.prefix_cache)
         self._policy = make_policy(config, self.pacer.seconds_for)
         self._turns = Turns(self._policy, self.pacer, config, clock)
         self._lane = SlowLane(config.max_batch_tokens)
@@ -181,10 +182,6 @@ class Scheduler:
             self._forget(request)
         return ended
 
-    def has_room(self, num_tokens: int) -> bool:
-        """Whether num_tokens fit beside what the running requests hold now."""
-        return self._kv.blocks_for(num_tokens) <= self._kv.num_free
-
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
         """Put a running request's next rows into the draft; returns their number."""
         entry = self._entry(draft, request, max_rows)
@@ -273,8 +270,9 @@ class Scheduler:
         while len(self._running) >= self._config.max_running:
             if not self._displace(draft, request):
                 return False
-        num_computed = self._take_over(draft, request)
-        if self._is_being_computed(draft, request, num_computed):
+        leader = request.fork_of if request.fork_of and self._can_fork(draft, request.fork_of) else None
+        num_computed = self._sharing.take_over(request, leader)
+        if self._sharing.is_being_computed(request, num_computed, self._computing(draft)):
             self._kv.release(request.id)
             return False
         while not self._fits(request, num_computed):
@@ -292,7 +290,7 @@ class Scheduler:
         self._running[request.id] = request
         if is_first:
             self.num_hit_tokens += num_computed
-            self.num_query_tokens += request.num_prompt if num_computed or self._may_share(request) else 0
+            self.num_query_tokens += request.num_prompt if num_computed or self._sharing.may_share(request) else 0
 
     def _displace(self, draft: Draft, request: Request) -> bool:
         """Make room for a waiting request by taking a lower one's place, if there is one."""
@@ -304,40 +302,14 @@ class Scheduler:
         self._drop(draft, victim)
         return True
 
-    def _take_over(self, draft: Draft, request: Request) -> int:
-        """Share the blocks others have computed for the same tokens; how many tokens that is."""
-        leader, num_shared = request.fork_of, request.num_prompt - 1
-        is_new = request.num_output == 0 and request.num_preemptions == 0
-        if leader is not None and is_new and self._can_fork(draft, leader) and 0 < num_shared <= leader.num_computed:
-            self._kv.fork(request.id, leader.id, num_shared)
-            return num_shared
-        if not self._may_share(request):
-            return 0
-        hit = self._kv.lookup(request.token_ids, request.tenant)
-        if hit.num_tokens:
-            self._kv.fork(request.id, hit)
-        return hit.num_tokens
-
     def _can_fork(self, draft: Draft, leader: Request) -> bool:
         """A copy that is still to be made would be lost with a leader dropped from the draft: do not build on it."""
         return leader.id in self._running and not (leader.id in draft and draft[leader.id].copies)
 
-    def _may_share(self, request: Request) -> bool:
-        return self._shares_prefixes and request.params.reuse_cache and not request.wants_prompt_logprobs
-
-    def _is_being_computed(self, draft: Draft, request: Request, num_computed: int) -> bool:
-        """Whether this very step computes the request's next block for somebody else: it pays to wait for that."""
-        end = num_computed + self._kv.block_size
-        if not self._may_share(request) or end >= len(request.token_ids):
-            return False
-        wanted = request.token_ids[:end]
-        computed = [entry.span.request for entry in draft.values()]
-        if self._lane.chunk is not None:
-            computed.append(self._lane.chunk.request)
-        return any(
-            other.num_computed < end and other.tenant == request.tenant and other.token_ids[:end] == wanted
-            for other in computed
-        )
+    def _computing(self, draft: Draft) -> list[Request]:
+        """Whose rows this step computes, as far as it is planned."""
+        planned = [entry.span.request for entry in draft.values()]
+        return planned if self._lane.chunk is None else [*planned, self._lane.chunk.request]
 
     def _fits(self, request: Request, num_computed: int) -> bool:
         """Whether the request's tokens fit beside the prompts and next tokens of those that run."""
@@ -359,8 +331,7 @@ class Scheduler:
         self._lane.leave(request)
         request.num_computed += commit.num_computed
         request.prompt_logprobs.extend(commit.prompt_logprobs)
-        if self._shares_prefixes:
-            self._kv.publish(request.id, request.token_ids, request.tenant, request.num_computed)
+        self._sharing.publish(request)
         if len(commit.tokens) > 1 and request.num_output == 0:
             request.num_first = len(commit.tokens)
         for token in commit.tokens:

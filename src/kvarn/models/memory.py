@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError, DoesNotFit
+from kvarn.formats.compact import CompactWeights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
 from kvarn.models.spec import Encoder, FeedForward, ModelSpec
@@ -40,6 +42,12 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """The most that is in use at one time."""
         return self.weights_bytes + self.runtime_bytes + max(self.repack_bytes, self.kv_bytes + self.scratch_bytes)
+
+
+def held_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
+    """As the file has them, except an encoder's floats; the reference defines what is right, so it keeps those too."""
+    is_compact = config.encoder_weights == "q8_0" and config.backend != "reference"
+    return CompactWeights(weights) if is_compact and isinstance(spec.generation, Encoder) else weights
 
 
 def plan_memory(

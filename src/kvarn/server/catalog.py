@@ -19,7 +19,7 @@ from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
-from kvarn.models.memory import MemoryPlan, plan_memory
+from kvarn.models.memory import MemoryPlan, held_weights, plan_memory
 from kvarn.models.spec import Encoder, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
@@ -137,9 +137,8 @@ def _plan(model_id: str, description: Description, engine: EngineConfig, room: R
 
 def _plan_within(description: Description, engine: EngineConfig, num_bytes: int, reason: str) -> MemoryPlan:
     available = MemoryAvailable(num_bytes, reason)
-    return plan_memory(
-        description.spec, description.weights, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype
-    )
+    weights = held_weights(description.spec, description.weights, engine)
+    return plan_memory(description.spec, weights, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
 
 
 def _settled(engine: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> EngineConfig:
