@@ -96,7 +96,7 @@ class EngineConfig:
     policy: str = "fcfs"  # who starts first: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
     prefill_ms: float = 150.0  # ... and never longer than this while others decode
-    background_share: float = 0.15  # of step time for lower priorities while higher ones run
+    background_share: float = 0.125  # of step time for lower priorities while higher ones run
     max_wait_ms: float = 0.0  # wait this long for company before the first step of an idle engine
     ageing_s: float = 10.0  # a waiting request gains one level of priority each time this passes
     queue_limit: int = 4096  # waiting requests; more are refused with retry_after_s

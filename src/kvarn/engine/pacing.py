@@ -23,6 +23,7 @@ SURPRISE = 1.3  # times as long as expected, or as short, twice running: the mac
 MIN_REFRESH_STEPS = 16
 BACKGROUND_EXTRA = 0.2  # the same for low priorities, which come now and then
 BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PATIENCE = (0, 4, 16)  # times prefill_ms: saved up before they go beside none, one, more prompts of higher priorities
 RETRY_EVERY = 64  # a number of low decodes that was too slow once may have met a bad moment
 
 
@@ -188,9 +189,9 @@ class Pacer:
 class BackgroundShare:
     """A budget of time for low priorities: they earn a share of every step, and pay for what they take."""
 
-    def __init__(self, share: float, max_credit_s: float) -> None:
+    def __init__(self, share: float, prefill_s: float) -> None:
         self._share = share
-        self._max_credit_s = max_credit_s
+        self._needed_s = [number * prefill_s for number in PATIENCE]
         self._credit_s = 0.0
 
     @property
@@ -198,9 +199,13 @@ class BackgroundShare:
         """Whether low priorities are not held back at all."""
         return self._share >= 1.0
 
-    @property
-    def may_run(self) -> bool:
-        return self._credit_s > 0 or self.is_full
+    def may_run(self, num_prompts: int) -> bool:
+        """Whether they have earned a part of a step beside so many prompts of higher priorities.
+
+        Where prompts queue, another delay shows most: there they wait longest, for as much as can be saved.
+        """
+        needed_s = self._needed_s[min(num_prompts, len(self._needed_s) - 1)]
+        return (self._credit_s >= needed_s and self._credit_s > 0) or self.is_full
 
     def extent(self, has_prompts: bool, delays_prompts: bool) -> float:
         """How much of the time that may be added to a step they take, by whether higher priorities have prompts.
@@ -211,14 +216,9 @@ class BackgroundShare:
             return min(3 * self._share, 1.0)
         return 1.0 if delays_prompts else self._share
 
-    @property
-    def is_due(self) -> bool:
-        """Whether so much was earned that waiting for a better moment earns nothing more."""
-        return self._credit_s >= self._max_credit_s or self.is_full
-
     def settle(self, step_s: float, background_s: float) -> None:
         """Account one step during which somebody waited in the background."""
-        self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._max_credit_s)
+        self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._needed_s[-1])
 
     def reset(self) -> None:
         """Nobody is in the background: nothing is earned, and nothing is owed."""

@@ -16,8 +16,6 @@ from kvarn.engine.pacing import BackgroundShare, Pacer
 from kvarn.engine.policy import Policy
 from kvarn.request import Clock, Request
 
-MAX_CREDIT = 4  # times prefill_ms is what low priorities may save up for good moments: steps without prompts
-
 Part = Literal["decodes", "prompts", "all"]
 
 
@@ -37,7 +35,7 @@ class Turns:
         self._policy = policy
         self._pacer = pacer
         self._clock = clock
-        self._share = BackgroundShare(config.background_share, MAX_CREDIT * config.prefill_ms / 1000)
+        self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
         self._background: frozenset[str] = frozenset()
         self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
         self._part: Part | None = None  # of the background in the step being planned ...
@@ -53,9 +51,9 @@ class Turns:
         decodes, prompts = _split(request for request in running if request.id not in self._background)
         low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
         num_disturbed = len(decodes)
-        has_prompts = bool(prompts) or (first_waiting is not None and not is_low_waiting)
-        self._part = self._background_part(has_prompts, num_disturbed, bool(low_decodes))
-        self._extent = self._share.extent(has_prompts, self._part == "prompts")
+        num_prompts = len(prompts) + (first_waiting is not None and not is_low_waiting)
+        self._part = self._background_part(num_prompts, num_disturbed, bool(low_decodes))
+        self._extent = self._share.extent(num_prompts > 0, self._part == "prompts")
         if self._part in ("decodes", "all"):
             decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
         if self._part == "all":
@@ -98,22 +96,22 @@ class Turns:
         if spans:
             self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
 
-    def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
+    def _background_part(self, num_prompts: int, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
-        Decodes or prompts, in turn: both together would make a long step. While a prompt of a higher priority wants
-        rows only when they are due, and then rather decodes, which leave it most of them.
+        Decodes or prompts, in turn: both together would make a long step. Beside prompts of higher priorities rather
+        decodes, which leave those most of the rows.
         """
         if not self._is_owed:
             self._share.reset()
-            return "all" if self._share.may_run else None
-        if not (self._share.is_due if has_prompts else self._share.may_run):
+            return "all" if self._share.is_full else None
+        if not self._share.may_run(num_prompts):
             return None
         if num_disturbed == 0 or self._share.is_full:
             return "all"
         if self._pacer.wants_base(num_disturbed):
             return None
-        self._prefers_decodes = has_low_decodes and (has_prompts or not self._prefers_decodes)
+        self._prefers_decodes = has_low_decodes and (num_prompts > 0 or not self._prefers_decodes)
         return "decodes" if self._prefers_decodes else "prompts"
 
     def _num_low_decodes(self, num_disturbed: int, num_wanted: int) -> int:

@@ -22,7 +22,7 @@ from itertools import count
 
 from kvarn.request import Clock
 
-BACKGROUND_SHARE = 0.15  # as within an engine, see EngineConfig.background_share
+BACKGROUND_SHARE = 0.125  # as within an engine, see EngineConfig.background_share
 LOOK_EVERY_S = 0.05  # somebody who waits says so and looks whether it is still wanted
 RETURN_WITHIN_S = 0.02  # who keeps the turn between two steps loses it when it does not come back by then
 

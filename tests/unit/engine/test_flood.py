@@ -14,6 +14,7 @@ import pytest
 from kvarn.engine.engine import Engine
 from kvarn.request import Request
 from kvarn.types import SamplingParams, TokenEvent
+from tests.conftest import Size
 from tests.unit.engine.fake import SimulatedClock, make_engine
 
 NUM_PAID, NUM_FREE_AT_ONCE = 8, 16
@@ -92,15 +93,15 @@ def machine(step_s: float = 0.015, row_s: float = 0.0018) -> Load:
 
 
 @pytest.mark.parametrize("num_prompt", [10, 60])
-def test_a_flood_of_low_priorities_moves_p99_of_the_others_by_at_most_a_fifth(num_prompt: int) -> None:
-    load = machine()
+def test_a_flood_of_low_priorities_moves_p99_of_the_others_by_at_most_a_fifth(num_prompt: int, size: Size) -> None:
+    load, num_samples = machine(), size(150, 1500)
     load.run(lambda: len(load.paid.first) >= 30)
     load.paid = quiet = Times()
-    load.run(lambda: len(load.paid.first) >= 160)
+    load.run(lambda: len(load.paid.first) >= num_samples)
     load.paid = busy = Times()
     load.flood(num_prompt)
     # Small free prompts end soon: more of them, so that enough paid answers begin meanwhile to speak of a p99.
-    load.run(lambda: load.num_free_ended >= 32 and len(load.paid.first) >= 150)
+    load.run(lambda: load.num_free_ended >= 32 and len(load.paid.first) >= num_samples)
     for before, after in zip(quiet.p99(), busy.p99(), strict=True):
         assert after <= 1.2 * before
 
@@ -111,7 +112,7 @@ def test_the_flood_gets_its_share_and_ends() -> None:
     load.flood(40)
     began = load.clock.now
     load.run(lambda: load.num_free_ended >= 32)
-    # 32 prompts of 40 rows and 384 tokens take 3 s by themselves: within 15% of the time they are done in 20 s.
+    # 32 prompts of 40 rows and 384 tokens take 3 s by themselves: within an eighth of the time they are done in 24 s.
     assert load.clock.now - began < 40
 
 
