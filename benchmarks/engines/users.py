@@ -61,8 +61,12 @@ def summary_of(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
     }
 
 
-def peak_rss_mb(pid: int | str = "self") -> float:
-    """The most memory a process has had resident, in MB of 10^6 bytes."""
+def peak_rss_bytes(pid: int | str = "self") -> int:
+    """The most memory a process has had resident."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-    return round(peak_kib * 1024 / 1e6, 1)
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def peak_rss_mb(pid: int | str = "self") -> float:
+    """The same in MB of 10^6 bytes."""
+    return round(peak_rss_bytes(pid) / 1e6, 1)
