@@ -66,23 +66,25 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         _read_to(process, "first")
         first_s = time.perf_counter() - started
-        _read_to(process, "done")
+        version = _read_to(process, "done")
         rss_mib = peak_rss_bytes(process.pid) / 2**20
         process.kill()
-    return {"version": script.name, "first_s": round(first_s, 4), "rss_mib": round(rss_mib, 1)}
+    return {"version": version, "first_s": round(first_s, 4), "rss_mib": round(rss_mib, 1)}
 
 
-def _read_to(process: subprocess.Popen[str], word: str) -> None:
+def _read_to(process: subprocess.Popen[str], word: str) -> str:
+    """Wait for the line that begins with this word; gives its rest."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.strip() == word:
-            return
+        if line.split()[:1] == [word]:
+            return line.removeprefix(word).strip()
     sys.exit(process.wait() or f"the process ended before {word!r}")  # why is the last line on stderr
 
 
 def summary(runs: Runs) -> dict[str, Any]:
     """Medians of the launches."""
     return {
+        "version": runs.version,
         "launches": len(runs.launches),
         "is_protected": all(launch["is_protected"] for launch in runs.launches),
         "first_s": runs.median("first_s"),

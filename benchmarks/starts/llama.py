@@ -29,5 +29,5 @@ def collect(chunk: object) -> bool:
 
 request = {"prompt": prompt, "n_predict": answer, "temperature": 0, "ignore_eos": True, "stream": True}
 server.handle_completions(request, collect)
-print("done", flush=True)
+print(f"done xllamacpp {xllamacpp.__version__}", flush=True)
 sys.stdin.readline()

@@ -21,5 +21,5 @@ while not handle.can_read():
 print("first", flush=True)
 while pipeline.has_non_finished_requests():
     pipeline.step()
-print("done", flush=True)
+print(f"done openvino-genai {openvino_genai.__version__}", flush=True)
 sys.stdin.readline()

@@ -5,6 +5,7 @@ python ours.py MODEL THREADS ANSWER PROMPT_ID ...
 
 import sys
 
+import kvarn
 from kvarn import LLM, SamplingParams
 
 threads, answer, *prompt = map(int, sys.argv[2:])
@@ -14,5 +15,5 @@ next(events)
 print("first", flush=True)
 for _ in events:
     pass
-print("done", flush=True)
+print(f"done kvarn {kvarn.__version__}", flush=True)
 sys.stdin.readline()
