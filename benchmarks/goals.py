@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+Goal = TypeVar("Goal")
 
 # pattern of the model file's name -> row -> ratio
 GOALS: dict[str, dict[str, float]] = {
@@ -24,10 +28,35 @@ GOALS: dict[str, dict[str, float]] = {
     r"llama-3\.2-1b.*q8_0": {"decode": 1.1},
 }
 
+# pattern -> row of users.py -> least ratio to the best peer, most seconds to the first token, most memory
+SERVER_GOALS: dict[str, dict[str, dict[str, float]]] = {
+    r"smollm2": {
+        "users-8": {"ratio": 2.6, "first_s": 1.2, "rss_mb": 450.0},
+        "shared-32": {"ratio": 4.0, "first_s": 3.0},
+    },
+}
+
+# pattern -> most seconds from a cold process to its first token, most memory of one user
+COLD_GOALS: dict[str, dict[str, float]] = {
+    r"smollm2": {"first_s": 1.0, "rss_mib": 260.0},
+    r"qwen2\.5-0\.5b.*q4_0": {"first_s": 1.8, "rss_mib": 560.0},
+}
+
 
 def goals_of(model: str) -> dict[str, float]:
     """Goals for a file by its name without the ending; the first pattern that fits counts."""
-    for pattern, goals in GOALS.items():
-        if re.match(pattern, model.lower()):
-            return goals
-    return {}
+    return _first(GOALS, model)
+
+
+def server_goals_of(model: str, row: str) -> dict[str, float]:
+    """Goals of a row of users.py."""
+    return _first(SERVER_GOALS, model).get(row, {})
+
+
+def cold_goals_of(model: str) -> dict[str, float]:
+    """Goals of cold.py."""
+    return _first(COLD_GOALS, model)
+
+
+def _first(table: Mapping[str, dict[str, Goal]], model: str) -> dict[str, Goal]:
+    return next((goals for pattern, goals in table.items() if re.match(pattern, model.lower())), {})

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.bench.rows import Row
 
-PATH_VARIABLE = "KVARN_LLAMA_BENCH"  # set by launch.py
+PATH_VARIABLE = "KVARN_LLAMA_BENCH"  # set by peers.py
 
 
 def version() -> str:
@@ -19,6 +19,8 @@ def version() -> str:
 
 
 def open_engine(model: Path, threads: int, _rows: Sequence[Row]) -> LlamaBench:
+    if PATH_VARIABLE not in os.environ:
+        raise SystemExit("give --llama-bench PATH")
     return LlamaBench(model, threads)
 
 

@@ -33,7 +33,7 @@ class OpenVino:
         scheduler.cache_size = CACHE_GB
         scheduler.enable_prefix_caching = True
         scheduler.max_num_batched_tokens = 1024
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+        self.pipeline = openvino_genai.ContinuousBatchingPipeline(
             str(model), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
         )
         self._seed = 0
@@ -58,15 +58,15 @@ class OpenVino:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = num_tokens, True, False
         self._handles = [
-            self._pipeline.add_request(i, openvino.Tensor(np.array([ids], np.int64)), config)
+            self.pipeline.add_request(i, openvino.Tensor(np.array([ids], np.int64)), config)
             for i, ids in enumerate(prompts)
         ]
 
     def _step_to_end(self) -> list[float]:
         """Seconds of each step until all requests are finished."""
         times = []
-        while self._pipeline.has_non_finished_requests():
+        while self.pipeline.has_non_finished_requests():
             started = time.perf_counter()
-            self._pipeline.step()
+            self.pipeline.step()
             times.append(time.perf_counter() - started)
         return times

@@ -68,12 +68,18 @@ class ServerInProcess:
         if shape == self._shape:
             return
         self._server = None  # free the old one first
-        params = xllamacpp.CommonParams()
-        params.model.path = str(self._model)
-        params.n_parallel, params.n_ctx = parallel, parallel * context
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._threads
+        params = server_params(self._model, self._threads, parallel, context)
         flash = xllamacpp.llama_flash_attn_type
         params.flash_attn_type = flash.LLAMA_FLASH_ATTN_TYPE_AUTO if has_flash else flash.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.fit_params = params.kv_unified = False
-        params.verbosity = -1
         self._server, self._shape = xllamacpp.Server(params), shape
+
+
+def server_params(model: Path, threads: int, parallel: int, context: int) -> Any:
+    """For a server with so many slots, each of so many tokens."""
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.n_parallel, params.n_ctx = parallel, parallel * context
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.fit_params = params.kv_unified = False
+    params.verbosity = -1
+    return params

@@ -44,7 +44,9 @@ class Load:
     rate: float | None = None  # requests started per second; None: the next as soon as one has ended
     shared_prefix: int = 0  # tokens that all prompts begin with
     prompt_tokens: int = 64  # tokens after those, different in every prompt
+    prompt_ids: tuple[tuple[int, ...], ...] = ()  # continue these, in turn, instead of chats made of words
     max_tokens: int = 64
+    temperature: float = 0.7
     ignores_end: bool = False  # answers always have max_tokens; an extension that not every server knows
     timeout_s: float = 600.0
     seed: int = 1
@@ -138,9 +140,7 @@ async def run_load(load: Load) -> dict[str, Any]:
             await _sleep_until(start_at)
             if start_at is not None:
                 tally.late_s = max(tally.late_s, time.perf_counter() - start_at)
-            request = request_bytes(
-                address, "POST", "/v1/chat/completions", key=load.api_key, body=_body(load, model, prompts.make(number))
-            )
+            request = _request(address, load, model, prompts.make(number))
             connection, wait_s = await _ask(address, connection, request, load.timeout_s, tally)
             await asyncio.sleep(wait_s)
         if connection is not None:
@@ -155,11 +155,14 @@ class Prompts:
     """Prompts by number: the same words for the same number and seed."""
 
     def __init__(self, load: Load) -> None:
+        self._ids = load.prompt_ids
         self._seed = load.seed
         self._num_words = load.prompt_tokens
         self._prefix = random.Random(load.seed).choices(WORDS, k=load.shared_prefix)
 
-    def make(self, number: int) -> str:
+    def make(self, number: int) -> str | tuple[int, ...]:
+        if self._ids:
+            return self._ids[number % len(self._ids)]
         own = random.Random(f"{self._seed} {number}").choices(WORDS, k=self._num_words)
         return " ".join([*self._prefix, *own])
 
@@ -243,17 +246,24 @@ async def _sleep_until(start_at: float | None) -> None:
         await asyncio.sleep(wait_s)
 
 
-def _body(load: Load, model: str, prompt: str) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _request(address: Address, load: Load, model: str, prompt: str | tuple[int, ...]) -> bytes:
+    """A chat for text, a plain completion for token ids."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+    path = "/v1/chat/completions"
+    if not isinstance(prompt, str):
+        asked, path = {"prompt": prompt}, "/v1/completions"
+    body = {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
+        **asked,
         "max_tokens": load.max_tokens,
-        "temperature": 0.7,
+        "temperature": load.temperature,
         "seed": load.seed,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return body | {"ignore_eos": True} if load.ignores_end else body
+    return request_bytes(
+        address, "POST", path, key=load.api_key, body=body | {"ignore_eos": True} if load.ignores_end else body
+    )
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
