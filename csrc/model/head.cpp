@@ -5,7 +5,7 @@
 namespace kvarn {
 
 namespace {
-constexpr size_t kLogitBytes = 16 << 20;  // of logits alive at once
+constexpr size_t kLogitBytes = 20 << 20;  // of logits alive at once: 32 rows of 150,000
 }
 
 int rows_of_pass(std::span<const HeadRow> rows, size_t first, int max_states) {

@@ -30,7 +30,7 @@ ARM = {
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
 # Folders whose headers another may compile anew with its own flags; those headers define nothing but local symbols.
-PARENTS = {"neon_dot": ["neon"], "neon_i8mm": ["neon", "neon_dot"]}
+PARENTS = {"avx512_vnni": ["avx2"], "neon_dot": ["neon"], "neon_i8mm": ["neon", "neon_dot"]}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)

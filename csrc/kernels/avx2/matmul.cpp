@@ -5,6 +5,7 @@
 // minimum where a type has it, always in that order. That makes results independent of all tile sizes here.
 #include "formats.h"
 #include "functions.h"
+#include "prefetch.h"
 
 namespace kvarn::avx2 {
 namespace {
@@ -206,18 +207,25 @@ struct Matmul {
         return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at};
     }
 
-    // One token: weights and sums never leave the registers.
+    // One token: weights and sums never leave the registers. Several groups are as many streams from memory.
+    template <int kGroups>
     void run_one(int group) const {
-        const Packed* blocks = group_blocks(group);
-        Sums<1, 1> sums = {{_mm256_setzero_ps()}};
+        const Packed* blocks[kGroups];
+        for (int g = 0; g < kGroups; ++g) blocks[g] = group_blocks(group + g);
+        Sums<1, 1> sums[kGroups];
+        for (int g = 0; g < kGroups; ++g) sums[g][0][0] = _mm256_setzero_ps();
         for (int step = 0; step < tile.k / kQuantBlock; ++step) {
-            __m256i w[1][8];
-            const Packed& block = blocks[step / kSteps];
-            Format::unpack(block, step % kSteps, w[0]);
-            const Scales scales[1] = {Format::scales(block, step % kSteps)};
-            Kind<Format>::template add_step<1, 1>(w, scales, input(step, 0), sums);
+            for (int g = 0; g < kGroups; ++g) {
+                __m256i w[1][8];
+                const Packed& block = blocks[g][step / kSteps];
+                prefetch_ahead<kSteps>(block, step % kSteps);
+                Format::unpack(block, step % kSteps, w[0]);
+                const Scales scales[1] = {Format::scales(block, step % kSteps)};
+                Kind<Format>::template add_step<1, 1>(w, scales, input(step, 0), sums[g]);
+            }
         }
-        write_rows(sums[0][0], out + group * kLanes, rows - group * kLanes);
+        for (int g = 0; g < kGroups; ++g)
+            write_rows(sums[g][0][0], out + (group + g) * kLanes, rows - (group + g) * kLanes);
     }
 
     template <int kGroups, int kTokens>
@@ -258,7 +266,8 @@ struct Matmul {
     void run(int group_begin, int group_end) const {
         int group = group_begin;
         if (tile.n == 1) {
-            for (; group < group_end; ++group) run_one(group);
+            for (; group + 4 <= group_end; group += 4) run_one<4>(group);
+            for (; group < group_end; ++group) run_one<1>(group);
             return;
         }
         for (; group + 2 <= group_end; group += 2) run_tile<2>(group);

@@ -3,6 +3,7 @@
 //
 // Sums over a step's part are integers and exact; then one fma per part and token for the scale, and one for the
 // minimum where a type has it, always in that order: results do not depend on any tile size or width here.
+#include "../avx2/prefetch.h"
 #include "formats.h"
 #include "functions.h"
 
@@ -47,6 +48,11 @@ struct Matmul {
         const Packed& b = blocks_of(group + V::kGroups - 1)[step / kSteps];
         Format::template unpack<V>(a, b, step % kSteps, span.w);
         span.scales = Format::template scales<V>(a, b, step % kSteps);
+    }
+
+    void prefetch(int group, int step) const {
+        for (int g = 0; g < V::kGroups; ++g)
+            avx2::prefetch_ahead<kSteps>(blocks_of(group + g)[step / kSteps], step % kSteps);
     }
 
     StepInput input(int step, int t) const {
@@ -114,7 +120,10 @@ struct Matmul {
         for (int s = 0; s < kSpans; ++s) sums[s][0] = V::zero();
         for (int step = 0; step < tile.k / kQuantBlock; ++step) {
             Span spans[kSpans];
-            for (int s = 0; s < kSpans; ++s) unpack(group + s * V::kGroups, step, spans[s]);
+            for (int s = 0; s < kSpans; ++s) {
+                if (kSteps == 1) prefetch(group + s * V::kGroups, step);  // large blocks lose by it
+                unpack(group + s * V::kGroups, step, spans[s]);
+            }
             add_step<kSpans, 1>(spans, input(step, 0), sums);
         }
         for (int s = 0; s < kSpans; ++s) write(sums[s][0], group + s * V::kGroups, 0);
