@@ -32,7 +32,7 @@ void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, KVType typ
             "a KV block of " + std::to_string(block_bytes) + " bytes cannot hold " + std::to_string(offset) + " bytes");
     block_bytes_ = block_bytes;
     num_blocks_ = num_blocks;
-    region_ = PageRegion(block_bytes * static_cast<size_t>(num_blocks), false);
+    region_ = PageRegion(block_bytes * static_cast<size_t>(num_blocks), true);
 }
 
 AttendFn attend_kernel(const KernelTable& kernels, KVType type) {
