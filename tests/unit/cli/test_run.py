@@ -226,3 +226,10 @@ def test_a_damaged_model_is_one_sentence_with_the_file_and_a_remedy(
 
 def _shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(line, shell=True, capture_output=True, timeout=60, env=environment, check=False)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "kvarn", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("kvarn ")
