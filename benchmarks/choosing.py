@@ -139,17 +139,14 @@ def shares(ms: dict[str, float]) -> dict[str, Any]:
 
 def print_table(figures: dict[str, Any]) -> None:
     """For people."""
-    from rich.console import Console
-    from rich.table import Table
+    from benchmarks.tables import new_table, show
 
     title = f"{figures['model']}: a step of {figures['batch']} sequences, vocabulary {figures['vocabulary']:,}"
-    table = Table("ms", title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("step", "sample", "of that choosing", "share of the step", "goal"):
-        table.add_column(heading, justify="right")
+    table = new_table(title, "ms", "step", "sample", "of that choosing", "share of the step", "goal")
     for name, found in figures["ways"].items():
         times = [f"{found[key]:.1f}" for key in ("step_ms", "sample_ms", "choosing_ms")]
         table.add_row(name, *times, f"{found['share']:.1%}", f"< {figures['goal_share']:.0%}")
-    Console(width=110).print(table)
+    show(table, {}, width=110)
 
 
 if __name__ == "__main__":

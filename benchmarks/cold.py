@@ -95,22 +95,16 @@ def summary(runs: Runs) -> dict[str, Any]:
 
 def print_table(figures: dict[str, Any]) -> None:
     """For people."""
-    from rich.console import Console
-    from rich.table import Table
+    from benchmarks.tables import new_table, show
 
     title = f"{figures['model']}: a cold process"
-    table = Table("", title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("first token s", "fastest", "slowest", "peak MiB"):
-        table.add_column(heading, justify="right")
+    table = new_table(title, "", "first token s", "fastest", "slowest", "peak MiB")
     for name, found in figures["engines"].items():
         extremes = [f"{extreme(found['samples']):.2f}" for extreme in (min, max)]
         table.add_row(name, f"{found['first_s']:.2f}", *extremes, f"{found['rss_mib']:,.0f}")
     goals = figures["goals"]
     table.add_row("goal", cell(goals.get("first_s"), ".2f"), "", "", cell(goals.get("rss_mib"), ",.0f"))
-    console = Console(width=100)
-    console.print(table)
-    for name, reason in figures["missing"].items():
-        console.print(f"{name} was left out: {reason}", markup=False, highlight=False)
+    show(table, figures["missing"])
 
 
 if __name__ == "__main__":

@@ -132,21 +132,15 @@ def summary(runs: Runs) -> dict[str, Any]:
 
 def print_table(figures: dict[str, Any]) -> None:
     """For people; tokens a second."""
-    from rich.console import Console
-    from rich.table import Table
+    from benchmarks.tables import new_table, show
 
     title = f"{figures['model']}: decode beside a busy core"
-    table = Table("tokens/s", title=title, title_justify="left", box=None, pad_edge=False)
-    for heading in ("alone", "disturbed", "kept", "goal", "core of the other"):
-        table.add_column(heading, justify="right")
+    table = new_table(title, "tokens/s", "alone", "disturbed", "kept", "goal", "core of the other")
     for name, found in figures["engines"].items():
         speeds = (f"{found['alone']:,.1f}", f"{found['disturbed']:,.1f}")
         goal = f"{figures['goal_kept']:.0%}" if name == OURS else "-"
         table.add_row(name, *speeds, f"{found['kept']:.0%}", goal, f"{found['core_of_other']:.0%}")
-    console = Console(width=100)
-    console.print(table)
-    for name, reason in figures["missing"].items():
-        console.print(f"{name} was left out: {reason}", markup=False, highlight=False)
+    show(table, figures["missing"])
 
 
 if __name__ == "__main__":

@@ -111,22 +111,16 @@ def _compare_row(
 
 def print_table(figures: dict[str, Any]) -> None:
     """For people; tokens a second."""
-    from rich.console import Console
-    from rich.table import Table
+    from benchmarks.tables import new_table, show
 
     engines = figures["engines"]
-    table = Table("tokens/s", title=figures["model"], title_justify="left", box=None, pad_edge=False)
-    for heading in (*engines, "ours / best", "goal", "ceiling", "of ceiling"):
-        table.add_column(heading, justify="right")
+    table = new_table(figures["model"], "tokens/s", *engines, "ours / best", "goal", "ceiling", "of ceiling")
     for name, row in figures["rows"].items():
         found = [engine["rows"].get(name) for engine in engines.values()]
         speeds = [f"{one['tokens_per_s']:,.1f} ±{one['spread'] / 2:.0%}" if one else "-" for one in found]
         shares = [cell(row["ratio"], ".2f"), cell(row["goal"], ".2f"), cell(row["ceiling"], ",.0f")]
         table.add_row(name, *speeds, *shares, cell(row["of_ceiling"], ".0%"))
-    console = Console(width=max(100, 20 * len(engines) + 60))
-    console.print(table)
-    for name, reason in figures["missing"].items():
-        console.print(f"{name} was left out: {reason}", markup=False, highlight=False)
+    show(table, figures["missing"], width=max(100, 20 * len(engines) + 60))
 
 
 def _plot(figures: dict[str, Any]) -> str:

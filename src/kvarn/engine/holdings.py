@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvarn.backends.batch import BlockCopy
-from kvarn.decoding.decoder import Span
+from kvarn.decoding.decoder import Decoder, Span
 from kvarn.engine.plan import Entry
 from kvarn.kv.cache import KVCache
 from kvarn.request import Request
@@ -14,8 +14,9 @@ from kvarn.request import Request
 class Holdings:
     """Room for spans, in however many sequences they want it; all of a request's go back together."""
 
-    def __init__(self, kv: KVCache) -> None:
+    def __init__(self, kv: KVCache, decoder: Decoder) -> None:
         self._kv = kv
+        self._decoder = decoder
         self._further: dict[str, set[str]] = {}  # sequences beside a request's own
 
     def extend(self, span: Span) -> Sequence[BlockCopy] | None:
@@ -41,7 +42,22 @@ class Holdings:
         companion = None if reach.companion is None else self.entry(reach.companion)
         return Entry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
 
-    def num_blocks(self, request: Request) -> int:
+    def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
+        """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
+        kv = self._kv
+        wanted = self._num_wanted(request) - num_computed // kv.block_size
+        for other in running:
+            if self._decoder.cuts_spans:
+                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
+            else:
+                wanted += max(0, self._num_wanted(other) - self._num_blocks(other))
+        return wanted <= kv.num_free
+
+    def _num_wanted(self, request: Request) -> int:
+        """Blocks a request needs to run."""
+        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
+
+    def _num_blocks(self, request: Request) -> int:
         """Blocks a request holds now."""
         names = (request.id, *self._further.get(request.id, ()))
         return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)

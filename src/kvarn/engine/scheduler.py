@@ -57,7 +57,7 @@ class Scheduler:
         self._waiting = RequestQueue(self._policy.order)
         self._families = Families()
         self._budget = RowBudget(config.max_batch_tokens)
-        self._holdings = Holdings(kv)
+        self._holdings = Holdings(kv, decoder)
         self._running: dict[str, Request] = {}
         self._woken_at = 0.0  # when the first request came to the idle engine
         self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
@@ -275,7 +275,7 @@ class Scheduler:
         if self._sharing.is_being_computed(request, num_computed, self._computing(draft)):
             self._kv.release(request.id)
             return False
-        while not self._fits(request, num_computed):
+        while not self._holdings.fits(request, num_computed, self._running.values()):
             if not self._displace(draft, request):
                 self._kv.release(request.id)
                 self._refused = (request.id, self._kv.num_free)
@@ -310,21 +310,6 @@ class Scheduler:
         """Whose rows this step computes, as far as it is planned."""
         planned = [entry.span.request for entry in draft.values()]
         return planned if self._lane.chunk is None else [*planned, self._lane.chunk.request]
-
-    def _fits(self, request: Request, num_computed: int) -> bool:
-        """Whether the request's tokens fit beside the prompts and next tokens of those that run."""
-        kv = self._kv
-        wanted = self._num_wanted(request) - num_computed // kv.block_size
-        for other in self._running.values():
-            if self._decoder.cuts_spans:
-                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
-            else:
-                wanted += max(0, self._num_wanted(other) - self._holdings.num_blocks(other))
-        return wanted <= kv.num_free
-
-    def _num_wanted(self, request: Request) -> int:
-        """Blocks a request needs to run."""
-        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
 
     def _take(self, commit: Commit) -> None:
         request = commit.request
