@@ -23,7 +23,8 @@ SURPRISE = 1.3  # times as long as expected, or as short, twice running: the mac
 MIN_REFRESH_STEPS = 16
 BACKGROUND_EXTRA = 0.2  # the same for low priorities, which come now and then
 BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-PATIENCE = (0, 4, 16)  # times prefill_ms: saved up before they go beside none, one, more prompts of higher priorities
+PATIENCE = 16  # times prefill_ms: saved up before they go beside a prompt of higher priorities
+BUSY_PART = 4  # times their share: how much of the time that may be added to a step they take beside decodes
 RETRY_EVERY = 64  # a number of low decodes that was too slow once may have met a bad moment
 
 
@@ -191,7 +192,7 @@ class BackgroundShare:
 
     def __init__(self, share: float, prefill_s: float) -> None:
         self._share = share
-        self._needed_s = [number * prefill_s for number in PATIENCE]
+        self._max_credit_s = PATIENCE * prefill_s
         self._credit_s = 0.0
 
     @property
@@ -199,26 +200,26 @@ class BackgroundShare:
         """Whether low priorities are not held back at all."""
         return self._share >= 1.0
 
-    def may_run(self, num_prompts: int) -> bool:
-        """Whether they have earned a part of a step beside so many prompts of higher priorities.
+    def may_run(self, has_prompts: bool) -> bool:
+        """Whether they have earned a part of a step; has_prompts: higher priorities have prompts in it or waiting.
 
-        Where prompts queue, another delay shows most: there they wait longest, for as much as can be saved.
+        There another delay shows most: they wait until they have saved up as much as they can.
         """
-        needed_s = self._needed_s[min(num_prompts, len(self._needed_s) - 1)]
+        needed_s = self._max_credit_s if has_prompts else 0.0
         return (self._credit_s >= needed_s and self._credit_s > 0) or self.is_full
 
     def extent(self, has_prompts: bool, delays_prompts: bool) -> float:
         """How much of the time that may be added to a step they take, by whether higher priorities have prompts.
 
-        Little in many steps hurts less than much in a few, unless prompts have to wait for it.
+        Beside decodes alone the step stays shorter than one with prompts, so that nobody's longest step grows.
         """
         if not has_prompts:
-            return min(3 * self._share, 1.0)
+            return min(BUSY_PART * self._share, 1.0)
         return 1.0 if delays_prompts else self._share
 
     def settle(self, step_s: float, background_s: float) -> None:
         """Account one step during which somebody waited in the background."""
-        self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._needed_s[-1])
+        self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._max_credit_s)
 
     def reset(self) -> None:
         """Nobody is in the background: nothing is earned, and nothing is owed."""

@@ -51,9 +51,9 @@ class Turns:
         decodes, prompts = _split(request for request in running if request.id not in self._background)
         low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
         num_disturbed = len(decodes)
-        num_prompts = len(prompts) + (first_waiting is not None and not is_low_waiting)
-        self._part = self._background_part(num_prompts, num_disturbed, bool(low_decodes))
-        self._extent = self._share.extent(num_prompts > 0, self._part == "prompts")
+        has_prompts = bool(prompts) or (first_waiting is not None and not is_low_waiting)
+        self._part = self._background_part(has_prompts, num_disturbed, bool(low_decodes))
+        self._extent = self._share.extent(has_prompts, self._part == "prompts")
         if self._part in ("decodes", "all"):
             decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
         if self._part == "all":
@@ -96,7 +96,7 @@ class Turns:
         if spans:
             self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
 
-    def _background_part(self, num_prompts: int, num_disturbed: int, has_low_decodes: bool) -> Part | None:
+    def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
         Decodes or prompts, in turn: both together would make a long step. Beside prompts of higher priorities rather
@@ -105,13 +105,13 @@ class Turns:
         if not self._is_owed:
             self._share.reset()
             return "all" if self._share.is_full else None
-        if not self._share.may_run(num_prompts):
+        if not self._share.may_run(has_prompts):
             return None
         if num_disturbed == 0 or self._share.is_full:
             return "all"
         if self._pacer.wants_base(num_disturbed):
             return None
-        self._prefers_decodes = has_low_decodes and (num_prompts > 0 or not self._prefers_decodes)
+        self._prefers_decodes = has_low_decodes and (has_prompts or not self._prefers_decodes)
         return "decodes" if self._prefers_decodes else "prompts"
 
     def _num_low_decodes(self, num_disturbed: int, num_wanted: int) -> int:

@@ -1,6 +1,7 @@
 """The application: routes, and what every request passes before it reaches one.
 
-edge (id, host, CORS) -> auth (who) -> lifecycle gate (may it still begin) -> routes -> failures as bodies
+edge (id, host, CORS) -> auth (who) -> lifecycle gate (may it still begin) -> entrance (in turn) -> routes
+-> failures as bodies
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvarn import __version__
 from kvarn.errors import KvarnError
 from kvarn.server.auth import AuthMiddleware
 from kvarn.server.edge import Edge
+from kvarn.server.entrance import Entrance
 from kvarn.server.failures import failure_response, refuse
 from kvarn.server.lifecycle import LifecycleGate
 from kvarn.server.openapi import describe
@@ -57,6 +59,7 @@ def make_app(state: ServerState) -> FastAPI:
             Middleware(Edge, config=state.config),
             Middleware(AuthMiddleware, keys=keys, refuse=refuse, is_loopback=is_loopback),
             Middleware(LifecycleGate, lifecycle=state.lifecycle, refuse=refuse),
+            Middleware(Entrance),
         ],
         exception_handlers={KvarnError: _fail, HTTPException: _fail},  # the edge answers for all others
     )
