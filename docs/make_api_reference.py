@@ -21,8 +21,8 @@ HEAD = """# API reference
 Written by `docs/make_api_reference.py` from the OpenAPI document, which a server also gives at `/openapi.json`.
 How to call it is in [api.md](api.md).
 
-A field in **bold** must be given; `null` is the same as leaving a field out. Every path but `/health*` needs a key if
-the server has any.
+A field in **bold** must be given; where `null` is taken it is the same as leaving a field out.
+Every path but `/health*` needs a key if the server has any.
 Errors are an `Error` object, under `/v1/messages` an `AnthropicError`.
 """
 

@@ -105,15 +105,15 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[KeyedServer]:
-    """Start the server with its keys in a folder."""
+def running(folder: Path, *arguments: str, settings: str = "") -> Iterator[KeyedServer]:
+    """Start the server with its keys in a folder; settings: what its file says beside the tiers."""
     drawn = {name: draw_key(name, tier, group) for name, (tier, group) in KEYS.items()}
     file = folder / "keys.toml"
     write_keys(file, [_changed(entry) for _, entry in drawn.values()])
     with ServerProcess(
         *("--model", model_path(SMOLLM2), "--model", model_path(MINILM), "--context", "2048"),
         *arguments,
-        config=CONFIG,
+        config=settings + CONFIG,
         keys=file,
         env={"KVARN_HOME": str(folder)},
     ) as process:

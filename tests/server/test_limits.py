@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.keyed import KeyedServer, chat_body, completion_body, events
+from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
 
 pytestmark = pytest.mark.model
 
@@ -88,7 +91,7 @@ def test_one_more_than_the_concurrency_is_refused_until_one_ends(keyed: KeyedSer
             refused = other.post("/v1/chat/completions", json=chat_body("hi"))
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
-            assert "1 requests at once" in refused.json()["error"]["message"]
+            assert "1 answers at once" in refused.json()["error"]["message"]
         # The client has gone away in the middle: its place is free again.
         _eventually(lambda: other.post("/v1/chat/completions", json=chat_body("hi", max_tokens=1)), 200)
 
@@ -101,8 +104,45 @@ def test_requests_that_are_refused_or_fail_hold_no_place(keyed: KeyedServer) -> 
         assert client.post("/v1/chat/completions", json=chat_body("hi", max_tokens=1)).status_code == 200
 
 
-def test_a_priority_above_the_tiers_is_lowered_not_refused(keyed: KeyedServer) -> None:
-    assert keyed.chat("fred", "hi", max_tokens=1, priority=100).status_code == 200
+@pytest.mark.parametrize(
+    ("name", "wish", "given"), [("fred", 100, 0), ("fred", None, 0), ("fred", -5, -5), ("alice", 100, 20)]
+)
+def test_a_priority_above_the_tiers_is_lowered_not_refused(
+    keyed: KeyedServer, name: str, wish: int | None, given: int
+) -> None:
+    body = completion_body("One", max_tokens=400, stream=True, ignore_eos=True, priority=wish)
+    with keyed.client(name) as client, client.stream("POST", "/v1/completions", json=body) as response:
+        told = events(response)  # kept: httpx closes the connection with it
+        next(told)
+        shown = client.get(f"/v1/requests/{response.headers['x-request-id']}").json()
+    assert shown["priority"] == given
+
+
+def test_a_place_is_taken_before_the_body_is_read(keyed: KeyedServer) -> None:
+    """Else one key could fill the memory for bodies with uploads that never end."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {keyed.keys['one']}\r\n"
+    rest = "content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", keyed.process.port)) as slow:
+        slow.sendall((head + rest).encode())
+        _eventually(lambda: keyed.chat("one", "hi", max_tokens=1), 429)
+    _eventually(lambda: keyed.chat("one", "hi", max_tokens=1), 200)
+
+
+def test_every_answer_takes_a_place(keyed: KeyedServer) -> None:
+    refused = keyed.chat("one", "hi", max_tokens=1, n=2)
+    assert refused.status_code == 400
+    assert "wants 2 answers at once" in refused.json()["error"]["message"]
+    assert keyed.chat("one", "hi", max_tokens=1).status_code == 200
+
+
+def test_a_queue_full_of_free_requests_is_open_to_paid_ones(tmp_path: Path) -> None:
+    settings = "queue_limit = 4\n[engine]\nmax_running = 1\n"
+    with running(tmp_path, settings=settings) as keyed, keyed.client("fred") as client, ThreadPoolExecutor(5) as pool:
+        body = completion_body("One", max_tokens=200, ignore_eos=True)  # one runs, four wait
+        flood = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(5)]
+        _eventually(lambda: keyed.chat("fred", "hi", max_tokens=1), 429)
+        assert keyed.chat("alice", "hi", max_tokens=1).status_code == 200
+        assert [one.result().status_code for one in flood] == [200] * 5
 
 
 def test_refusals_are_counted_by_tier_and_reason(keyed: KeyedServer) -> None:

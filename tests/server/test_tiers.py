@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -86,9 +87,10 @@ class PaidStreams:
         self._is_over = False
 
     async def run(self, number: int) -> None:
+        # Streams that kept step with each other would meet in the same pattern for a whole phase.
+        lengths = random.Random(number)
         for turn in itertools.count():
-            # Lengths of their own: answers that all ended in one step would never meet another's prompt.
-            num_tokens = 36 + 4 * (number + turn) % 32
+            num_tokens = lengths.randint(36, 64)
             prompt = f"Paid {number} {turn}: " + "once upon a time " * 6
             body = completion_body(prompt, max_tokens=num_tokens, **STREAMED)
             status, _ = await stream(self._keyed.process.port, self._keyed.keys["alice"], body, self.current)
@@ -180,8 +182,8 @@ STREAMED = {"stream": True, "ignore_eos": True}
 def test_a_flood_of_free_clients_hardly_moves_paid_streams(
     keyed: KeyedServer, size: Size, patience: float, record: Record
 ) -> None:
-    num_floods, num_requests = size(1, 4), size(1, 4)
-    phases, flood = asyncio.run(measure(keyed, size(4, 120), num_floods, num_requests))
+    num_floods, num_requests = size(1, 5), size(1, 4)
+    phases, flood = asyncio.run(measure(keyed, size(4, 160), num_floods, num_requests))
     quiet, busy = pooled(phases, is_busy=False), pooled(phases, is_busy=True)
     (quiet_first, quiet_between), (busy_first, busy_between) = quiet.p99(), busy.p99()
     moves = {"first_token": busy_first / quiet_first - 1, "inter_token": busy_between / quiet_between - 1}

@@ -109,7 +109,7 @@ class Engine:
             fork_of if self.decoder.can_fork else None,
         )
         request = Request(request_id, prompt, params, total, seed, tenant, choice, leader, clock, number, constraint)
-        self._throttle.admit(request, self.scheduler.num_waiting)
+        self._throttle.admit(request, self.scheduler.num_waiting, self.scheduler.num_waiting_beside)
         # What a constraint allows is the text as it is: no space before its first word is taken away.
         self.stream.open(request, starts_text=starts_text and constraint is None, visible_ids=visible_ids)
         self._open[request.id] = request

@@ -70,6 +70,12 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting) + len(self._families)
 
+    def num_waiting_beside(self, priority: int) -> int:
+        """Of those waiting: all but the ones that a request of this priority comes before."""
+        now = self._clock()
+        waiting = chain(self._waiting, self._families)
+        return sum(not self._policy.is_background(request, priority, now) for request in waiting)
+
     @property
     def num_following(self) -> int:
         """Of those waiting: choices whose prompt another one computes."""

@@ -6,6 +6,7 @@ Whoever is refused is told when to come again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvarn.config import EngineConfig
@@ -74,11 +75,15 @@ class Throttle:
         self._charges: dict[str, Charge] = {}
         self._ended_at: deque[float] = deque(maxlen=16)
 
-    def admit(self, request: Request, num_waiting: int) -> None:
-        """Charge a request, or refuse it and all its choices with the time to come again."""
+    def admit(self, request: Request, num_waiting: int, num_beside: Callable[[int], int]) -> None:
+        """Charge a request, or refuse it and all its choices with the time to come again.
+
+        num_beside(priority) counts those waiting that count against such a request: lower ones fill nobody's queue.
+        """
         now = self._clock()
         num_answers = request.params.n if request.fork_of is None else 1
-        if num_waiting + num_answers > self._queue_limit:
+        num_left = self._queue_limit - num_answers
+        if num_waiting > num_left and (num_waiting := num_beside(request.priority)) > num_left:
             raise CapacityError(
                 f"{num_waiting:,} requests wait already, the queue holds {self._queue_limit:,}; try again later",
                 retry_after_s=self._queue_retry_s(),

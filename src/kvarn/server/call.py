@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from kvarn.errors import RateLimited
 from kvarn.server.body import read_json
 
 if TYPE_CHECKING:
     from kvarn.server.generation import Generation
     from kvarn.server.keys import Principal
+    from kvarn.server.limits import Reservation
     from kvarn.server.shelf import ServedModel
     from kvarn.server.state import ServerState
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Call:
@@ -26,13 +31,32 @@ class Call:
 
     def __init__(self, http: Request) -> None:
         self.http = http
-        self.received_at = time.monotonic()
+        self.received_at: float = http.scope["kvarn.received_at"]
         self.state: ServerState = http.app.state.kvarn
         self.principal: Principal = http.scope["kvarn.principal"]
         self.id: str = http.scope.get("kvarn.request_id") or new_request_id()
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
         self.generation: Generation | None = None  # the one that runs, once there is one
+        self._reservation: Reservation | None = None
         self._held = AsyncExitStack()
+
+    @property
+    def reservation(self) -> Reservation:
+        """What a call that counts has taken of its key's limits."""
+        assert self._reservation is not None, "this route is not Charged"
+        return self._reservation
+
+    def enter(self) -> None:
+        """Count as a request of the key, or be refused."""
+        with self._telling_refusals():
+            self._reservation = self.state.limits.enter(self.principal)
+        self.headers.update(self.reservation.headers)
+
+    def reserve(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
+        """Take all that the request may take, or be refused; can be called again for more."""
+        with self._telling_refusals():
+            self.reservation.grow(num_tokens, num_answers=num_answers, is_open_ended=is_open_ended)
+        self.headers.update(self.reservation.headers)
 
     async def json(self) -> dict[str, Any]:
         """The body, read and checked within the server's limits."""
@@ -44,7 +68,16 @@ class Call:
 
     def reply(self, payload: Mapping[str, Any]) -> Response:
         """A JSON response with the caller's headers."""
-        content = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+        return Response(_ENCODER.encode(payload).encode(), headers=self.headers, media_type="application/json")
+
+    async def reply_beside(self, write: Callable[[], Mapping[str, Any]]) -> Response:
+        """The same for an answer that takes long to write, such as one with thousands of logprobs."""
+
+        def written() -> bytes:
+            # Piece by piece: the fast encoder would keep every other thread waiting until the last byte.
+            return "".join(_ENCODER.iterencode(write())).encode()
+
+        content = await asyncio.to_thread(written)
         return Response(content, headers=self.headers, media_type="application/json")
 
     async def close(self) -> None:
@@ -52,7 +85,19 @@ class Call:
         if self.generation is not None:
             self.generation.close()
             self.generation = None
+        if self._reservation is not None:
+            self._reservation.settle(0)  # unless somebody has said how much it was
         await self._held.aclose()
+
+    @contextmanager
+    def _telling_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except RateLimited as error:
+            if self._reservation is not None and not self._reservation.num_tokens:  # nothing was computed for it yet
+                self._reservation.withdraw()
+            self.state.metrics.request_refused(self.principal.tier.name, error.reason)
+            raise
 
 
 def new_request_id() -> str:
@@ -68,4 +113,15 @@ async def _called(http: Request) -> AsyncIterator[Call]:
         await call.close()
 
 
-Called = Annotated[Call, Depends(_called)]
+async def _charged(http: Request) -> AsyncIterator[Call]:
+    """Before the body is read or a model loaded: whoever comes too often shall not cost the others even that."""
+    call = Call(http)
+    try:
+        call.enter()
+        yield call
+    finally:
+        await call.close()
+
+
+Called = Annotated[Call, Depends(_called)]  # looks at something
+Charged = Annotated[Call, Depends(_charged)]  # has something computed: counts as a request of the key, from the start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,6 +18,7 @@ from kvarn.server.failures import failure_response
 from kvarn.server.settings import ServerConfig
 
 REQUEST_ID = "kvarn.request_id"  # where the scope of a request carries it
+RECEIVED_AT = "kvarn.received_at"  # the same for time.monotonic()
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
@@ -46,6 +48,7 @@ class Edge:
             return
         request_id = secrets.token_hex(16)
         scope[REQUEST_ID] = request_id
+        scope[RECEIVED_AT] = time.monotonic()
         origin = self._known_origin(scope)
         outgoing = _Outgoing(send, request_id, origin)
         answer = self._own_answer(scope, origin)

@@ -19,17 +19,17 @@ MAX_WAIT_S = 1.0  # nobody is held up longer, however many come
 
 
 class Entrance:
-    """ASGI, inside of auth: holds requests of lower tiers for a moment."""
+    """ASGI, inside of auth: holds what lower tiers want computed for a moment, not what they look at or cancel."""
 
     def __init__(self, app: App, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
         self._clock = clock
         self._num_inside: Counter[int] = Counter()  # requests being answered, by priority of their tier
-        self._next_at = 0.0  # when the next one of a lower tier may come in
+        self._next_at: dict[int, float] = {}  # when the next one may come in, by priority
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal: Principal | None = scope.get("kvarn.principal")
-        if principal is None:
+        if principal is None or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         priority = principal.tier.priority
@@ -46,6 +46,6 @@ class Entrance:
         if not any(number and other > priority for other, number in self._num_inside.items()):
             return 0.0
         now = self._clock()
-        comes_at = min(max(now, self._next_at), now + MAX_WAIT_S)
-        self._next_at = comes_at + SPACING_S
+        comes_at = min(max(now, self._next_at.get(priority, now)), now + MAX_WAIT_S)
+        self._next_at[priority] = comes_at + SPACING_S
         return comes_at - now

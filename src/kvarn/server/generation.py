@@ -1,6 +1,6 @@
 """The heart of the server: one call's requests on their way through the engine, from refusal to the last token.
 
-    begin: prepare (worker thread) ─> check lengths ─> reserve tokens ─> submit ─> Generation
+    begin: prepare (worker thread) ─> check lengths ─> reserve answers and tokens ─> submit ─> Generation
     Generation: events as they come, or finish(); close() settles everything exactly once, however it ends
 
 Knows the engine's events and the caller's limits; knows no body, no schema and no status code.
@@ -18,8 +18,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kvarn.engine.handle import Ticket
-from kvarn.errors import CapacityError, DeadlineExceeded, RateLimited
+from kvarn.errors import CapacityError, DeadlineExceeded
 from kvarn.server.failures import ClientGone
+from kvarn.server.lifecycle import ShuttingDown
+from kvarn.server.patience import while_awaited
 from kvarn.server.planning import Plan, Prepare, Wishes, make_plan
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from kvarn.async_llm import Mailbox
     from kvarn.request import Request
     from kvarn.server.call import Call
-    from kvarn.server.limits import Reservation
     from kvarn.server.shelf import ServedModel
 
 MAX_UNREAD_CANVASES = 256  # each as long as its answer
@@ -45,20 +46,15 @@ class Event(NamedTuple):
 async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: Wishes | None = None) -> Generation:
     """Prepare, check, reserve and submit; whatever is refused is raised here, before any byte of a response."""
     check = partial(make_plan, call, served.llm.llm, prepare, wishes or Wishes())
-    principal, metrics, limits = call.principal, call.state.metrics, call.state.limits
-    try:
-        limits.check(principal)  # first: whoever comes too often shall not cost the others a prompt's encoding
-        plan = await asyncio.to_thread(check)
-        reservation = limits.reserve(principal, plan.num_tokens, is_open_ended=plan.is_open_ended)
-    except RateLimited as error:
-        metrics.request_refused(principal.tier.name, error.reason)
-        raise
-    generation = call.generation = Generation(call, served, plan, reservation)
-    call.headers.update(reservation.headers)
+    plan = await while_awaited(call, asyncio.to_thread(check))
+    call.reserve(plan.num_tokens, num_answers=plan.num_answers, is_open_ended=plan.is_open_ended)
+    if call.state.lifecycle.phase == "stopped":  # those that run have been told already
+        raise ShuttingDown
+    generation = call.generation = Generation(call, served, plan)
     try:
         await generation.submit()
     except CapacityError:
-        metrics.request_refused(principal.tier.name, "queue")
+        call.state.metrics.request_refused(call.principal.tier.name, "queue")
         raise
     return generation
 
@@ -66,11 +62,10 @@ async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: Wishe
 class Generation:
     """The running requests of one call. Lives in the event loop; cancels itself when the client goes away."""
 
-    def __init__(self, call: Call, served: ServedModel, plan: Plan, reservation: Reservation) -> None:
+    def __init__(self, call: Call, served: ServedModel, plan: Plan) -> None:
         self.call = call
         self.served = served
         self.plan = plan
-        self._reservation = reservation
         self._ready: deque[Event] = deque()
         self._arrival: asyncio.Future[None] | None = None
         self._is_quiet = False  # nobody reads events, only the results count
@@ -107,6 +102,11 @@ class Generation:
         if any(request.num_output for request in requests):
             return "decode"
         return "prefill" if any(request.started_at is not None for request in requests) else "queued"
+
+    @property
+    def priority(self) -> int:
+        """What the tier made of the wish."""
+        return self.plan.submissions[0].params.priority
 
     @property
     def is_cancelled(self) -> bool:
@@ -169,7 +169,7 @@ class Generation:
         phase, self._is_closed = self.phase, True
         self.cancel()
         self._watch.cancel()
-        self._reservation.settle(self._num_used() if self._is_accepted else 0)
+        self.call.reservation.settle(self._num_used() if self._is_accepted else 0)
         self.call.state.requests.remove(self)
         if self._is_accepted:
             self._count(phase)

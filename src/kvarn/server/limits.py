@@ -1,6 +1,6 @@
-"""How much each key may take: requests and tokens over a moving minute, and how many requests at once.
+"""How much each key may take: requests and tokens over a moving minute, and how many answers at once.
 
-    reserve(everything it may take) ──runs──> settle(what it took)      the rest is free again
+    enter() ──body is read──> grow(everything it may take) ──runs──> settle(what it took)      the rest is free again
 
 Counts by key, on a clock that never goes back; knows no HTTP and no engine. For one thread: the event loop's.
 """
@@ -108,10 +108,11 @@ class _Account:
         self._told_until = min(max(soonest, after_others), now + MAX_RETRY_S)
         return self._told_until - now
 
-    def end(self, took_s: float) -> None:
-        """One of the running requests has ended."""
-        self.num_running -= 1
-        self._usual_s += (took_s - self._usual_s) / 4
+    def end(self, num_places: int, took_s: float | None) -> None:
+        """One of the running requests has ended; took_s: None for one that computed nothing."""
+        self.num_running -= num_places
+        if took_s is not None:
+            self._usual_s += (took_s - self._usual_s) / 4
 
     def follow(self, principal: Principal) -> None:
         """Take the limits of the key's tier, which may have changed since."""
@@ -136,29 +137,44 @@ class _Account:
 
 
 class Reservation:
-    """What one accepted request may take, until it is settled."""
+    """What one request may take, until it is settled: a place from the first, tokens once they are known."""
 
-    def __init__(self, book: LimitBook, account: _Account, num_tokens: int) -> None:
+    def __init__(self, book: LimitBook, account: _Account) -> None:
         now = book.now()
         self.num_tokens = 0
+        self.num_places = 1
         self._book = book
         self._account = account
         self._is_open = True
         self._began = now
         account.num_running += 1
-        account.requests.charge(1, now)
+        self._second = account.requests.charge(1, now)
         self._charges: list[tuple[int, int]] = []  # second, tokens
-        self._charge(num_tokens, now)
 
     @property
     def headers(self) -> dict[str, str]:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
         return self._account.headers(self._book.now())
 
-    def grow(self, num_tokens: int) -> None:
-        """Take more tokens for the same request, or raise when to come again; what it has stays its own."""
-        self._book.require_tokens(self._account, self.num_tokens, num_tokens)
+    def grow(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
+        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own.
+
+        is_open_ended: the request named no max_tokens, so it takes what there is instead of being refused for its size.
+        """
+        account = self._account
+        if is_open_ended and account.tier.tokens_per_min is not None:
+            num_tokens = min(num_tokens, account.tier.tokens_per_min)
+        num_places = max(num_answers - self.num_places, 0)
+        self._book.require(account, self, num_tokens, num_places)
+        account.num_running += num_places
+        self.num_places += num_places
         self._charge(num_tokens, self._book.now())
+
+    def withdraw(self) -> None:
+        """The request was refused, so it counts for nothing."""
+        if self._is_open:
+            self.settle(0)
+            self._account.requests.correct(self._second, -1, self._book.now())
 
     def settle(self, used_tokens: int) -> None:
         """The request ended: count what it took instead of what it might have taken. Only the first call counts."""
@@ -166,7 +182,7 @@ class Reservation:
             return
         self._is_open = False
         now = self._book.now()
-        self._account.end(now - self._began)
+        self._account.end(self.num_places, now - self._began if used_tokens > 0 else None)
         surplus = self.num_tokens - max(0, used_tokens)
         for second, amount in reversed(self._charges):  # below 0: it took more than it said, which the last one bears
             given_back = min(surplus, amount)
@@ -196,46 +212,42 @@ class LimitBook:
         self._last = max(self._last, self._clock())
         return self._last
 
-    def reserve(self, principal: Principal, num_tokens: int, *, is_open_ended: bool = False) -> Reservation:
-        """Take a request and all the tokens it may take, or raise when to come again.
-
-        is_open_ended: the request named no max_tokens, so it takes what there is instead of being refused for its size.
-        """
-        now = self.now()
-        account = self._account(principal, now)
-        if is_open_ended and account.tier.tokens_per_min is not None:
-            num_tokens = min(num_tokens, account.tier.tokens_per_min)
-        self._require_possible(account, num_tokens)
-        self.check(principal)
-        self._require(account, account.tokens, num_tokens, "tokens")
-        return Reservation(self, account, num_tokens)
-
-    def require_tokens(self, account: _Account, num_taken: int, num_more: int) -> None:
-        """Raise unless a request that has taken some tokens may take this many more."""
-        self._require_possible(account, num_taken + num_more)
-        self._require(account, account.tokens, num_more, "tokens")
-
-    def check(self, principal: Principal) -> None:
-        """Raise if one more request would be refused whatever its size: worth knowing before its prompt is read."""
+    def enter(self, principal: Principal) -> Reservation:
+        """Count one more request of a key, whatever its size, or raise when to come again."""
         account = self._account(principal, self.now())
-        limit = account.tier.concurrency
-        if limit is not None and account.num_running >= limit:
-            retry_s = account.turn_away(limit, self.now())
-            raise self._refusal(account, "concurrency", f"{limit:,} requests at once", retry_s)
+        self._require_places(account, 1)
         self._require(account, account.requests, 1, "requests")
+        return Reservation(self, account)
+
+    def require(self, account: _Account, taken: Reservation, num_tokens: int, num_places: int) -> None:
+        """Raise unless a request that has taken something may take this much more."""
+        self._require_possible(account, taken.num_tokens + num_tokens, taken.num_places + num_places)
+        self._require_places(account, num_places)
+        self._require(account, account.tokens, num_tokens, "tokens")
 
     def headers(self, principal: Principal) -> dict[str, str]:
         """What is left to a key, without taking anything."""
         now = self.now()
         return self._account(principal, now).headers(now)
 
-    def _require_possible(self, account: _Account, num_tokens: int) -> None:
+    def _require_possible(self, account: _Account, num_tokens: int, num_places: int) -> None:
         tier = account.tier
+        if tier.concurrency is not None and num_places > tier.concurrency:
+            raise InvalidParameter(
+                f"the request wants {num_places:,} answers at once, tier {tier.name!r} allows {tier.concurrency:,}; "
+                "send fewer prompts or lower n"
+            )
         if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
             raise InvalidParameter(
                 f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
                 "minute; shorten the prompt or lower max_tokens, n or k"
             )
+
+    def _require_places(self, account: _Account, number: int) -> None:
+        limit = account.tier.concurrency
+        if limit is not None and number and account.num_running + number > limit:
+            retry_s = account.turn_away(limit, self.now())
+            raise self._refusal(account, "concurrency", f"{limit:,} answers at once", retry_s)
 
     def _require(self, account: _Account, window: MinuteWindow, amount: int, what: str) -> None:
         wait_s = window.wait_s(amount, self.now())

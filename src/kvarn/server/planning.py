@@ -35,11 +35,18 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Checked submissions, and the tokens they may take together."""
+    """Checked submissions, and what they may take together."""
 
     submissions: tuple[Submission, ...]
     num_tokens: int
+    num_answers: int
     is_open_ended: bool  # somebody named no max_tokens
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether somebody wants logprobs, which take long to write."""
+        wanted = (one.params for one in self.submissions)
+        return any(params.logprobs is not None or params.prompt_logprobs is not None for params in wanted)
 
 
 def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
@@ -55,7 +62,8 @@ def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
     tenant = tenant_of(principal, wishes.cache_salt)
     changes = {"deadline_s": max(left_s, 1e-3), "priority": principal.tier.clamp(wishes.priority)}
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
-    return Plan(ready, num_tokens, any(one.params.max_tokens is None for one in submissions))
+    num_answers = sum(one.params.n for one in submissions)
+    return Plan(ready, num_tokens, num_answers, any(one.params.max_tokens is None for one in submissions))
 
 
 def tenant_of(principal: Principal, cache_salt: str) -> str:

@@ -17,7 +17,7 @@ class RequestBook:
     """For one thread: the event loop's."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, str], Generation] = {}  # by key and id: ids may be chosen by clients
+        self._running: dict[tuple[str, str], Generation] = {}  # by key and id
 
     def __len__(self) -> int:
         return len(self._running)

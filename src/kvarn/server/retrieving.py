@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvarn.errors import RateLimited
 from kvarn.server.patience import while_awaited
 from kvarn.server.reranking import judgements, scores_of
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Hit, Tuning
     from kvarn.server.call import Call
-    from kvarn.server.limits import Reservation
     from kvarn.server.openai.heading import Heading
     from kvarn.server.schema.chat import ChatBody
     from kvarn.server.schema.collections import HowBody, RetrievalBody, SearchBody
@@ -30,7 +28,6 @@ async def ground(call: Call, served: ServedModel, chat: Conversation, body: Chat
     """Look up what a conversation asks in one of the caller's collections, and put it into the messages."""
     wanted = body.retrieval
     assert wanted is not None
-    call.state.limits.check(call.principal)
     async with call.state.collections.use(call.principal.tenant, wanted.collection) as collection:
         await call.use_model(collection.embedder.name)
         options = grounding_options(wanted)
@@ -42,9 +39,7 @@ async def ground(call: Call, served: ServedModel, chat: Conversation, body: Chat
     return grounded
 
 
-async def reranked(
-    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], reservation: Reservation
-) -> list[list[Hit]]:
+async def reranked(call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]]) -> list[list[Hit]]:
     """The best hits of each query, as a model orders them that reads them; what it reads is paid for before."""
     from kvarn.retrieval.rerank import best_hits
 
@@ -53,20 +48,10 @@ async def reranked(
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
     groups = [await while_awaited(call, judgements(served.llm.llm, *one)) for one in texts]
     num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for one in groups for group in one))
-    grow(call, reservation, num_tokens)
+    call.reserve(num_tokens)
     scores = [await while_awaited(call, scores_of(one, call.principal.tenant)) for one in groups]
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
-
-
-def grow(call: Call, reservation: Reservation, num_tokens: int) -> None:
-    """Take more tokens for a call that runs, or refuse it."""
-    try:
-        reservation.grow(num_tokens)
-    except RateLimited as error:
-        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
-        raise
-    call.headers.update(reservation.headers)
 
 
 def _remember(call: Call, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection) -> None:

@@ -23,7 +23,7 @@ class Tier:
     name: str
     requests_per_min: int | None = None
     tokens_per_min: int | None = None  # prompt and answer together
-    concurrency: int | None = None  # requests between acceptance and their last byte
+    concurrency: int | None = None  # answers, from before the body is read to the last byte
     max_priority: int = 0  # what a request may ask for
     priority: int = 0  # of a request that asks for none
     sees_metrics: bool = False  # /metrics tells about everybody's requests

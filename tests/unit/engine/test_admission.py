@@ -77,6 +77,19 @@ def test_a_full_queue_refuses_with_a_time_to_come_again() -> None:
     engine.submit([1], GREEDY)
 
 
+def test_lower_priorities_fill_nobodys_queue() -> None:
+    engine = make_engine(queue_limit=3)
+    for _ in range(3):
+        engine.submit([1], GREEDY)
+    paid = GREEDY.replace(priority=20)
+    for _ in range(3):
+        engine.submit([1], paid)
+    for params in (GREEDY, paid):
+        with pytest.raises(CapacityError):
+            engine.submit([1], params)
+    run_to_end(engine)
+
+
 def test_all_choices_of_a_request_count_for_the_queue() -> None:
     with pytest.raises(CapacityError):
         make_engine(queue_limit=3).submit([1], GREEDY.replace(n=4, max_tokens=2))

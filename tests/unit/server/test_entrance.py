@@ -11,7 +11,7 @@ from kvarn.server.entrance import MAX_WAIT_S, SPACING_S, Entrance
 from kvarn.server.keys import Principal
 from kvarn.server.tiers import DEFAULT_TIERS
 
-FREE, PAID = (DEFAULT_TIERS[name].priority for name in ("free", "pro"))
+FREE, PAID, TOP = (DEFAULT_TIERS[name].priority for name in ("free", "pro", "enterprise"))
 
 
 class Application:
@@ -27,9 +27,10 @@ class Application:
         await self.may_end.wait()
 
 
-def ask(entrance: Entrance, tier: str | None) -> asyncio.Task[None]:
+def ask(entrance: Entrance, tier: str | None, method: str = "POST") -> asyncio.Task[None]:
     principal = None if tier is None else Principal("key", DEFAULT_TIERS[tier], "tenant")
-    return asyncio.create_task(entrance({"type": "http", "kvarn.principal": principal}, _unused, _unused))  # type: ignore[arg-type]
+    scope = {"type": "http", "method": method, "kvarn.principal": principal}
+    return asyncio.create_task(entrance(scope, _unused, _unused))  # type: ignore[arg-type]
 
 
 async def _unused(*_: object) -> None:
@@ -48,6 +49,9 @@ def test_lower_tiers_come_in_one_by_one_beside_higher_ones() -> None:
         assert application.came[3:] == ["free", "pro", "nobody"]
         await asyncio.sleep(4 * SPACING_S)
         assert application.came[6:] == ["free", "free"]
+        tasks.append(ask(entrance, "free", "DELETE"))
+        await asyncio.sleep(0)
+        assert application.came[8:] == ["free"]  # a request is cancelled at once
         application.may_end.set()
         await asyncio.gather(*tasks)
         assert entrance.wait_s(FREE) == 0.0
@@ -70,3 +74,10 @@ def test_equals_do_not_wait_for_each_other() -> None:
     entrance = Entrance(_unused)
     entrance._num_inside[PAID] = 8
     assert [entrance.wait_s(PAID) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_a_tier_waits_for_its_own_requests_only() -> None:
+    entrance = Entrance(_unused, clock=lambda: 100.0)
+    entrance._num_inside[TOP] = 1
+    assert [entrance.wait_s(FREE) for _ in range(50)][-1] > 0.5
+    assert entrance.wait_s(PAID) == 0.0

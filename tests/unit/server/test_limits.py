@@ -10,7 +10,7 @@ import pytest
 
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.keys import ANONYMOUS, Principal
-from kvarn.server.limits import MIN_ACCOUNTS, WINDOW_S, LimitBook, MinuteWindow
+from kvarn.server.limits import MIN_ACCOUNTS, WINDOW_S, LimitBook, MinuteWindow, Reservation
 from kvarn.server.tiers import Tier
 from tests.conftest import Size
 
@@ -34,23 +34,37 @@ def caller(name: str = "alice", **limits: int) -> Principal:
     return Principal(name, Tier("test", **limits), name)  # type: ignore[arg-type]
 
 
+def reserve(book: LimitBook, principal: Principal, num_tokens: int, *, is_open_ended: bool = False) -> Reservation:
+    """What a call does: enter, then take what it may take; one that is refused gives its place back."""
+    reservation = book.enter(principal)
+    try:
+        reservation.grow(num_tokens, is_open_ended=is_open_ended)
+    except RateLimited:
+        reservation.withdraw()
+        raise
+    except InvalidParameter:
+        reservation.settle(0)
+        raise
+    return reservation
+
+
 def refusal(book: LimitBook, principal: Principal, num_tokens: int = 1) -> RateLimited:
     with pytest.raises(RateLimited) as caught:
-        book.reserve(principal, num_tokens)
+        reserve(book, principal, num_tokens)
     return caught.value
 
 
 def test_requests_beyond_the_minute_are_refused_until_the_first_has_left_it(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=3)
     for _ in range(3):
-        book.reserve(alice, 1).settle(1)
+        reserve(book, alice, 1).settle(1)
         clock.now += 1
     error = refusal(book, alice)
     assert error.reason == "requests"
     clock.now += error.retry_after_s - 0.01
     refusal(book, alice)
     clock.now += 0.02
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
 
 
 def test_whoever_comes_again_when_told_to_is_let_in(clock: Clock) -> None:
@@ -59,7 +73,7 @@ def test_whoever_comes_again_when_told_to_is_let_in(clock: Clock) -> None:
         num_tokens, met = dice.randint(1, 300), []
         while True:
             try:
-                book.reserve(alice, num_tokens).settle(dice.randint(0, num_tokens))
+                reserve(book, alice, num_tokens).settle(dice.randint(0, num_tokens))
                 break
             except RateLimited as error:
                 met.append(error)
@@ -79,7 +93,7 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
             clock.now += dice.choice([0.0, dice.random(), dice.random() * 10])
             num_tokens = dice.randint(1, limit)
             try:
-                book.reserve(alice, num_tokens)
+                reserve(book, alice, num_tokens)
             except RateLimited:
                 continue
             taken.append((clock.now, num_tokens))
@@ -89,41 +103,41 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
 
 def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
-    reservation = book.reserve(alice, 100)
+    reservation = reserve(book, alice, 100)
     assert refusal(book, alice).reason == "tokens"
     clock.now += 5
     reservation.settle(30)
-    book.reserve(alice, 70)
+    reserve(book, alice, 70)
     refusal(book, alice)
 
 
 def test_a_cancelled_request_gives_everything_back_but_its_place_among_the_requests(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
-    book.reserve(alice, 100).settle(0)
-    book.reserve(alice, 100).settle(0)
+    reserve(book, alice, 100).settle(0)
+    reserve(book, alice, 100).settle(0)
     assert refusal(book, alice).reason == "requests"
 
 
 def test_only_the_first_settlement_counts(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100, concurrency=2)
-    first, second = book.reserve(alice, 40), book.reserve(alice, 40)
+    first, second = reserve(book, alice, 40), reserve(book, alice, 40)
     for _ in range(3):
         first.settle(0)
     assert first.headers["x-ratelimit-remaining-tokens"] == "60"
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     assert refusal(book, alice).reason == "concurrency"  # second and the last one still run
     second.settle(40)
 
 
 def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
-    book.reserve(alice, 10).settle(95)
+    reserve(book, alice, 10).settle(95)
     assert refusal(book, alice, 6).reason == "tokens"
 
 
 def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
-    reservation = book.reserve(alice, 40)
+    reservation = reserve(book, alice, 40)
     clock.now += 30
     reservation.grow(50)
     assert reservation.num_tokens == 90
@@ -135,8 +149,8 @@ def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
 
 def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Clock) -> None:
     book, alice, other = LimitBook(clock), caller(tokens_per_min=100), 50
-    book.reserve(alice, other)
-    reservation = book.reserve(alice, 40)
+    reserve(book, alice, other)
+    reservation = reserve(book, alice, 40)
     with pytest.raises(RateLimited) as caught:
         reservation.grow(11)
     assert caught.value.reason == "tokens"
@@ -148,53 +162,76 @@ def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Cl
 
 def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
-    old = book.reserve(alice, 100)
+    old = reserve(book, alice, 100)
     clock.now += WINDOW_S + 2
-    book.reserve(alice, 100)
+    reserve(book, alice, 100)
     old.settle(0)
     refusal(book, alice)
 
 
 def test_at_most_so_many_run_at_once(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(concurrency=2)
-    running = [book.reserve(alice, 1) for _ in range(2)]
+    running = [reserve(book, alice, 1) for _ in range(2)]
     error = refusal(book, alice)
     assert (error.reason, error.retry_after_s) == ("concurrency", 1.0)
     running[0].settle(1)
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
 
 
-def test_checking_tells_what_a_request_of_any_size_would_meet_and_takes_nothing(clock: Clock) -> None:
+def test_a_request_takes_its_place_before_its_size_is_known(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=2, concurrency=1)
-    for _ in range(10):
-        book.check(alice)
-    running = book.reserve(alice, 1)
+    running = book.enter(alice)
     with pytest.raises(RateLimited, match="at once"):
-        book.check(alice)
-    running.settle(1)
-    book.reserve(alice, 1).settle(1)
+        book.enter(alice)
+    running.settle(0)
+    book.enter(alice).settle(0)
     with pytest.raises(RateLimited, match="a minute"):
-        book.check(alice)
+        book.enter(alice)
+
+
+def test_every_answer_takes_a_place(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(concurrency=4)
+    first, second = book.enter(alice), book.enter(alice)
+    first.grow(10, num_answers=3)
+    with pytest.raises(RateLimited, match="4 answers at once"):
+        second.grow(10, num_answers=2)
+    second.grow(10)
+    first.settle(10)
+    second.grow(10, num_answers=4)
+    with pytest.raises(InvalidParameter, match="5 answers at once"):
+        second.grow(10, num_answers=5)
+    second.settle(0)
+    assert [book.enter(alice).num_places for _ in range(4)] == [1, 1, 1, 1]
+
+
+def test_requests_that_computed_nothing_say_nothing_about_how_long_others_take(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(concurrency=1)
+    for used in (1, 0) * 30:
+        running = reserve(book, alice, 1)
+        clock.now += 20 * used
+        running.settle(used)
+    reserve(book, alice, 1)
+    assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
 
 
 def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(concurrency=1)
     for _ in range(30):
-        running = book.reserve(alice, 1)
+        running = reserve(book, alice, 1)
         clock.now += 20
         running.settle(1)
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
 
 
 def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(concurrency=4)
     for _ in range(30):
-        running = book.reserve(alice, 1)
+        running = reserve(book, alice, 1)
         clock.now += 8
         running.settle(1)
     for _ in range(4):
-        book.reserve(alice, 1)
+        reserve(book, alice, 1)
     told = [refusal(book, alice).retry_after_s for _ in range(40)]
     assert told[:3] == pytest.approx([4, 6, 8], rel=0.1)  # a place becomes free every two seconds
     assert told[-1] == 30  # and nobody is told to stay away for long
@@ -204,29 +241,29 @@ def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) ->
 
 def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=10, tokens_per_min=100)
-    book.reserve(alice, 60)
+    reserve(book, alice, 60)
     for _ in range(50):
         assert refusal(book, alice, 60).reason == "tokens"
-    book.reserve(alice, 40)
+    reserve(book, alice, 40)
 
 
 def test_keys_do_not_see_each_other(clock: Clock) -> None:
     book = LimitBook(clock)
     alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
-    book.reserve(alice, 1)
-    book.reserve(bob, 1)
+    reserve(book, alice, 1)
+    reserve(book, bob, 1)
     refusal(book, alice)
 
 
 def test_what_could_never_fit_is_refused_as_a_wrong_request(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
     with pytest.raises(InvalidParameter, match=r"101.*100"):
-        book.reserve(alice, 101)
+        reserve(book, alice, 101)
 
 
 def test_an_open_ended_request_takes_what_the_tier_allows(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
-    reservation = book.reserve(alice, 8192, is_open_ended=True)
+    reservation = reserve(book, alice, 8192, is_open_ended=True)
     assert reservation.num_tokens == 100
     reservation.settle(20)
     assert reservation.headers["x-ratelimit-remaining-tokens"] == "80"
@@ -234,7 +271,7 @@ def test_an_open_ended_request_takes_what_the_tier_allows(clock: Clock) -> None:
 
 def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=5, tokens_per_min=1000)
-    headers = book.reserve(alice, 250).headers
+    headers = reserve(book, alice, 250).headers
     assert headers == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
@@ -252,7 +289,7 @@ def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
 
 def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=1)
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     error = refusal(book, alice)
     assert error.headers["x-ratelimit-remaining-requests"] == "0"
     assert "tokens" not in "".join(error.headers)
@@ -261,7 +298,7 @@ def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
 def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -> None:
     book = LimitBook(clock)
     for _ in range(5_000):
-        reservation = book.reserve(ANONYMOUS, 10**9)
+        reservation = reserve(book, ANONYMOUS, 10**9)
     assert reservation.headers == {}
 
 
@@ -269,19 +306,19 @@ def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -
 def test_a_clock_that_goes_back_neither_frees_nor_locks(clock: Clock, jump: float) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=2)
     began = clock.now
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     clock.now = began + jump
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     assert refusal(book, alice).retry_after_s <= WINDOW_S + 1
     clock.now = began + WINDOW_S + 1.01
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
 
 
 def test_a_clock_that_leaps_ahead_begins_a_new_minute(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(requests_per_min=1)
-    running = book.reserve(alice, 1)
+    running = reserve(book, alice, 1)
     clock.now += 1e12
-    book.reserve(alice, 1)
+    reserve(book, alice, 1)
     running.settle(1)
     refusal(book, alice)
 
@@ -292,15 +329,15 @@ def test_the_clock_by_default_is_the_one_nobody_can_set() -> None:
 
 def test_a_changed_tier_counts_from_the_next_request_on(clock: Clock) -> None:
     book = LimitBook(clock)
-    book.reserve(caller(requests_per_min=1), 1)
-    book.reserve(caller(requests_per_min=2), 1)
+    reserve(book, caller(requests_per_min=1), 1)
+    reserve(book, caller(requests_per_min=2), 1)
     refusal(book, caller(requests_per_min=2))
 
 
 def test_many_keys_leave_little_behind(clock: Clock) -> None:
     book = LimitBook(clock)
     for number in range(20 * MIN_ACCOUNTS):
-        book.reserve(caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
+        reserve(book, caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
         clock.now += 0.1
     assert book.num_accounts <= 2 * MIN_ACCOUNTS
 

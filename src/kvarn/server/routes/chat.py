@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.call import Called
+from kvarn.server.call import Charged
 from kvarn.server.generation import begin
 from kvarn.server.openai.chat import ChatWriter
 from kvarn.server.openai.chat_stream import chat_events
@@ -23,7 +23,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=RESPONSES, openapi_extra=body_of(ChatBody))
-async def chat_completions(call: Called) -> Response:
+async def chat_completions(call: Charged) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = parse(ChatBody, await call.json(), call)
     chat = conversation_of(body, call.state.config)
@@ -40,9 +40,12 @@ async def chat_completions(call: Called) -> Response:
         return stream_response(call, events if grounded is None else after_sources(events, heading, grounded))
     heading = Heading.make(call, served, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
-    answer = ChatWriter(heading, generation, chat).answer(completion)
-    if grounded is not None:
-        answer["retrieval"] = retrieval_fields(
-            grounded, " ".join(one.text for one in (completion, *completion.alternatives))
-        )
-    return call.reply(answer)
+
+    def whole() -> dict[str, Any]:
+        answer = ChatWriter(heading, generation, chat).answer(completion)
+        if grounded is not None:
+            said = " ".join(one.text for one in (completion, *completion.alternatives))
+            answer["retrieval"] = retrieval_fields(grounded, said)
+        return answer
+
+    return await call.reply_beside(whole) if generation.plan.has_scores else call.reply(whole())

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.errors import RateLimited
-from kvarn.server.call import Call, Called
+from kvarn.server.call import Call, Called, Charged
 from kvarn.server.ingesting import read_documents
 from kvarn.server.patience import while_awaited
-from kvarn.server.retrieving import grow, hit_fields, reranked, tuning_of
+from kvarn.server.retrieving import hit_fields, reranked, tuning_of
 from kvarn.server.schema.collections import (
     AddAnswer,
     CollectionAnswer,
@@ -32,7 +31,6 @@ from kvarn.server.schema.common import body_of, parse
 if TYPE_CHECKING:
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import AddReport, Document, Hit
-    from kvarn.server.limits import Reservation
 
 router = APIRouter(tags=["collections"])
 GROUP = 16  # documents embedded before somebody looks whether the client is still there
@@ -46,10 +44,9 @@ async def list_collections(call: Called) -> Response:
 
 
 @router.post("/v1/collections", response_model=CollectionAnswer, openapi_extra=body_of(CollectionBody))
-async def create_collection(call: Called) -> Response:
+async def create_collection(call: Charged) -> Response:
     """Begin a collection; one that exists stays as it is."""
     body = parse(CollectionBody, await call.json(), call)
-    call.state.limits.check(call.principal)
     chunking = await asyncio.to_thread(_chunking, body)
     await call.state.collections.create(call.principal.tenant, body.name, chunking)
     async with call.state.collections.use(call.principal.tenant, body.name) as collection:
@@ -78,18 +75,17 @@ async def list_documents(call: Called, name: str) -> Response:
 
 
 @router.post("/v1/collections/{name}/documents", response_model=AddAnswer, openapi_extra=body_of(DocumentsBody))
-async def add_documents(call: Called, name: str) -> Response:
+async def add_documents(call: Charged, name: str) -> Response:
     """Add documents, or replace those with the same id; committed a few at a time."""
     body = parse(DocumentsBody, await call.json(), call)
     async with call.state.collections.use(call.principal.tenant, name) as collection:
         await call.use_model(collection.embedder.name)
-        reservation = await _reserve(call, collection, ())
+        documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs))
+        await _reserve(call, collection, [document.text for document in documents])
         try:
-            documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs))
-            await _grow(call, collection, [document.text for document in documents], reservation)
             report = await while_awaited(call, _add(collection, documents))
         finally:
-            reservation.settle(reservation.num_tokens)
+            call.reservation.settle(call.reservation.num_tokens)
     call.state.metrics.documents_added(report.added + report.updated, report.chunks)
     fields = asdict(report)
     del fields["failed"]
@@ -97,7 +93,7 @@ async def add_documents(call: Called, name: str) -> Response:
 
 
 @router.post("/v1/collections/{name}/documents/delete", response_model=DeletedAnswer, openapi_extra=body_of(DeleteBody))
-async def delete_documents(call: Called, name: str) -> Response:
+async def delete_documents(call: Charged, name: str) -> Response:
     """Remove documents by id."""
     body = parse(DeleteBody, await call.json(), call)
     async with call.state.collections.use(call.principal.tenant, name) as collection:
@@ -105,45 +101,33 @@ async def delete_documents(call: Called, name: str) -> Response:
 
 
 @router.post("/v1/collections/{name}/search", response_model=SearchAnswer, openapi_extra=body_of(SearchBody))
-async def search_collection(call: Called, name: str) -> Response:
+async def search_collection(call: Charged, name: str) -> Response:
     """Find the chunks that answer a question best."""
     body = parse(SearchBody, await call.json(), call)
     queries = [body.query] if isinstance(body.query, str) else body.query
     async with call.state.collections.use(call.principal.tenant, name) as collection:
         await call.use_model(collection.embedder.name)
-        reservation = await _reserve(call, collection, queries)
+        await _reserve(call, collection, queries)
         try:
             started = time.monotonic()
             found = await while_awaited(call, asyncio.to_thread(_search, collection, queries, body))
             if body.rerank is not None:
-                found = await reranked(call, body, list(zip(queries, found, strict=True)), reservation)
+                found = await reranked(call, body, list(zip(queries, found, strict=True)))
             call.state.metrics.searched(body.mode, time.monotonic() - started)
         finally:
-            reservation.settle(reservation.num_tokens)
+            call.reservation.settle(call.reservation.num_tokens)
         version = collection.version
     data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
-    usage = {"prompt_tokens": reservation.num_tokens, "total_tokens": reservation.num_tokens}
+    num_tokens = call.reservation.num_tokens
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     told = data[0] if isinstance(body.query, str) else data
     return call.reply({"object": "list", "data": told, "version": version, "usage": usage})
 
 
-async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> Reservation:
+async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> None:
     """Take the tokens that the embedding model will read."""
-    try:
-        call.state.limits.check(call.principal)
-        num_tokens = await asyncio.to_thread(lambda: sum(map(collection.embedder.count, texts)))
-        reservation = call.state.limits.reserve(call.principal, num_tokens)
-    except RateLimited as error:
-        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
-        raise
-    call.headers.update(reservation.headers)
-    return reservation
-
-
-async def _grow(call: Call, collection: Collection, texts: Sequence[str], reservation: Reservation) -> None:
-    """Take the tokens of documents, which are known only when they were read."""
-    num_tokens = await asyncio.to_thread(lambda: sum(map(collection.embedder.count, texts)))
-    grow(call, reservation, num_tokens)
+    counting = asyncio.to_thread(lambda: sum(map(collection.embedder.count, texts)))
+    call.reserve(await while_awaited(call, counting))
 
 
 async def _add(collection: Collection, documents: Sequence[Document]) -> AddReport:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.engine.runner import Submission
-from kvarn.server.call import Called
+from kvarn.server.call import Charged
 from kvarn.server.generation import Generation, begin
 from kvarn.server.openai.heading import Heading
 from kvarn.server.openai.text import TextWriter, text_events
@@ -25,7 +25,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 @router.post(
     "/v1/completions", response_model=CompletionAnswer, responses=RESPONSES, openapi_extra=body_of(CompletionBody)
 )
-async def completions(call: Called) -> Response:
+async def completions(call: Charged) -> Response:
     """Continue one prompt or several, whole or as a stream."""
     body = parse(CompletionBody, await call.json(), call)
     params = text_params(body, call.state.config)
@@ -37,17 +37,21 @@ async def completions(call: Called) -> Response:
 
     generation = await begin(call, served, prepare, wishes_of(body))
     heading = Heading.make(call, served, "cmpl-", "text_completion")
-    prompts = _as_read(generation, body.prompt)
+    prompts = _as_read(generation, body)
     if body.stream:
         return stream_response(call, text_events(generation, heading, body, prompts))
     results = await generation.finish()
     writer = TextWriter(heading, served.llm.llm.tokenizer, body, prompts)
+    if generation.plan.has_scores:
+        return await call.reply_beside(lambda: writer.answer(results, generation.usage()))
     return call.reply(writer.answer(results, generation.usage()))
 
 
-def _as_read(generation: Generation, given: Sequence[Any]) -> list[tuple[str, Sequence[int]]]:
-    """Text and ids of each prompt; ids are shown as the text they stand for."""
-    tokenizer = generation.served.llm.llm.tokenizer
+def _as_read(generation: Generation, body: CompletionBody) -> list[tuple[str, Sequence[int]]]:
+    """Text and ids of each prompt, as they are echoed; ids are shown as the text they stand for."""
     ids = [submission.prompt_ids for submission in generation.plan.submissions]
-    texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in given]
+    if not body.echo:
+        return [("", one) for one in ids]
+    tokenizer = generation.served.llm.llm.tokenizer
+    texts = [one if isinstance(one, str) else tokenizer.decode(one) for one in body.prompt]
     return list(zip(texts, ids, strict=True))

@@ -13,8 +13,8 @@ import numpy as np
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.errors import BackendError, DeadlineExceeded, RateLimited
-from kvarn.server.call import Call, Called
+from kvarn.errors import BackendError, DeadlineExceeded
+from kvarn.server.call import Call, Charged
 from kvarn.server.failures import ClientGone
 from kvarn.server.lifecycle import ShuttingDown
 from kvarn.server.patience import while_awaited
@@ -26,7 +26,6 @@ from kvarn.vectors import Float32
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.server.limits import Reservation
     from kvarn.server.shelf import ServedModel
 
 router = APIRouter(tags=["embeddings"])
@@ -35,15 +34,15 @@ Ids = Sequence[Sequence[int]]
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswer, openapi_extra=body_of(EmbeddingsBody))
-async def embed(call: Called) -> Response:
+async def embed(call: Charged) -> Response:
     """Turn texts or token ids into vectors. For encoder models such as minilm."""
     body = parse(EmbeddingsBody, await call.json(), call)
     served = await call.use_model(body.model)
     llm = served.llm.llm
-    ids = await asyncio.to_thread(_encode, llm, body)
+    ids = await while_awaited(call, asyncio.to_thread(_encode, llm, body))
     num_tokens = sum(map(len, ids))
-    reservation = _reserve(call, num_tokens)
-    vectors = await _embed(call, served, body, ids, reservation)
+    call.reserve(num_tokens)
+    vectors = await _embed(call, served, body, ids)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     content = await asyncio.to_thread(_written, vectors, body, num_tokens)
     return Response(content, headers=call.headers, media_type="application/json")
@@ -69,17 +68,7 @@ def _encoded(llm: LLM, one: str | list[int]) -> list[int]:
     return encode_bounded(llm, one, "input") if isinstance(one, str) else one
 
 
-def _reserve(call: Call, num_tokens: int) -> Reservation:
-    try:
-        reservation = call.state.limits.reserve(call.principal, num_tokens)
-    except RateLimited as error:
-        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
-        raise
-    call.headers.update(reservation.headers)
-    return reservation
-
-
-async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids, reservation: Reservation) -> Float32:
+async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids) -> Float32:
     """Vectors of the wished length; only what was computed is paid for, also when the client goes away."""
     num_used = 0
     vectors = []
@@ -96,7 +85,7 @@ async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids
         call.state.metrics.request_abandoned(served.id, Usage(num_used, 0), "prefill")
         raise
     finally:
-        reservation.settle(num_used)
+        call.reservation.settle(num_used)
     wanted = np.concatenate(vectors)[:, : body.dimensions]
     return _normalized(wanted) if body.normalize else wanted
 

@@ -13,7 +13,7 @@ from kvarn.errors import Cancelled
 from kvarn.server.answers import Piece, pieces, reader_of, whole
 from kvarn.server.anthropic.conversation import chat_fields, thinking_kwargs
 from kvarn.server.anthropic.stream import Event, MessageStream
-from kvarn.server.call import Call, Called
+from kvarn.server.call import Call, Charged
 from kvarn.server.failures import failure_body
 from kvarn.server.generation import Generation, begin
 from kvarn.server.output.stream import OutputStream
@@ -32,7 +32,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
 @router.post(PATH, response_model=MessageAnswer, responses=RESPONSES, openapi_extra=body_of(MessagesBody))
-async def create_message(call: Called) -> Response:
+async def create_message(call: Charged) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = parse(MessagesBody, await call.json(), call)
     served = await call.use_model(body.model)
@@ -48,7 +48,7 @@ async def create_message(call: Called) -> Response:
 
 
 @router.post(f"{PATH}/count_tokens", response_model=TokenCount, openapi_extra=body_of(CountTokensBody))
-async def count_tokens(call: Called) -> Response:
+async def count_tokens(call: Charged) -> Response:
     """Count the tokens of a conversation as the model would read it."""
     body = parse(CountTokensBody, await call.json(), call)
     served = await call.use_model(body.model)

@@ -22,6 +22,7 @@ class RequestAnswer(Answer):
     object: Literal["request"]
     model: str
     phase: Literal["queued", "prefill", "decode", "finished"]
+    priority: int
     elapsed_s: float
     prompt_tokens: int
     prompt_tokens_computed: int
@@ -51,6 +52,7 @@ def _fields(generation: Generation) -> dict[str, Any]:
         "object": "request",
         "model": generation.served.id,
         "phase": generation.phase,
+        "priority": generation.priority,
         "elapsed_s": round(time.monotonic() - generation.call.received_at, 3),
         "prompt_tokens": usage.prompt_tokens,
         "prompt_tokens_computed": computed,

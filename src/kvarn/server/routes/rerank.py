@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.errors import RateLimited
-from kvarn.server.call import Call, Called
+from kvarn.server.call import Charged
 from kvarn.server.patience import while_awaited
 from kvarn.server.reranking import judgements, scores_of
 from kvarn.server.schema.common import body_of, parse
 from kvarn.server.schema.rerank import RerankAnswer, RerankBody
 
 if TYPE_CHECKING:
-    from kvarn.server.limits import Reservation
+    pass
 
 router = APIRouter(tags=["rerank"])
 
@@ -25,7 +24,7 @@ router = APIRouter(tags=["rerank"])
 @router.post("/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody))
 @router.post("/v1/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
 @router.post("/v2/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
-async def rerank(call: Called) -> Response:
+async def rerank(call: Charged) -> Response:
     """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
     body = parse(RerankBody, await call.json(), call)
     served = await call.use_model(body.model)
@@ -33,26 +32,16 @@ async def rerank(call: Called) -> Response:
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
     groups = await while_awaited(call, judgements(llm, body.query, documents))
     num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for group in groups))
-    reservation = _reserve(call, num_tokens)
+    call.reserve(num_tokens)
     try:
         scores = await while_awaited(call, scores_of(groups, call.principal.tenant))
     finally:
-        reservation.settle(num_tokens)
+        call.reservation.settle(num_tokens)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     return call.reply({"id": f"rerank-{call.id}", "model": served.id, "results": results, "usage": usage})
-
-
-def _reserve(call: Call, num_tokens: int) -> Reservation:
-    try:
-        reservation = call.state.limits.reserve(call.principal, num_tokens)
-    except RateLimited as error:
-        call.state.metrics.request_refused(call.principal.tier.name, error.reason)
-        raise
-    call.headers.update(reservation.headers)
-    return reservation
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:

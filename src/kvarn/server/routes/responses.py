@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.server.answers import Piece, pieces, reader_of, whole
-from kvarn.server.call import Called
+from kvarn.server.call import Charged
 from kvarn.server.failures import failure_of
 from kvarn.server.generation import Generation, begin
 from kvarn.server.openai.logprobs import chat_logprobs
@@ -35,7 +35,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
 @router.post("/v1/responses", response_model=ResponsesAnswer, responses=RESPONSES, openapi_extra=body_of(ResponsesBody))
-async def create_response(call: Called) -> Response:
+async def create_response(call: Charged) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = parse(ResponsesBody, await call.json(), call)
     chat = conversation_of(parse(ChatBody, chat_fields(body), call), call.state.config)

@@ -10,8 +10,9 @@ from typing import TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.call import Call, Called
+from kvarn.server.call import Call, Charged
 from kvarn.server.output.plan import OutputPlan
+from kvarn.server.patience import while_awaited
 from kvarn.server.schema.common import InvalidField, body_of, parse
 from kvarn.server.schema.tokens import (
     ChatTextAnswer,
@@ -28,14 +29,20 @@ from kvarn.tokenizer.chat_template import encode_chat, render_chat
 
 T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
+_OF_TEXTS = frozenset({"add_special_tokens"})
+_OF_CHATS = frozenset({"tools", "add_generation_prompt", "chat_template_kwargs"})
 
 
 @router.post("/tokenize", response_model=TokenizeAnswer, openapi_extra=body_of(TokenizeBody))
-async def tokenize(call: Called) -> Response:
+async def tokenize(call: Charged) -> Response:
     """Cut a text or a conversation into tokens."""
     body = parse(TokenizeBody, await call.json(), call)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidField("prompt and messages are both missing or both given; give one of them", "prompt")
+    idle = sorted(body.model_fields_set & (_OF_TEXTS if body.prompt is None else _OF_CHATS))
+    if idle:
+        given = "messages" if body.prompt is None else "prompt"
+        raise InvalidField(f"{idle[0]} has no effect beside {given}; leave it out", idle[0])
     served = await _model(call, body.model)
     ids = await beside_the_loop(call, lambda: _encode(served, body))
     answer = {"count": len(ids), "max_model_len": served.card.context, "tokens": ids}
@@ -45,7 +52,7 @@ async def tokenize(call: Called) -> Response:
 
 
 @router.post("/detokenize", response_model=DetokenizeAnswer, openapi_extra=body_of(DetokenizeBody))
-async def detokenize(call: Called) -> Response:
+async def detokenize(call: Charged) -> Response:
     """Turn tokens into text."""
     body = parse(DetokenizeBody, await call.json(), call)
     tokenizer = (await _model(call, body.model)).llm.llm.tokenizer
@@ -54,7 +61,7 @@ async def detokenize(call: Called) -> Response:
 
 
 @router.post("/apply-template", response_model=ChatTextAnswer, openapi_extra=body_of(ChatTextBody))
-async def apply_template(call: Called) -> Response:
+async def apply_template(call: Charged) -> Response:
     """Write a conversation with the model's own chat template."""
     body = parse(ChatTextBody, await call.json(), call)
     served = await _model(call, body.model)
@@ -63,13 +70,8 @@ async def apply_template(call: Called) -> Response:
 
 
 async def beside_the_loop(call: Call, work: Callable[[], T]) -> T:
-    """Run work in a thread; it counts as a request of the caller, and takes no tokens."""
-    reservation = call.state.limits.reserve(call.principal, 0)
-    try:
-        call.headers.update(reservation.headers)
-        return await asyncio.to_thread(work)
-    finally:
-        reservation.settle(0)
+    """Run work in a thread, as long as somebody waits for it."""
+    return await while_awaited(call, asyncio.to_thread(work))
 
 
 async def _model(call: Call, name: str | None) -> ServedModel:
