@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from tests.conftest import Size
-from tests.server.asking import CHAT, chat_body
-from tests.server.edge_client import HEALTH, Client, Reply, check_told, post, until
+from tests.server.asking import CHAT
+from tests.server.beside import a_neighbour, ask, chat, state_of, story
+from tests.server.edge_client import HEALTH, Client, check_told, post, until
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 pytestmark = pytest.mark.model
 
-KEPT = ("http_requests", "generations", "running", "waiting", "blocks_used", "tasks", "files")
 CONFIG = """
 header_timeout_s = 2.0
 body_timeout_s = 2.0
@@ -42,50 +38,14 @@ def shared() -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def alone(shared: ServerProcess) -> str:
     """What the neighbour says when it is alone."""
-    return _said(shared)
+    return story(shared)
 
 
 @pytest.fixture
 def server(shared: ServerProcess, alone: str) -> Iterator[ServerProcess]:
     """The server beside a neighbour's stream; afterwards everything is as before."""
-    before = _state(shared)
-    said: list[str] = []
-    has_begun = threading.Event()
-    neighbour = threading.Thread(target=lambda: said.append(_said(shared, has_begun)))
-    neighbour.start()
-    assert has_begun.wait(60)
-    yield shared
-    neighbour.join(60)
-    assert said == [alone]
-    assert shared.process.poll() is None
-    until(lambda: _state(shared) == before)
-
-
-def ask(server: ServerProcess, data: bytes) -> Reply:
-    with Client(server.port) as client:
-        return client.send(data).reply()
-
-
-def chat(content: Any = "Name three colours.", *headers: str, **fields: Any) -> bytes:
-    return post(CHAT, json.dumps(chat_body(content, **fields)).encode(), *headers)
-
-
-def _said(server: ServerProcess, has_begun: threading.Event | None = None) -> str:
-    with Client(server.port) as client:
-        client.send(chat("Tell me a story.", max_tokens=48, ignore_eos=True, stream=True))
-        client.socket.recv(1, socket.MSG_PEEK)
-        if has_begun is not None:
-            has_begun.set()
-        reply = client.reply()
-    assert reply.status == 200, reply
-    events = [line.removeprefix("data: ") for line in reply.body.decode().splitlines() if line.startswith("data: {")]
-    choices = [choice for event in events for choice in json.loads(event)["choices"]]
-    return "".join(choice["delta"].get("content") or "" for choice in choices)
-
-
-def _state(server: ServerProcess) -> list[int]:
-    state = ask(server, b"GET /fault/state HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").json
-    return [state[name] for name in KEPT]
+    with a_neighbour(shared, alone):
+        yield shared
 
 
 def _headers(*more: str) -> bytes:
@@ -174,7 +134,7 @@ def test_a_stream_that_nobody_reads_is_cancelled(server: ServerProcess, patience
     with Client(server.port, receive_bytes=4096) as client:
         client.send(chat("Count.", max_tokens=1900, ignore_eos=True, stream=True, logprobs=True, top_logprobs=5))
         until(lambda: "does not read" in server.log, 60 * patience)
-        until(lambda: _state(server)[2] <= 1)  # the neighbour, perhaps
+        until(lambda: state_of(server)[2] <= 1)  # the neighbour, perhaps
     assert time.monotonic() - began < 60 * patience
 
 
