@@ -54,6 +54,17 @@ def test_the_canvas_comes_after_each_step_when_asked_for(http: httpx.Client, pat
     assert all(chunk["choices"] == [] for chunk in chunks if "diffusion" in chunk)
 
 
+def test_denoising_steps_are_counted(http: httpx.Client) -> None:
+    def counted() -> float:
+        lines = http.get("/metrics").text.splitlines()
+        (line,) = [line for line in lines if line.startswith("kvarn_dllm_denoise_steps_total{")]
+        return float(line.split()[-1])
+
+    before = counted()
+    http.post(CHAT, json=BODY | {"diffusion": {"block_length": 4, "steps": 6}})
+    assert counted() - before == 6
+
+
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

@@ -37,6 +37,7 @@ COUNTERS = (
     "corrupted_requests",
     "num_aborted_requests",
     "num_grammar_cache_hit",
+    "dllm_denoise_steps",
     "evicted_tokens",
     "rate_limited",
     "cancelled",

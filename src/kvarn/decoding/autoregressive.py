@@ -47,6 +47,7 @@ class AutoregressiveDecoder:
         self._encode = encode
         self._choices: dict[str, Choice] = {}
         self.backend_s = 0.0
+        self.num_denoise_steps = 0
 
     def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
         if params.diffusion is not None:

@@ -114,6 +114,7 @@ class Decoder(Protocol):
     """One way of generating."""
 
     backend_s: float  # seconds that commit() has spent in the backend, ever
+    num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     cuts_spans: bool  # a span may be as short as one row
     can_fork: bool  # several answers may start on one computed prompt
 

@@ -55,6 +55,7 @@ class DiffusionDecoder:
         self._states: dict[str, Denoising] = {}
         self._choices: dict[str, PositionChoices] = {}
         self.backend_s = 0.0
+        self.num_denoise_steps = 0
 
     def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
         check_honoured(params)
@@ -178,6 +179,7 @@ class DiffusionDecoder:
         state = self._state(request)
         num_before = state.block.start
         tokens = state.take(filling)
+        self.num_denoise_steps += 1
         num_final = num_before if state.recipe.is_aligned else len(request.token_ids) + len(tokens)
         # Recomputing everything leaves nothing for good. Where everything sees everything nothing ever is: there it
         # counts that the text is known.

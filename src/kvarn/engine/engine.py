@@ -178,6 +178,7 @@ class Engine:
             block_size=self.kv.block_size,
             waiting_for_prompt=scheduler.num_following,
             prefix_query_tokens=scheduler.num_query_tokens,
+            denoise_steps=self.decoder.num_denoise_steps,
             distributions={"iteration_tokens_total": meter.step_tokens.now(), **self.kv.distributions()},
         )
 

@@ -34,6 +34,7 @@ class EngineStats:
     block_size: int = 1  # tokens
     waiting_for_prompt: int = 0  # of those waiting: further answers to a prompt that is being computed
     prefix_query_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
+    denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
     distributions: Mapping[str, Observed] = field(default_factory=dict, repr=False)  # by the name of their metric
 
 

@@ -103,6 +103,7 @@ FAMILIES: tuple[Family, ...] = (
         is_vllms=False,
     ),
     Family("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", is_vllms=False),
+    Family("dllm_denoise_steps", "counter", "Passes that filled positions of an answer.", is_vllms=False),
     Family("evicted_tokens", "counter", "Cached tokens that gave way to others.", is_vllms=False),
     Family(
         "memory_budget_bytes",

@@ -38,6 +38,8 @@ class EngineFigures(Protocol):
     @property
     def evictions(self) -> int: ...
     @property
+    def denoise_steps(self) -> int: ...
+    @property
     def distributions(self) -> Mapping[str, Observed]: ...
 
 
@@ -249,5 +251,6 @@ def _totals(figures: EngineFigures) -> dict[str, float]:
         "prefix_cache_queries": figures.prefix_query_tokens,
         "prefix_cache_hits": figures.prefix_hit_tokens,
         "num_preemptions": figures.preemptions,
+        "dllm_denoise_steps": figures.denoise_steps,
         "evicted_tokens": figures.evictions * figures.block_size,
     }

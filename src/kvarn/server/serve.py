@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import uvicorn
@@ -41,6 +42,7 @@ from kvarn.server.watchdog import Watchdog
 log = logging.getLogger("kvarn.server")
 
 LAST_WORDS_S = 5.0  # after the deadline: for streams to send their final events
+NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Extend = Callable[[ServerState, App], App]
 
@@ -50,6 +52,7 @@ def serve(config: ServerConfig, extend: Extend | None = None) -> int:
     configure_logging(config.log_level)
     # Not asyncio.run: it would wait for threads that cannot be interrupted, such as a grammar being compiled.
     loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "kvarn-server"))
     try:
         with _bound(config) as listener:
             return loop.run_until_complete(_run(config, listener, extend or _as_it_is))
