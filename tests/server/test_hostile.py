@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from kvarn.constraints import Constraint, Grammar, JsonSchema, Regex
 from tests.chat_model import write_chat_model
 from tests.server.asking import TEXT, text_body
 from tests.server.beside import a_neighbour, ask, chat, story
-from tests.server.edge_client import Reply, check_told, post
+from tests.server.edge_client import Client, Reply, check_told, post, until
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 from tests.unit.sampling.test_constraint_hostile import ENDURED, REFUSED
 from tests.unit.tokenizer.test_template_worker import BOMBS, ESCAPES
@@ -64,6 +65,16 @@ def test_constraints_are_refused_or_endured(shared: ServerProcess, alone: str, g
                 assert reply.status in (200, 400), (name, reply)
                 if reply.status == 400:
                     check_told(reply, 400)
+
+
+def test_a_client_that_leaves_while_its_schema_is_tried_is_noticed(shared: ServerProcess, alone: str) -> None:
+    schema = {"type": "integer", "multipleOf": 20_000_033}  # two seconds of processor time, then a refusal
+    num_gone = shared.log.count('"status": 499')
+    with a_neighbour(shared, alone):
+        with Client(shared.port) as client:
+            client.send(post(TEXT, json.dumps(text_body(guided_json=schema)).encode()))
+            time.sleep(0.3)
+        until(lambda: shared.log.count('"status": 499') == num_gone + 1)
 
 
 @pytest.mark.parametrize("kind", ["escape", "bomb"])
