@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.server.beside import a_neighbour, state_of, story
+from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer, running
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 
@@ -16,8 +18,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The models smollm2 and minilm, no keys; whoever breaks it breaks the tests after it."""
     models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
     home = {"KVARN_HOME": str(tmp_path_factory.mktemp("home"))}
-    with ServerProcess(*models, "--context", "2048", env=home) as process:
+    with ServerProcess(*models, "--context", "2048", env=home, module="tests.server.faulty") as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def unchanged(server: ServerProcess) -> Iterator[None]:
+    """Whatever a module's tests ask: a stream beside the first is right, and no request, block, task or file stays."""
+    answer = story(server)
+    with a_neighbour(server, answer):
+        yield
+
+
+@pytest.fixture(scope="module")
+def unchanged_keyed(keyed: KeyedServer) -> Iterator[None]:
+    """The same for the one with keys, without a neighbour."""
+    keyed.chat("alice", "hi")
+    before = state_of(keyed.process)
+    yield
+    until(lambda: state_of(keyed.process) == before)
 
 
 @pytest.fixture

@@ -116,6 +116,7 @@ def running(folder: Path, *arguments: str, settings: str = "") -> Iterator[Keyed
         config=settings + CONFIG,
         keys=file,
         env={"KVARN_HOME": str(folder)},
+        module="tests.server.faulty",
     ) as process:
         yield KeyedServer(process, file, {name: key for name, (key, _) in drawn.items()})
 

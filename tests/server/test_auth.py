@@ -21,7 +21,7 @@ from kvarn.server.serve import make_state
 from kvarn.server.settings import ServerConfig
 from tests.server.keyed import KeyedServer, chat_body
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]
 
 REFUSED = {"no key": 401, "bad key": 401, "revoked": 401, "expired": 401, "wrong tier": 403, "key in the URL": 401}
 

@@ -13,7 +13,7 @@ from tests.server.asking import CHAT, TEXT, answer, chat_body, chunks, joined, r
 from tests.server.field_table import FIELDS
 from tests.server.process import SMOLLM2
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged")]
 VOCABULARY = 49_152
 
 

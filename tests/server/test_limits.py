@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]
 
 LIMIT_HEADERS = ("x-ratelimit-limit-", "x-ratelimit-remaining-", "x-ratelimit-reset-")
 

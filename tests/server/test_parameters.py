@@ -19,7 +19,7 @@ from tests.server.asking import CHAT, TEXT, answer, chat_body, refusal, text_bod
 from tests.server.field_table import FIELDS, VALUES
 from tests.server.keyed import KeyedServer
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged")]
 VOCABULARY = 49_152
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.server.asking import CHAT, TEXT, answer, chat_body, chunks, joined, refusal, text_body
 from tests.server.process import SMOLLM2, ServerProcess
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged")]
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Size
 from tests.server.keyed import KeyedServer, chat_body, completion_body, events
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]
 
 FIRST_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "haven")
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket, settle
 from kvarn.engine.inbox import Asked, Inbox, fresh, refuse_all
-from kvarn.engine.turnstile import Turnstile
+from kvarn.engine.turnstile import Demand, Turnstile
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.types import TokenEvent
 
@@ -51,6 +51,7 @@ class Loop:
         self._running: Asked[Any] | None = None
         self._is_busy = False
         self._is_stopping = False
+        self._work_priority: int | None = None  # of the piece of work whose turn it is
         self._failure: KvarnError | None = None  # why nothing is accepted
         self._num_failed_steps = 0
         self._housekeeping: list[tuple[float, bool]] = []  # (when, whether cached prefixes go too), soonest first
@@ -108,12 +109,14 @@ class Loop:
         return not self.thread.is_alive()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """This engine's turn among those of the process, for a piece of work that computes."""
+    def turn(self, priority: int = 0) -> Iterator[None]:
+        """This engine's turn among those of the process, for a piece of work of some priority that computes."""
+        self._work_priority = priority
         self._enter()
         try:
             yield
         finally:
+            self._work_priority = None
             self._lane.leave(wants_more=self._engine.has_work)
 
     def breathe(self) -> None:
@@ -200,7 +203,13 @@ class Loop:
 
     def _is_called(self) -> bool:
         """Wait for the turn; False when the loop was told to stop meanwhile."""
-        return self._lane.enter(lambda: self._engine.demand, lambda: not self._is_stopping, self.beat)
+        return self._lane.enter(self._demand, lambda: not self._is_stopping, self.beat)
+
+    def _demand(self) -> Demand:
+        demand, own = self._engine.demand, self._work_priority
+        if own is None:
+            return demand
+        return Demand(demand.num_requests + 1, max(demand.priority, own) if demand.num_requests else own)
 
     def _step_failed(self, error: Exception) -> None:
         """An exception that no request caused: end them all, and go on unless it keeps happening."""

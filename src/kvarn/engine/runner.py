@@ -110,12 +110,15 @@ class Runner:
         """Run work on the engine's thread between two steps; nothing that computes, see compute()."""
         return self._loop.ask(work)
 
-    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0) -> Future[T]:
-        """Run work in the engine's turn, once num_tokens fit into the cache beside the running requests."""
+    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0, priority: int = 0) -> Future[T]:
+        """Run work in the engine's turn, once num_tokens fit into the cache beside the running requests.
+
+        priority: of that turn among the engines of the process; one engine's pieces of work run in order.
+        """
 
         def run(engine: Engine) -> T:
             self._loop.step_until(lambda engine: engine.kv.num_free >= engine.kv.blocks_for(num_tokens))
-            with self._loop.turn():
+            with self._loop.turn(priority):
                 return work(engine)
 
         return self.ask(run)

@@ -60,6 +60,10 @@ class Turnstile:
         """Whether several engines have work; may be out of date at once."""
         return len(self._busy) > 1
 
+    def has_others(self, lane: Lane) -> bool:
+        """Whether engines beside this one have work; may be out of date at once."""
+        return len(self._busy) > (lane in self._busy)
+
     def _join(self, lane: Lane, demand: Demand) -> bool:
         """Take the turn if it is free; else stand in line."""
         with self._lock:
@@ -139,7 +143,7 @@ class Lane:
         """Wait for the turn; False when is_wanted() ended first. on_wait() is called now and then meanwhile."""
         turnstile = self._turnstile
         self.called.clear()
-        if turnstile._join(self, demand() if turnstile.is_contended else Demand()):
+        if turnstile._join(self, demand() if turnstile.has_others(self) else Demand()):
             return True
         while not self.called.wait(LOOK_EVERY_S):
             on_wait()

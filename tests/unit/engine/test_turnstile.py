@@ -198,6 +198,25 @@ def test_an_engine_that_waits_for_its_turn_is_alive(runners: list[Runner], patie
     assert len(handle.result(30).token_ids) == 150
 
 
+def test_work_comes_with_its_own_priority(runners: list[Runner]) -> None:
+    """Found here: work that came to one busy engine counted as priority 0, whatever it was."""
+    busy, other = runners
+    entered, opened = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        entered.set()
+        assert opened.wait(60)
+
+    held = busy.compute(hold)
+    assert entered.wait(10)
+    answer = other.compute(lambda _: other._loop._lane.demand.priority, priority=20)
+    time.sleep(0.05)
+    opened.set()
+    held.result(10)
+    assert answer.result(10) == 20
+    assert other.compute(lambda _: other._loop._work_priority).result(10) == 0
+
+
 def test_closing_an_engine_that_waits_does_not_wait_for_the_other(runners: list[Runner], patience: float) -> None:
     blocked, waiting = runners
     entered, opened = threading.Event(), threading.Event()

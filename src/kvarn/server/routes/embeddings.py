@@ -76,7 +76,9 @@ async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids
         for batch in _batches(ids):
             if call.state.lifecycle.phase == "stopped":
                 raise ShuttingDown
-            vectors.append(await while_awaited(call, served.llm.embed(batch, body.pooling, normalize=False)))
+            priority = call.principal.tier.priority
+            work = served.llm.embed(batch, body.pooling, normalize=False, priority=priority)
+            vectors.append(await while_awaited(call, work))
             num_used += sum(map(len, batch))
     except BackendError as error:
         call.state.metrics.request_failed(served.id, error)
