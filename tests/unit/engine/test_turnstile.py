@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -171,6 +172,24 @@ def runners() -> Iterator[list[Runner]]:
         runner.close()
 
 
+@contextmanager
+def held(runner: Runner) -> Iterator[None]:
+    """The runner has the turn and does not give it back meanwhile."""
+    entered, opened = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        entered.set()
+        assert opened.wait(60)
+
+    done = runner.compute(hold)
+    assert entered.wait(10)
+    try:
+        yield
+    finally:
+        opened.set()
+        done.result(10)
+
+
 def test_two_engines_under_load_both_come_to_their_ends_with_the_same_tokens_as_alone(runners: list[Runner]) -> None:
     with_company = [runner.submit([number, 2, 3], LONG) for number in range(3) for runner in runners]
     texts = [handle.result(60).token_ids for handle in with_company]
@@ -180,61 +199,34 @@ def test_two_engines_under_load_both_come_to_their_ends_with_the_same_tokens_as_
 
 def test_an_engine_that_waits_for_its_turn_is_alive(runners: list[Runner], patience: float) -> None:
     blocked, waiting = runners
-    entered, opened = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        entered.set()
-        assert opened.wait(60)
-
-    held = blocked.compute(hold)
-    assert entered.wait(10)
-    handle = waiting.submit([1, 2], LONG)
-    time.sleep(0.4 * patience)
-    assert waiting.is_alive
-    assert not waiting.is_stuck(0.3 * patience)
-    assert blocked.is_stuck(0.3 * patience)
-    opened.set()
-    held.result(10)
+    with held(blocked):
+        handle = waiting.submit([1, 2], LONG)
+        time.sleep(0.4 * patience)
+        assert waiting.is_alive
+        assert not waiting.is_stuck(0.3 * patience)
+        assert blocked.is_stuck(0.3 * patience)
     assert len(handle.result(30).token_ids) == 150
 
 
 def test_work_comes_with_its_own_priority(runners: list[Runner]) -> None:
     """Found here: work that came to one busy engine counted as priority 0, whatever it was."""
     busy, other = runners
-    entered, opened = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        entered.set()
-        assert opened.wait(60)
-
-    held = busy.compute(hold)
-    assert entered.wait(10)
-    answer = other.compute(lambda _: other._loop._lane.demand.priority, priority=20)
-    time.sleep(0.05)
-    opened.set()
-    held.result(10)
+    with held(busy):
+        answer = other.compute(lambda _: other._loop._lane.demand.priority, priority=20)
+        time.sleep(0.05)
     assert answer.result(10) == 20
     assert other.compute(lambda _: other._loop._work_priority).result(10) == 0
 
 
 def test_closing_an_engine_that_waits_does_not_wait_for_the_other(runners: list[Runner], patience: float) -> None:
     blocked, waiting = runners
-    entered, opened = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        entered.set()
-        assert opened.wait(60)
-
-    held = blocked.compute(hold)
-    assert entered.wait(10)
-    handle = waiting.submit([1, 2], LONG)
-    started = time.monotonic()
-    waiting.close()
-    assert time.monotonic() - started < 1.0 * patience
-    with pytest.raises(RequestError, match="closed"):
-        handle.result(5)
-    opened.set()
-    held.result(10)
+    with held(blocked):
+        handle = waiting.submit([1, 2], LONG)
+        started = time.monotonic()
+        waiting.close()
+        assert time.monotonic() - started < 1.0 * patience
+        with pytest.raises(RequestError, match="closed"):
+            handle.result(5)
 
 
 def test_closing_one_engine_in_the_middle_of_its_work_leaves_the_turn_to_the_other(runners: list[Runner]) -> None:
