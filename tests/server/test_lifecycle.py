@@ -186,8 +186,8 @@ def _watch_startup(server: ServerProcess, timeout_s: float) -> list[tuple[str, i
     with server.client() as http:
         while time.monotonic() < ends_at:
             try:
-                ready = http.get("/health/ready")
                 asked = http.get("/v1/models")
+                ready = http.get("/health/ready")  # afterwards: one that is still starting was so when it was asked
             except httpx.TransportError:
                 time.sleep(0.05)
                 continue
