@@ -80,6 +80,18 @@ def test_a_template_from_a_request_is_refused(client: httpx.Client, path: str) -
     assert error["code"] == "unsupported_parameter"
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"prompt": "hi", "tools": []}, "tools"),
+        ({"prompt": "hi", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": CHAT, "add_special_tokens": False}, "add_special_tokens"),
+    ],
+)
+def test_a_field_without_effect_is_refused(client: httpx.Client, given: dict[str, Any], name: str) -> None:
+    assert refused(client, "/tokenize", **given)["param"] == name
+
+
 @pytest.mark.parametrize("name", ["messages", "tokenize", "chat_template", "bos_token", "__class__", "a b"])
 def test_template_arguments_cannot_replace_what_the_server_sets(client: httpx.Client, name: str) -> None:
     refused(client, "/apply-template", messages=CHAT, chat_template_kwargs={name: "x"})

@@ -223,16 +223,11 @@ class Scheduler:
         for request in sorted(turn.prompts, key=self._policy.order):
             if self._lane.holds(request):
                 continue
-            if turn.num_disturbed and self._lane.wants(request, budget):
-                self._enter_lane(draft, request)
-            else:
+            if not (turn.num_disturbed and self._lane.wants(request, budget)):
                 budget -= self._place(draft, request, budget)
+            elif (entry := self._entry(draft, request, self._lane.num_rows)) is not None:
+                self._lane.enter(entry)
         return budget - self._start_waiting(draft, budget) < num_rows
-
-    def _enter_lane(self, draft: Draft, request: Request) -> None:
-        entry = self._entry(draft, request, self._lane.num_rows)
-        if entry is not None:
-            self._lane.enter(entry)
 
     def _slow_part(self, turn: Turn) -> SlowPart | None:
         seconds = self._turns.extra_s(turn)

@@ -88,13 +88,13 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
     try:
         import resource
 
-        os.nice(10)
         used_s = sum(os.times()[:2])
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + cpu_s, int(used_s) + cpu_s))
         with open("/proc/self/statm", encoding="ascii") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
+        os.nice(10)
     except (ImportError, OSError, ValueError):
         pass  # not Linux: the caller's deadline alone protects, and the memory is this process's own
 

@@ -39,11 +39,8 @@ def reserve(book: LimitBook, principal: Principal, num_tokens: int, *, is_open_e
     reservation = book.enter(principal)
     try:
         reservation.grow(num_tokens, is_open_ended=is_open_ended)
-    except RateLimited:
+    except (RateLimited, InvalidParameter):
         reservation.withdraw()
-        raise
-    except InvalidParameter:
-        reservation.settle(0)
         raise
     return reservation
 

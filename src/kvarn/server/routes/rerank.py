@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -14,9 +14,6 @@ from kvarn.server.patience import while_awaited
 from kvarn.server.reranking import judgements, scores_of
 from kvarn.server.schema.common import body_of, parse
 from kvarn.server.schema.rerank import RerankAnswer, RerankBody
-
-if TYPE_CHECKING:
-    pass
 
 router = APIRouter(tags=["rerank"])
 
