@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
+from tests.server.scraping import read, scrape
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]
 
@@ -137,12 +139,17 @@ def test_every_answer_takes_a_place(keyed: KeyedServer) -> None:
 
 def test_a_queue_full_of_free_requests_is_open_to_paid_ones(tmp_path: Path) -> None:
     settings = "queue_limit = 4\n[engine]\nmax_running = 1\n"
-    with running(tmp_path, settings=settings) as keyed, keyed.client("fred") as client, ThreadPoolExecutor(5) as pool:
-        body = completion_body("One", max_tokens=200, ignore_eos=True)  # one runs, four wait
-        flood = [pool.submit(client.post, "/v1/completions", json=body) for _ in range(5)]
-        _eventually(lambda: keyed.chat("fred", "hi", max_tokens=1), 429)
-        assert keyed.chat("alice", "hi", max_tokens=1).status_code == 200
-        assert [one.result().status_code for one in flood] == [200] * 5
+    with running(tmp_path, settings=settings) as keyed, keyed.client("fred") as client, ThreadPoolExecutor(4) as pool:
+        runs = completion_body("One", max_tokens=800, ignore_eos=True, stream=True)
+        waits = completion_body("One", max_tokens=20, ignore_eos=True)
+        with client.stream("POST", "/v1/completions", json=runs) as response:
+            told = events(response)  # kept: httpx closes the connection with it
+            next(told)
+            queue = [pool.submit(client.post, "/v1/completions", json=waits) for _ in range(4)]
+            until(lambda: read(scrape(keyed.process), "kvarn_num_requests_waiting") == 4)
+            assert keyed.chat("fred", "hi", max_tokens=1).status_code == 429
+            assert keyed.chat("alice", "hi", max_tokens=1).status_code == 200
+        assert [one.result().status_code for one in queue] == [200] * 4
 
 
 def test_refusals_are_counted_by_tier_and_reason(keyed: KeyedServer) -> None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.keyed import chat_body, completion_body, events
 from tests.server.process import SMOLLM2, ServerProcess, model_path
+from tests.server.scraping import Scrape, read, scrape
 
 pytestmark = pytest.mark.model
 
@@ -78,8 +79,6 @@ HISTOGRAMS = (
     "retrieval_search_seconds",
 )
 
-Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[ServerProcess]:
@@ -99,23 +98,6 @@ def at_start(fresh: ServerProcess) -> Scrape:
 def client(fresh: ServerProcess, at_start: Scrape) -> Iterator[httpx.Client]:
     with fresh.client() as http:
         yield http
-
-
-def scrape(server: ServerProcess) -> Scrape:
-    with server.client() as http:
-        response = http.get("/metrics")
-    assert response.status_code == 200
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(response.text)
-        for sample in family.samples
-    }
-
-
-def read(found: Scrape, name: str, **labels: str) -> float:
-    """The sum of all series of a name that have these labels."""
-    return sum(value for (one, have), value in found.items() if one == name and labels.items() <= dict(have).items())
 
 
 def test_every_name_is_there_before_the_first_request(at_start: Scrape) -> None:
