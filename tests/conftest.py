@@ -8,6 +8,7 @@ multiplies limits on the wall clock: 1 under `--long`, more in `make test`, whic
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from tests.results import RESULTS, write_result
 # Examples are not timed: on a busy machine that says little about us.
 hypothesis.settings.register_profile("kvarn", deadline=None)
 hypothesis.settings.load_profile("kvarn")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a job of a script's background, whose children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Size = Callable[[int, int], int]
 Record = Callable[[str, Mapping[str, Any]], Path]

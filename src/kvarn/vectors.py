@@ -45,11 +45,9 @@ class Vectors:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)
 
-    def compute(self, group: Sequence[TokenIds], pooling: Pooling, priority: int = 0) -> Future[Float32]:
+    def compute(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
         """One group between two steps, so that callers share the engine."""
-        return self._runner.compute(
-            lambda engine: embed_group(engine.backend, engine.kv, group, pooling), priority=priority
-        )
+        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
         """The vectors of all groups, (n, dim)."""

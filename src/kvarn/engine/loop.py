@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any, TypeVar
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket, settle
-from kvarn.engine.inbox import Asked, Inbox, fresh, refuse_all
+from kvarn.engine.inbox import Asked, Inbox, fresh
 from kvarn.engine.turnstile import Demand, Turnstile
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.types import TokenEvent
@@ -47,7 +47,7 @@ class Loop:
         self._release = release
         self._turnstile = turnstile
         self._lane = turnstile.lane()
-        self._inbox: Inbox = SimpleQueue()
+        self._inbox = Inbox()
         self._running: Asked[Any] | None = None
         self._is_busy = False
         self._is_stopping = False
@@ -81,9 +81,12 @@ class Loop:
     def beat(self) -> None:
         self.heartbeat = time.monotonic()
 
-    def ask(self, work: Callable[[Engine], T]) -> Future[T]:
-        """Run work between two steps; on the engine's own thread, where no step is in flight, at once."""
-        asked = Asked(work, Future())
+    def ask(self, work: Callable[[Engine], T], due_at: float | None = None) -> Future[T]:
+        """Run work between two steps; on the engine's own thread, where no step is in flight, at once.
+
+        due_at: of work that computes; one such piece is done between two steps, the earliest first.
+        """
+        asked = Asked(work, Future(), due_at)
         if threading.current_thread() is self.thread:
             asked.run(self._engine)
             return asked.answer
@@ -93,7 +96,7 @@ class Loop:
         if failure is None and not self.is_alive:  # also in a forked child, which has no such thread
             failure = BackendError("the engine's thread is not running in this process; load the model here")
         if failure is not None:
-            refuse_all(self._inbox, failure)
+            self._inbox.refuse_all(failure)
         return asked.answer
 
     def ask_to_stop(self) -> None:
@@ -152,11 +155,13 @@ class Loop:
             self._end()
 
     def _turn(self) -> None:
-        if not self._engine.has_work:
+        if not self._engine.has_work and not self._inbox.has_works:
             self._take(self._sleep())
-        for _ in range(self._inbox.qsize()):  # not until empty: callers must not keep the engine from stepping
+        for _ in range(len(self._inbox)):  # not until empty: callers must not keep the engine from stepping
             with suppress(Empty):
-                self._take(self._inbox.get_nowait())
+                self._take(self._inbox.get(0.0))
+        if (work := self._inbox.next_work()) is not None:
+            self._do(work)
         if self._engine.has_work and not self._is_stopping:
             self._step()
         self._is_busy = False
@@ -164,6 +169,12 @@ class Loop:
     def _take(self, asked: Asked[Any] | None) -> None:
         if asked is None:
             return
+        if asked.due_at is not None:
+            self._inbox.put_aside(asked, asked.due_at)
+        else:
+            self._do(asked)
+
+    def _do(self, asked: Asked[Any]) -> None:
         self._is_busy, self._running = True, asked
         self.beat()
         asked.run(self._engine)
@@ -187,7 +198,7 @@ class Loop:
             self._plan_housekeeping()
         elif (wait_s := self._engine.wait_s) > 0:  # for company: more requests may share the first step
             with suppress(Empty):
-                self._take(self._inbox.get(timeout=wait_s))
+                self._take(self._inbox.get(wait_s))
 
     def _step_in_turn(self) -> list[TokenEvent]:
         if not self._is_called():
@@ -227,7 +238,7 @@ class Loop:
         while self._housekeeping:
             when, drops_cached = self._housekeeping[0]
             try:
-                return self._inbox.get(timeout=max(0.0, when - time.monotonic()))
+                return self._inbox.get(max(0.0, when - time.monotonic()))
             except Empty:
                 self._housekeeping.pop(0)
                 self._compact(drops_cached)
@@ -251,7 +262,7 @@ class Loop:
         for ticket in list(self.tickets.values()):
             ticket.fail(fresh(self._failure))
         self._stopped.set()
-        refuse_all(self._inbox, self._failure)
+        self._inbox.refuse_all(self._failure)
         try:
             self._engine.reap()
             self._release()
@@ -291,4 +302,4 @@ class Loop:
             settle(self._running.answer, error=fresh(failure))
         for ticket in list(self.tickets.values()):
             ticket.fail(fresh(failure))
-        refuse_all(self._inbox, failure)
+        self._inbox.refuse_all(failure)

@@ -9,6 +9,7 @@ Knows nothing of scheduling, models or text.
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from kvarn.behalf import caller_priority
 from kvarn.constraints import Compiled
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
@@ -55,6 +57,7 @@ class Runner:
     ) -> None:
         """release is called once, when nothing uses the backend any more. turnstile: by default the process's."""
         self._loop = Loop(engine, step_timeout_s, release or _nothing, turnstile or process_turnstile())
+        self._ageing_s = engine.config.ageing_s
         self._is_draining = False
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._loop.ask_to_stop).atexit = False
@@ -110,18 +113,21 @@ class Runner:
         """Run work on the engine's thread between two steps; nothing that computes, see compute()."""
         return self._loop.ask(work)
 
-    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0, priority: int = 0) -> Future[T]:
+    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0) -> Future[T]:
         """Run work in the engine's turn, once num_tokens fit into the cache beside the running requests.
 
-        priority: of that turn among the engines of the process; one engine's pieces of work run in order.
+        The caller's priority is that of the turn among the engines of the process, and orders the pieces of work that
+        wait for this one: they age as requests do, and one is done between two steps.
         """
+        priority = caller_priority.get()
+        due_at = time.monotonic() - priority * self._ageing_s
 
         def run(engine: Engine) -> T:
             self._loop.step_until(lambda engine: engine.kv.num_free >= engine.kv.blocks_for(num_tokens))
             with self._loop.turn(priority):
                 return work(engine)
 
-        return self.ask(run)
+        return self._loop.ask(run, due_at)
 
     def exclusively(self, work: Callable[[Engine], T], num_tokens: int = 0) -> T:
         """Run work as compute() does, and wait for it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from kvarn.behalf import caller_priority
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder
 from kvarn.retrieval.ingest.chunking import Chunking, cut
@@ -129,7 +130,8 @@ class _YesOrNo:
 
 def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str) -> list[float]:
     token_id = llm.tokenizer.encode(word, add_special=False)[0]
-    params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0)
+    priority = caller_priority.get()
+    params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0, priority=priority)
     handles = [llm.submit(prompt, params, tenant=tenant) for prompt in prompts]
     return [_logprob_of(handle.result(), token_id) for handle in handles]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 from starlette.responses import Response
 
+from kvarn.behalf import caller_priority
 from kvarn.errors import RateLimited
 from kvarn.server.body import read_json
 
@@ -51,6 +52,7 @@ class Call:
         with self._telling_refusals():
             self._reservation = self.state.limits.enter(self.principal)
         self.headers.update(self.reservation.headers)
+        caller_priority.set(self.principal.tier.priority)
 
     def reserve(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
         """Take all that the request may take, or be refused; can be called again for more."""

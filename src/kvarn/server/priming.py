@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvarn.behalf import caller_priority
 from kvarn.engine.handle import Ticket
 from kvarn.errors import KvarnError
 from kvarn.server.planning import tenant_of
@@ -84,6 +85,7 @@ class Primer:
                 await self._task
 
     async def _run(self) -> None:
+        caller_priority.set(-MAX_PRIORITY)  # behind everybody, whoever's question began this
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             for key, hot in list(self._chats.items())[::-1]:

@@ -14,6 +14,7 @@ from kvarn.engine.turnstile import BACKGROUND_SHARE, Demand, Lane, Turnstile
 from kvarn.errors import RequestError
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import make_engine
+from tests.unit.engine.stepping import behalf
 
 LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 
@@ -212,7 +213,8 @@ def test_work_comes_with_its_own_priority(runners: list[Runner]) -> None:
     """Found here: work that came to one busy engine counted as priority 0, whatever it was."""
     busy, other = runners
     with held(busy):
-        answer = other.compute(lambda _: other._loop._lane.demand.priority, priority=20)
+        with behalf(20):
+            answer = other.compute(lambda _: other._loop._lane.demand.priority)
         time.sleep(0.05)
     assert answer.result(10) == 20
     assert other.compute(lambda _: other._loop._work_priority).result(10) == 0

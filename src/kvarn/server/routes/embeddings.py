@@ -76,8 +76,7 @@ async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids
         for batch in _batches(ids):
             if call.state.lifecycle.phase == "stopped":
                 raise ShuttingDown
-            priority = call.principal.tier.priority
-            work = served.llm.embed(batch, body.pooling, normalize=False, priority=priority)
+            work = served.llm.embed(batch, body.pooling, normalize=False)
             vectors.append(await while_awaited(call, work))
             num_used += sum(map(len, batch))
     except BackendError as error:

@@ -1,0 +1,103 @@
+"""Pieces of work that compute, such as embeddings: the most urgent first, one between two steps, nobody forgotten."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+
+from kvarn.engine.engine import Engine
+from kvarn.engine.runner import Runner
+from kvarn.errors import BackendError, RequestError
+from tests.unit.engine.fake import make_engine
+from tests.unit.engine.stepping import ENDLESS, batch_sizes, behalf, eventually
+
+
+@contextmanager
+def held(runner: Runner) -> Iterator[None]:
+    """The engine's thread waits inside a piece of work meanwhile."""
+    entered, opened = threading.Event(), threading.Event()
+    runner.ask(lambda _: (entered.set(), opened.wait(30)))
+    assert entered.wait(10)
+    try:
+        yield
+    finally:
+        opened.set()
+
+
+def test_higher_priorities_go_first_and_equals_in_the_order_they_came(runner: Runner) -> None:
+    served: list[str] = []
+    works = []
+    with held(runner):
+        for name in ("free 1", "free 2", "paid 1", "free 3", "paid 2"):
+            with behalf(20 if "paid" in name else 0):
+                works.append(runner.compute(lambda _, name=name: served.append(name)))
+    for work in works:
+        work.result(10)
+    assert served == ["paid 1", "paid 2", "free 1", "free 2", "free 3"]
+
+
+def test_work_ages_as_requests_do() -> None:
+    runner = Runner(make_engine(ageing_s=0.001))
+    served: list[str] = []
+    with held(runner):
+        old = runner.compute(lambda _: served.append("old"))
+        time.sleep(0.1)
+        with behalf(20):  # worth 0.02 s of waiting
+            young = runner.compute(lambda _: served.append("young"))
+    old.result(10)
+    young.result(10)
+    assert served == ["old", "young"]
+    runner.close()
+
+
+def test_one_piece_of_work_is_done_between_two_steps(runner: Runner, engine: Engine) -> None:
+    """A crowd of embeddings must not hold up those who are being answered."""
+    seen: list[int] = []
+    with held(runner):
+        asking = threading.Thread(target=lambda: runner.submit([1], ENDLESS).result(30))
+        asking.start()
+        works = [runner.compute(lambda _: seen.append(len(batch_sizes(engine)))) for _ in range(5)]
+        assert eventually(lambda: len(runner._loop._inbox) >= 6)
+    for work in works:
+        work.result(10)
+    asking.join(30)
+    assert [after - before for before, after in pairwise(seen)] == [1] * 4
+
+
+def test_work_that_was_cancelled_is_not_done(runner: Runner) -> None:
+    done: list[int] = []
+    with held(runner):
+        works = [runner.compute(lambda _, number=number: done.append(number)) for number in range(3)]
+        assert works[1].cancel()
+    works[2].result(10)
+    assert done == [0, 2]
+
+
+@pytest.mark.parametrize("ends", ["stuck", "closed"])
+def test_nobody_waits_for_an_engine_that_does_not_answer_any_more(ends: str) -> None:
+    runner = Runner(make_engine(), step_timeout_s=0.2 if ends == "stuck" else 60)
+    entered, opened = threading.Event(), threading.Event()
+
+    def hang(_: Engine) -> None:
+        entered.set()
+        opened.wait(30)
+
+    with held(runner):
+        hung, *waiting = [runner.compute(hang), runner.compute(lambda _: None), runner.compute(lambda _: None)]
+    assert entered.wait(10)  # the others have been put aside by now
+    if ends == "closed":
+        threading.Timer(0.1, opened.set).start()
+        runner.close()
+        hung.result(10)
+    for work in waiting:
+        with pytest.raises(RequestError if ends == "closed" else BackendError):
+            work.result(10)
+    opened.set()
+    if ends == "stuck":
+        assert eventually(lambda: runner.compute(lambda _: None).exception(10) is None)
+        runner.close()
