@@ -3,6 +3,7 @@
 POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
+POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
 POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
 POST /fault/stuck-kernel           ... waits in native code for ever without the GIL
@@ -26,6 +27,7 @@ from urllib.parse import parse_qs
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
 from kvarn.server import serve as serving
+from kvarn.server import shelf
 from kvarn.server.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
@@ -58,6 +60,8 @@ class FaultRoutes:
             await _on_engine(llm, lambda engine: _wrap_forward(engine, step, count, break_pass))
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
+        elif kind == "slow-load":
+            _slow_down_loads(float(query["seconds"]))
         else:
             loops: dict[str, Callable[[Engine], None]] = {
                 "python-loop": _loop_in_python,
@@ -122,6 +126,16 @@ def _slow_down(engine: Engine, seconds: float) -> None:
         return real(batch)
 
     backend.forward = forward if seconds > 0 else real
+
+
+def _slow_down_loads(seconds: float) -> None:
+    real = shelf._open
+
+    async def opened(offer: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return await real(offer)
+
+    shelf._open = opened
 
 
 def _loop_in_python(_: Engine) -> None:

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests.server.asking import TEXT, text_body
-from tests.server.process import SMOLLM2, ServerProcess, model_path
+from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 from tests.server.sse import DONE, events
 
 pytestmark = pytest.mark.model
@@ -132,6 +132,20 @@ def test_a_client_that_leaves_early_is_counted_by_phase(beside_a_neighbour: http
         if line.startswith("kvarn_cancelled_total{")
     }
     assert counts == {"queued": 6, "prefill": 6, "decode": 6 + 6}  # the blockers were decoding
+
+
+def test_a_client_that_leaves_while_a_model_loads_is_gone_and_the_load_goes_on() -> None:
+    models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
+    with ServerProcess(*models, module="tests.server.faulty") as server, server.client() as http:
+        http.post("/fault/slow-load?seconds=4")
+        asked_at = time.monotonic()
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/embeddings", json={"model": MINILM, "input": "flour"}, timeout=0.3)
+        until(http, lambda now: now["http_requests"] == 0, "the server has noticed")
+        assert time.monotonic() - asked_at < 4.0
+        loaded = http.post("/v1/embeddings", json={"model": MINILM, "input": "flour"})
+        assert loaded.status_code == 200
+        assert time.monotonic() - asked_at < 8.0  # the same load, not one more
 
 
 def _reach(http: httpx.Client, phase: str, connection: socket.socket, *, streams: bool) -> None:

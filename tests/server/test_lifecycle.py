@@ -154,6 +154,28 @@ def test_waiting_for_idle_ends_with_the_last_request() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_cancelled_too", [False, True])
+def test_what_is_awaited_at_the_stop_ends_and_a_cancellation_stays_one(is_cancelled_too: bool) -> None:
+    async def main() -> None:
+        lifecycle = _in_phase("refusing")
+
+        async def wait() -> None:
+            with lifecycle.ends_at_stop():
+                await asyncio.sleep(60)
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        lifecycle.stop()
+        if is_cancelled_too:
+            waiting.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled_too else ShuttingDown):
+            await waiting
+        with pytest.raises(ShuttingDown):
+            await wait()
+
+    asyncio.run(main())
+
+
 def _free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

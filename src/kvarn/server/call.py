@@ -15,6 +15,7 @@ from starlette.responses import Response
 from kvarn.behalf import caller_priority
 from kvarn.errors import RateLimited
 from kvarn.server.body import read_json
+from kvarn.server.patience import while_awaited
 
 if TYPE_CHECKING:
     from kvarn.server.generation import Generation
@@ -62,11 +63,13 @@ class Call:
 
     async def json(self) -> dict[str, Any]:
         """The body, read and checked within the server's limits."""
-        return await read_json(self.http, self.state.config)
+        with self.state.lifecycle.ends_at_stop():
+            return await read_json(self.http, self.state.config)
 
     async def use_model(self, name: str) -> ServedModel:
         """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""
-        return await self._held.enter_async_context(self.state.shelf.use(name))
+        entering = self._held.enter_async_context(self.state.shelf.use(name))
+        return await (entering if self.state.shelf.is_loaded(name) else while_awaited(self, entering))
 
     def reply(self, payload: Mapping[str, Any]) -> Response:
         """A JSON response with the caller's headers."""

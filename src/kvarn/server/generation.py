@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from kvarn.engine.handle import Ticket
 from kvarn.errors import CapacityError, DeadlineExceeded
 from kvarn.server.failures import ClientGone
-from kvarn.server.lifecycle import ShuttingDown
 from kvarn.server.patience import while_awaited
 from kvarn.server.planning import Plan, Prepare, Wishes, make_plan
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
@@ -48,8 +47,6 @@ async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: Wishe
     check = partial(make_plan, call, served.llm.llm, prepare, wishes or Wishes())
     plan = await while_awaited(call, asyncio.to_thread(check))
     call.reserve(plan.num_tokens, num_answers=plan.num_answers, is_open_ended=plan.is_open_ended)
-    if call.state.lifecycle.phase == "stopped":  # those that run have been told already
-        raise ShuttingDown
     generation = call.generation = Generation(call, served, plan)
     try:
         await generation.submit()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,6 +62,7 @@ class Lifecycle:
         self._step_began = clock()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._unanswered: set[asyncio.Task[Any]] = set()  # tasks that may be ended with ShuttingDown
 
     @property
     def accepts_requests(self) -> bool:
@@ -106,8 +108,11 @@ class Lifecycle:
         self.phase = "refusing"
 
     def stop(self) -> None:
-        """The deadline has passed, or nothing is left to do."""
-        self.phase = "stopped"
+        """The deadline has passed, or nothing is left to do; whoever still waits for an answer to begin is told so."""
+        if not self._is_stopped:
+            self.phase = "stopped"
+            for task in self._unanswered:
+                task.cancel()
 
     def refusal(self) -> CapacityError | None:
         """Why a new request is turned away; None: it is not."""
@@ -128,6 +133,27 @@ class Lifecycle:
     async def until_idle(self) -> None:
         """Wait until no request runs."""
         await self._idle.wait()
+
+    @contextmanager
+    def ends_at_stop(self) -> Iterator[None]:
+        """Whatever is awaited inside ends with ShuttingDown when the deadline passes, or has passed."""
+        if self._is_stopped:
+            raise ShuttingDown
+        task = asyncio.current_task()
+        assert task is not None
+        self._unanswered.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_stopped and task.uncancel() == 0:  # unless somebody else cancelled it too
+                raise ShuttingDown from None
+            raise
+        finally:
+            self._unanswered.discard(task)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self.phase == "stopped"
 
     def _end_step(self) -> None:
         if self._steps and self._steps[-1].seconds is None:

@@ -1,4 +1,4 @@
-"""Wait for work only as long as somebody waits for its result: until the client goes away or the deadline passes."""
+"""Wait for work only as long as somebody waits for its result and the server may give it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 
 async def while_awaited(call: Call, work: Coroutine[Any, Any, T]) -> T:
-    """The result of work; cancelled with ClientGone or DeadlineExceeded when nobody needs it any more."""
+    """The result of work; cancelled with ClientGone, DeadlineExceeded or ShuttingDown when nobody needs it any more."""
     timeout_s = call.state.config.request_timeout_s
     left_s = timeout_s - (time.monotonic() - call.received_at)
     task, watch = asyncio.ensure_future(work), asyncio.ensure_future(_goes_away(call.http))
     try:
-        await asyncio.wait({task, watch}, timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
+        with call.state.lifecycle.ends_at_stop():
+            await asyncio.wait({task, watch}, timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         if watch.done():

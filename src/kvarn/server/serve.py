@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -41,7 +43,9 @@ from kvarn.server.watchdog import Watchdog
 
 log = logging.getLogger("kvarn.server")
 
-LAST_WORDS_S = 5.0  # after the deadline: for streams to send their final events
+# After the deadline, in all less than the 5 s that an operator adds to the delay and the timeout:
+LAST_WORDS_S = 3.0  # for answers to send their final bytes
+CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be interrupted
 NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Extend = Callable[[ServerState, App], App]
@@ -81,6 +85,7 @@ class ServerRun:
         self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
         self._ended = asyncio.Event()  # a signal asked for the end
         self._num_signals = 0
+        self._silent_at = math.inf  # time.monotonic() when the last words must have been said
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -99,7 +104,7 @@ class ServerRun:
         finally:
             ended.cancel()
             self._watchdog.stop()
-            self._lifecycle.stop()
+            self._stop()
             await self._close(serving)
         return 0
 
@@ -128,10 +133,20 @@ class ServerRun:
         if await self._is_idle_within(config.drain_timeout_s):
             log.info("drained")
             return
-        lifecycle.stop()
-        num_ended = self._state.requests.fail_all(ShuttingDown())
+        num_ended = lifecycle.num_requests
+        self._stop()
+        self._state.requests.fail_all(ShuttingDown())
         log.warning("the drain deadline ended requests", extra=with_fields(requests=num_ended))
-        await self._is_idle_within(LAST_WORDS_S)
+        await self._is_idle_within(self._left_s)
+
+    def _stop(self) -> None:
+        """From here on only last words are said."""
+        self._lifecycle.stop()
+        self._silent_at = min(self._silent_at, time.monotonic() + LAST_WORDS_S)
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._silent_at - time.monotonic())
 
     async def _is_idle_within(self, timeout_s: float) -> bool:
         with suppress(TimeoutError):
@@ -139,11 +154,13 @@ class ServerRun:
         return self._lifecycle.num_requests == 0
 
     async def _close(self, serving: asyncio.Task[None]) -> None:
+        # For bytes that a slow reader has not taken yet.
+        self._server.config.timeout_graceful_shutdown = int(self._left_s)
         self._server.should_exit = True
         await serving
         for part in (self._state.primer, self._state.collections, self._state.shelf):
             with suppress(TimeoutError):
-                await asyncio.wait_for(part.close(), LAST_WORDS_S)
+                await asyncio.wait_for(part.close(), CLOSE_S)
 
     def _take_signal(self, signum: int) -> None:
         self._num_signals += 1
@@ -198,7 +215,6 @@ def _make_server(state: ServerState, app: App) -> _Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(LAST_WORDS_S),  # for bytes a slow reader has not taken yet
             backlog=ACCEPTED_PER_TURN,
             proxy_headers=False,  # nobody may name another client than itself
         )

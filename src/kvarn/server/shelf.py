@@ -101,6 +101,10 @@ class ModelShelf:
             place.num_users -= 1
             place.used_at = next(self._ticks)
 
+    def is_loaded(self, name: str) -> bool:
+        """Whether a use of this name need not wait."""
+        return name in self._places and self._places[name].served is not None
+
     def cards(self) -> tuple[ModelCard, ...]:
         """All models in the order of the configuration."""
         return tuple(self.card(model_id) for model_id in self._names)

@@ -74,8 +74,6 @@ async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids
     vectors = []
     try:
         for batch in _batches(ids):
-            if call.state.lifecycle.phase == "stopped":
-                raise ShuttingDown
             work = served.llm.embed(batch, body.pooling, normalize=False)
             vectors.append(await while_awaited(call, work))
             num_used += sum(map(len, batch))
