@@ -45,13 +45,6 @@ def score_tokens(
     return result
 
 
-def embed_tokens(
-    backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling, max_tokens: int
-) -> Float32:
-    """One vector per text, (n, width); texts share batches of about max_tokens, and none is cut in two."""
-    return np.concatenate([embed_group(backend, kv, group, pooling) for group in groups(kv, texts, max_tokens)])
-
-
 def embed_group(backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling) -> Float32:
     """One vector per text, (n, width), in one batch."""
     names = [f"embed-{next(_names)}" for _ in texts]

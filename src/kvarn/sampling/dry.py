@@ -39,11 +39,6 @@ class Dry:
     window: int | None = None
 
 
-def dry_penalties(token_ids: Sequence[int], dry: Dry, breakers: Breakers = ()) -> tuple[Int32, Float32]:
-    """Bias of the next token of a text: ids in ascending order and their values, none of them above 0."""
-    return RepeatedRuns(token_ids, breakers).penalties(dry)
-
-
 class RepeatedRuns:
     """run(i) for every token of a growing text: O(n) when made, then one pass of NumPy for each token."""
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvarn.engine.passes import embed_tokens, score_tokens
+from kvarn.engine.engine import Engine
+from kvarn.engine.passes import embed_group, groups, score_tokens
 from kvarn.errors import BackendError, CapacityError
+from kvarn.models.spec import Pooling
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import complete, make_engine
 
@@ -49,11 +51,16 @@ def test_too_many_tokens_to_score_are_a_capacity_error_and_blocks_come_back() ->
     assert engine.kv.num_free == engine.kv.num_blocks
 
 
+def embedded(engine: Engine, texts: list[list[int]], pooling: Pooling, max_tokens: int) -> np.ndarray:
+    parts = [embed_group(engine.backend, engine.kv, group, pooling) for group in groups(engine.kv, texts, max_tokens)]
+    return np.concatenate(parts)
+
+
 def test_embeddings_do_not_depend_on_which_texts_share_a_batch() -> None:
     texts = [TOKENS[:n] for n in (3, 9, 1, 16, 5, 2)]
     engine = make_engine()
-    together = embed_tokens(engine.backend, engine.kv, texts, "mean", 16)
-    alone = [embed_tokens(engine.backend, engine.kv, [text], "mean", 16)[0] for text in texts]
+    together = embedded(engine, texts, "mean", 16)
+    alone = [embedded(engine, [text], "mean", 16)[0] for text in texts]
     assert np.array_equal(together, np.array(alone))
     assert engine.kv.num_free == engine.kv.num_blocks
 
@@ -61,5 +68,5 @@ def test_embeddings_do_not_depend_on_which_texts_share_a_batch() -> None:
 def test_embedding_batches_never_exceed_the_cache() -> None:
     engine = make_engine(num_blocks=4)
     texts = [[1]] * 30
-    assert embed_tokens(engine.backend, engine.kv, texts, "last", 100).shape == (30, 256)
+    assert embedded(engine, texts, "last", 100).shape == (30, 256)
     assert max(engine.backend.batch_sizes) == 4  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvarn.sampling.dry import MAX_PENALTY, Breakers, Dry, RepeatedRuns, dry_penalties
+from kvarn.sampling.dry import MAX_PENALTY, Breakers, Dry, RepeatedRuns
 
 texts = st.lists(st.integers(0, 3), max_size=40)
 breaker_sets = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
@@ -35,7 +35,7 @@ def defined(x: list[int], dry: Dry, breakers: Breakers) -> dict[int, float]:
 
 
 def found(x: list[int], dry: Dry, breakers: Breakers = ()) -> dict[int, float]:
-    ids, values = dry_penalties(x, dry, breakers)
+    ids, values = RepeatedRuns(x, breakers).penalties(dry)
     assert ids.tolist() == sorted(set(ids.tolist()))
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
@@ -52,7 +52,7 @@ def test_a_text_that_grew_has_the_penalties_of_one_read_at_once(
     runs = RepeatedRuns(x, breakers)
     for token in more:
         runs.append(token)
-    for grown, whole in zip(runs.penalties(dry), dry_penalties(x + more, dry, breakers), strict=True):
+    for grown, whole in zip(runs.penalties(dry), RepeatedRuns(x + more, breakers).penalties(dry), strict=True):
         np.testing.assert_array_equal(grown, whole)
 
 
