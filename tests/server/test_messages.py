@@ -53,12 +53,27 @@ class TestConversation:
     def test_tool_results_are_messages_of_their_own_in_the_order_they_were_said(self) -> None:
         result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "cold"}]}
         failed = {"type": "tool_result", "tool_use_id": "b", "content": "no such city", "is_error": True}
-        messages = chat_messages(body(says(result, failed, {"type": "text", "text": "So?"})))
-        assert messages == [
+        calls = [{"type": "tool_use", "id": one, "name": "weather", "input": {}} for one in ("a", "b")]
+        turns = (says(*calls, role="assistant"), says(result, failed, {"type": "text", "text": "So?"}))
+        assert chat_messages(body(*turns))[1:] == [
             {"role": "tool", "tool_call_id": "a", "content": "cold"},
             {"role": "tool", "tool_call_id": "b", "content": "error: no such city"},
             {"role": "user", "content": "So?"},
         ]
+
+    def test_turns_of_one_role_that_follow_each_other_are_one(self) -> None:
+        calls = [says({"type": "tool_use", "id": one, "name": "f", "input": {}}, role="assistant") for one in "ab"]
+        asked = [{"role": "user", "content": "One."}, says({"type": "text", "text": "Two."})]
+        first, second, third = chat_messages(body(*asked, *calls, {"role": "user", "content": "Well?"}))
+        assert first == {"role": "user", "content": "One.\n\nTwo."}
+        assert [call["id"] for call in second["tool_calls"]] == ["a", "b"]
+        assert third == {"role": "user", "content": "Well?"}
+
+    def test_a_result_without_its_call_is_named_by_its_place(self) -> None:
+        result = {"type": "tool_result", "tool_use_id": "a", "content": "cold"}
+        with pytest.raises(InvalidField) as error:
+            chat_messages(body(says({"type": "text", "text": "Hi"}, result), system="Be brief."))
+        assert error.value.param == "messages.0.content.1.tool_use_id"
 
     def test_a_turn_of_the_assistant_is_one_message(self) -> None:
         turn = says(

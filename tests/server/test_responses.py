@@ -15,6 +15,7 @@ from kvarn.server.output.deltas import ContentDelta, Delta, ReasoningDelta, Tool
 from kvarn.server.responses.conversation import chat_fields, chat_messages
 from kvarn.server.responses.echo import echo_of
 from kvarn.server.responses.stream import ResponseStream, ResponseUsage
+from kvarn.server.schema.common import InvalidField
 from kvarn.server.schema.responses import ResponsesBody
 from kvarn.types import FinishReason, Usage
 from tests.server.process import SMOLLM2
@@ -65,6 +66,16 @@ class TestConversation:
             },
             {"role": "tool", "tool_call_id": "call_a", "content": "cold"},
         ]
+
+    def test_two_texts_of_the_assistant_are_two_messages(self) -> None:
+        texts = [{"role": "assistant", "content": text} for text in ("one", "two")]
+        assert chat_messages(body([*texts, {"role": "user", "content": "?"}]))[:2] == texts
+
+    def test_an_output_without_its_call_is_named_by_its_place(self) -> None:
+        output = {"type": "function_call_output", "call_id": "a", "output": "cold"}
+        with pytest.raises(InvalidField) as error:
+            chat_messages(body([{"role": "user", "content": "?"}, output], instructions="Be brief."))
+        assert error.value.param == "input.1.call_id"
 
     def test_formats_tools_and_choices_have_their_counterparts(self) -> None:
         wanted = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}

@@ -42,7 +42,7 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
     template = tokenizer.chat_template
     if template is None:
         raise TemplateError("the model has no chat template; use generate instead of chat, or kvarn run --raw")
-    context = _context(request)
+    context = _context(request, template)
     mark = _unused_character(template, context)
     marked = map_strings("the conversation", context, lambda text: _with_marks(text, mark, tokenizer.forbidden_matcher))
     names = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
@@ -50,9 +50,15 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
     return _without_marks(written, mark)
 
 
-def _context(request: ChatRequest) -> dict[str, Any]:
-    context = {**request.kwargs, "messages": request.messages, "add_generation_prompt": request.add_generation_prompt}
+def _context(request: ChatRequest, template: str) -> dict[str, Any]:
+    messages = request.messages if "developer" in template else [_known_role(one) for one in request.messages]
+    context = {**request.kwargs, "messages": messages, "add_generation_prompt": request.add_generation_prompt}
     return context if request.tools is None else {**context, "tools": request.tools}  # undefined, not None
+
+
+def _known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates that do not know developers would drop what they say; the name is newer than `system`."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _with_marks(text: str, mark: str, forbidden: SpecialMatcher) -> str:

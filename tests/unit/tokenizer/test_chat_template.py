@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.errors import TemplateError
+from kvarn.tokenizer.chat_messages import ChatRequest
+from kvarn.tokenizer.chat_template import render_chat
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import byte_level, sentence_piece
@@ -32,6 +34,14 @@ def test_a_conversation_is_written_and_encoded_as_the_template_says() -> None:
     ids = CHATML.encode_chat([{"role": "system", "content": "be"}, *user("hello")])
     text = "<|im_start|>system\nbe<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     assert ids == CHATML.encode(text, parse_special=True)
+
+
+@pytest.mark.parametrize(("knows", "role"), [("", "system"), ("{# developer #}", "developer")])
+def test_a_developer_is_the_system_where_the_template_knows_none(knows: str, role: str) -> None:
+    tokenizer = with_template(knows + "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    messages = [{"role": "developer", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    written = render_chat(tokenizer, ChatRequest.checked(messages))
+    assert written.text == f"{role}: Be kind.\nuser: Hi\n"
 
 
 def test_the_generation_prompt_can_be_left_out() -> None:

@@ -54,8 +54,43 @@ def chat_messages(body: CountTokensBody) -> list[ChatMessage]:
             "end with a message of the user",
             "messages",
         )
-    system = [] if not body.system else [{"role": "system", "content": _text(body.system)}]
-    return [*system, *(message for turn in body.messages for message in _turn(turn))]
+    messages: list[ChatMessage] = [] if not body.system else [{"role": "system", "content": _text(body.system)}]
+    for turn in body.messages:
+        for message in _turn(turn):
+            _append(messages, message)
+    _check_results(body.messages)
+    return messages
+
+
+def _check_results(turns: Sequence[Turn]) -> None:
+    """A result answers a call that was made before it."""
+    called: set[str] = set()
+    for index, turn in enumerate(turns):
+        for place, block in enumerate(turn.content if not isinstance(turn.content, str) else ()):
+            if isinstance(block, ToolUseBlock):
+                called.add(block.id)
+            if isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
+                where = f"messages.{index}.content.{place}"
+                raise InvalidField(
+                    f"{where} is the result of a call that no message before it has", f"{where}.tool_use_id"
+                )
+
+
+def _append(messages: list[ChatMessage], message: ChatMessage) -> None:
+    """Turns of one role that follow each other are one turn; templates want the roles to alternate."""
+    if messages and message["role"] in ("user", "assistant") and messages[-1]["role"] == message["role"]:
+        messages[-1] = _joined(messages[-1], message)
+    else:
+        messages.append(message)
+
+
+def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    joined = {"role": first["role"], "content": "\n\n".join(filter(None, (first["content"], second["content"])))}
+    if thoughts := first.get("reasoning_content", "") + second.get("reasoning_content", ""):
+        joined["reasoning_content"] = thoughts
+    if calls := first.get("tool_calls", []) + second.get("tool_calls", []):
+        joined["tool_calls"] = calls
+    return joined
 
 
 def thinking_kwargs(thinking: ThinkingOn | ThinkingOff | None, template: str, *, can_think: bool) -> dict[str, Any]:

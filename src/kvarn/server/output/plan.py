@@ -17,6 +17,7 @@ from kvarn.server.output.formats import OutputFormat
 from kvarn.server.output.prompt import with_tools
 from kvarn.server.output.stream import Circumstances
 from kvarn.server.output.tools import Tool, ToolChoice, check_choice, check_tools
+from kvarn.server.output.turns import in_order_of_calls
 from kvarn.server.schema.common import InvalidField
 
 TAIL_TOKENS = 16  # of the prompt: enough for a tag that opens reasoning and the white space after it
@@ -66,9 +67,10 @@ class OutputPlan:
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The conversation as the template can write it."""
+        ordered = in_order_of_calls(messages)
         if self.format.shows_tools:
-            return list(messages)
-        return with_tools(messages, self.tools, takes_system=self.format.takes_system)
+            return ordered
+        return with_tools(ordered, self.tools, takes_system=self.format.takes_system)
 
     @property
     def visible_ids(self) -> frozenset[int]:

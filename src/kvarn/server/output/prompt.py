@@ -58,9 +58,9 @@ def _without_tool_roles(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[s
         calls = _calls(index, message)
         names.update({call.id: call.name for call in calls})
         is_result = message.get("role") == "tool"
-        if is_result and is_after_result:  # templates want the roles to alternate
-            before = plain.pop()
-            plain.append({**before, "content": f"{before['content']}\n\n{_result(message, names)}"})
+        if is_after_result and message.get("role") in ("tool", "user"):  # templates want the roles to alternate
+            said = _result(message, names) if is_result else _text(message.get("content"))
+            plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n\n{said}"}
         elif is_result:
             plain.append({"role": "user", "content": _result(message, names)})
         elif calls:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from kvarn.server.schema.common import InvalidField
 from kvarn.server.schema.responses import (
     FunctionCallItem,
     FunctionChoice,
@@ -46,6 +47,7 @@ def chat_messages(body: ResponsesBody) -> list[ChatMessage]:
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     if isinstance(body.input, str):
         return [*system, {"role": "user", "content": body.input}]
+    _check_outputs(body.input)
     return [*system, *_items(body.input)]
 
 
@@ -74,12 +76,24 @@ def _items(items: Iterable[Item]) -> list[ChatMessage]:
         elif isinstance(item, MessageItem) and item.role != "assistant":
             messages.append({"role": item.role, "content": _text(item.content)})
         else:
-            _extend(_open_turn(messages), item)
+            _extend(_open_turn(messages, is_text=isinstance(item, MessageItem)), item)
     return messages
 
 
-def _open_turn(messages: list[ChatMessage]) -> ChatMessage:
-    if not messages or messages[-1]["role"] != "assistant":
+def _check_outputs(items: Iterable[Item]) -> None:
+    """An output answers a call that was made before it."""
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        if isinstance(item, FunctionOutputItem) and item.call_id not in called:
+            where = f"input.{index}"
+            raise InvalidField(f"{where} is the output of a call that no item before it has", f"{where}.call_id")
+
+
+def _open_turn(messages: list[ChatMessage], *, is_text: bool) -> ChatMessage:
+    """The assistant's message that an item belongs to; a second text begins a second message."""
+    if not messages or messages[-1]["role"] != "assistant" or (is_text and messages[-1]["content"]):
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 

@@ -45,6 +45,20 @@ def test_a_template_that_knows_tools_is_given_them_and_the_messages_as_they_are(
     assert plan.messages([USER, CALLED, *RESULTS]) == [USER, CALLED, *RESULTS]
 
 
+@pytest.mark.parametrize("shows_tools", [True, False])
+def test_results_stand_in_the_order_of_their_calls(shows_tools: bool) -> None:
+    """Templates write no ids: the first result would be read as that of the first call."""
+    plan = OutputPlan.of(OutputFormat("hermes", shows_tools=shows_tools), TOOLS)
+    said = {"role": "user", "content": "So?"}
+    assert plan.messages([USER, CALLED, *RESULTS[::-1], said]) == plan.messages([USER, CALLED, *RESULTS, said])
+
+
+def test_what_the_user_says_after_results_joins_them_where_they_are_his() -> None:
+    messages = OutputPlan.of(GENERIC, TOOLS).messages([USER, CALLED, *RESULTS, {"role": "user", "content": "So?"}])
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[-1]["content"].endswith("none\n\nSo?")
+
+
 def test_a_template_that_knows_none_gets_the_documented_text_as_system_message() -> None:
     plan = OutputPlan.of(GENERIC, TOOLS)
     assert plan.template_tools is None
