@@ -169,11 +169,20 @@ class TestStream:
             (FinishReason.STOP, 2, DELTAS[:4], ("end_turn", None)),
             (FinishReason.STOP, "END", DELTAS[:4], ("stop_sequence", "END")),
             (FinishReason.LENGTH, None, DELTAS, ("max_tokens", None)),
+            (FinishReason.STOP, "END", DELTAS[:6], ("stop_sequence", "END")),
+            (FinishReason.STOP, 2, DELTAS[:6], ("end_turn", None)),
         ],
     )
     def test_the_reason_of_the_end_is_told(self, reason: FinishReason, match: Any, deltas: Any, wanted: Any) -> None:
         *_, delta, _ = tell(deltas, reason, match)
         assert (delta["delta"]["stop_reason"], delta["delta"]["stop_sequence"]) == wanted
+
+    def test_a_call_that_was_cut_off_has_an_empty_input(self) -> None:
+        stream = MessageStream("msg_1", "m", 20)
+        for delta in DELTAS[:6]:
+            stream.push(delta)
+        message = stream.whole(FinishReason.STOP, "END", USAGE)
+        assert message["content"][-1] == {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
 
     def test_cached_tokens_are_counted_apart(self) -> None:
         usage = tell(DELTAS)[-2]["usage"]
@@ -237,6 +246,23 @@ class TestServer:
         assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
         assert stopped["content"][0]["text"] == free["content"][0]["text"].partition(stop)[0]
 
+    def test_a_stop_sequence_within_a_call_leaves_an_empty_input(self, client: httpx.Client) -> None:
+        asked = request("Oslo?", max_tokens=60, stop_sequences=["city"], **forced({"enum": ["Oslo", "Paris"]}))
+        told = client.post("/v1/messages", json=asked).json()
+        assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "city")
+        assert [(block["type"], block["input"]) for block in told["content"]] == [("tool_use", {})]
+
+    def test_a_call_with_a_character_that_is_not_taken_back_is_mended(self, client: httpx.Client) -> None:
+        asked = request("Oslo?", max_tokens=60, **forced({"type": "string", "pattern": r"^a\x00b$"}))
+        told = client.post("/v1/messages", json=asked).json()
+        assert [block["input"] for block in told["content"]] == [{"city": "a\ufffdb"}]
+        with client.stream("POST", "/v1/messages", json={**asked, "stream": True}) as answer:
+            assert [block["input"] for block in added_up(list(events(answer)))] == [{"city": "a\ufffdb"}]
+        result = says({"type": "tool_result", "tool_use_id": told["content"][0]["id"], "content": "cold"})
+        history = [*asked["messages"], {"role": "assistant", "content": told["content"]}, result]
+        again = client.post("/v1/messages", json={**asked, "messages": history})
+        assert again.status_code == 200, again.text
+
     def test_inert_fields_do_not_change_the_answer(self, client: httpx.Client) -> None:
         asked = request("Name a color.", temperature=0, max_tokens=6)
         plain = client.post("/v1/messages", json=asked).json()
@@ -296,3 +322,10 @@ class TestServer:
 
 def request(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": SMOLLM2, "max_tokens": 4, "messages": [{"role": "user", "content": text}], **fields}
+
+
+def forced(city: dict[str, Any]) -> dict[str, Any]:
+    """Fields that make the model call a tool with a city."""
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    tool = {**TOOL, "input_schema": schema}
+    return {"tools": [tool], "tool_choice": {"type": "tool", "name": TOOL["name"]}, "temperature": 0}

@@ -137,13 +137,23 @@ class TestStream:
         assert failed["response"]["error"] == {"code": "internal_error", "message": "it broke"}
         assert failed["sequence_number"] == 2
 
+    @pytest.mark.parametrize("num_deltas", [2, 4, 6])
+    def test_a_failure_leaves_the_open_item_incomplete(self, num_deltas: int) -> None:
+        stream = new_stream()
+        for delta in DELTAS[:num_deltas]:
+            stream.push(delta)
+        (failed,) = stream.fail("internal_error", "it broke")
+        *earlier, last = (item["status"] for item in failed["response"]["output"])
+        assert set(earlier) <= {"completed"}
+        assert last == "incomplete"
+
     def test_scores_go_with_the_text(self) -> None:
         stream = new_stream()
         (*_, delta) = stream.push(ContentDelta("a"), [{"token": "a"}])
         assert delta["logprobs"] == [{"token": "a"}]
-        stream.score([{"token": "<end>"}])
+        stream.push(ContentDelta("bc"), [{"token": "b"}, {"token": "c"}])
         whole = stream.whole(FinishReason.STOP, USAGE, 9)
-        assert whole["output"][0]["content"][0]["logprobs"] == [{"token": "a"}, {"token": "<end>"}]
+        assert [one["token"] for one in whole["output"][0]["content"][0]["logprobs"]] == ["a", "b", "c"]
 
 
 def new_stream(**fields: Any) -> ResponseStream:
@@ -178,9 +188,17 @@ class TestServer:
             told = list(events(answer))
         assert added_up(told)["output"] == told[-1]["response"]["output"]
         assert without_ids(told[-1]["response"]) == without_ids(whole)
-        scores = whole["output"][0]["content"][0]["logprobs"]
-        assert len(scores) == whole["usage"]["output_tokens"]
-        assert all(len(score["top_logprobs"]) == 2 for score in scores)
+        part = whole["output"][0]["content"][0]
+        assert "".join(score["token"] for score in part["logprobs"]) == part["text"]
+        assert all(len(score["top_logprobs"]) == 2 for score in part["logprobs"])
+
+    def test_the_token_that_ends_an_answer_is_no_part_of_its_text(self, client: httpx.Client) -> None:
+        asked = request("Say: yes", max_output_tokens=100, include=["message.output_text.logprobs"])
+        told = client.post("/v1/responses", json=asked).json()
+        part = told["output"][0]["content"][0]
+        assert told["status"] == "completed"
+        assert "".join(score["token"] for score in part["logprobs"]) == part["text"]
+        assert len(part["logprobs"]) == told["usage"]["output_tokens"] - 1
 
     def test_the_response_repeats_what_was_understood(self, client: httpx.Client) -> None:
         asked = request(

@@ -148,6 +148,21 @@ def test_a_call_that_was_cut_off_ends_by_length(client: httpx.Client) -> None:
         json.loads(call["arguments"])
 
 
+def test_a_call_that_a_stop_string_cut_off_ends_by_stop(client: httpx.Client) -> None:
+    body = asked(tool_choice=named("weather"), stop=["days"])
+    (choice,) = answer(client, CHAT, body)["choices"]
+    assert choice["finish_reason"] == "stop"
+    (call,) = whole(choice)["tool_calls"]
+    with pytest.raises(ValueError):
+        json.loads(call["arguments"])
+    assert told(chunks(client, CHAT, body)) == whole(choice)
+
+
+def test_a_streamed_answer_of_calls_alone_has_no_content(client: httpx.Client) -> None:
+    read = chunks(client, CHAT, asked(tool_choice=named("weather")))
+    assert {choice["delta"].get("content") for chunk in read for choice in chunk["choices"]} == {None}
+
+
 def test_the_model_calls_what_it_was_told_to_repeat(client: httpx.Client) -> None:
     call = '{"name": "weather", "arguments": {"city": "Oslo", "days": 1}}'
     history = [

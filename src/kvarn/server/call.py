@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kvarn.server.state import ServerState
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class Call:
@@ -73,16 +74,12 @@ class Call:
 
     def reply(self, payload: Mapping[str, Any]) -> Response:
         """A JSON response with the caller's headers."""
-        return Response(_ENCODER.encode(payload).encode(), headers=self.headers, media_type="application/json")
+        return Response(written(payload), headers=self.headers, media_type="application/json")
 
     async def reply_beside(self, write: Callable[[], Mapping[str, Any]]) -> Response:
         """The same for an answer that takes long to write, such as one with thousands of logprobs."""
 
-        def written() -> bytes:
-            # Piece by piece: the fast encoder would keep every other thread waiting until the last byte.
-            return "".join(_ENCODER.iterencode(write())).encode()
-
-        content = await asyncio.to_thread(written)
+        content = await asyncio.to_thread(lambda: written(write(), in_pieces=True))
         return Response(content, headers=self.headers, media_type="application/json")
 
     async def close(self) -> None:
@@ -103,6 +100,33 @@ class Call:
                 self._reservation.withdraw()
             self.state.metrics.request_refused(self.principal.tier.name, error.reason)
             raise
+
+
+def written(payload: Mapping[str, Any], *, in_pieces: bool = False) -> bytes:
+    """JSON for any payload: half of a surrogate pair as its escape; null for a number that JSON does not have.
+
+    in_pieces: the fast encoder would keep every other thread waiting until the last byte.
+    """
+    encode = _encode_in_pieces if in_pieces else _ENCODER.encode
+    try:
+        text = encode(payload)
+    except ValueError:
+        text = encode(_with_finite_numbers(payload))
+    return text.encode("utf-8", "backslashreplace")  # Python writes such a half as JSON does
+
+
+def _encode_in_pieces(payload: Any) -> str:
+    return "".join(_ENCODER.iterencode(payload))
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _with_finite_numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite_numbers(one) for one in value]
+    return value
 
 
 def new_request_id() -> str:

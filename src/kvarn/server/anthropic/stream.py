@@ -39,8 +39,12 @@ class _Block:
     def as_content(self) -> dict[str, Any]:
         text = "".join(self.pieces)
         if self.kind == "tool_use":
-            return {**self.as_started(), "input": _object(text)}
+            return {**self.as_started(), "input": _object(text) or {}}
         return {**self.as_started(), self.kind: text}
+
+    @property
+    def is_whole_call(self) -> bool:
+        return self.kind == "tool_use" and _object("".join(self.pieces)) is not None
 
 
 class MessageStream:
@@ -118,7 +122,8 @@ class MessageStream:
             return "max_tokens", None
         if isinstance(stop_match, str):
             return "stop_sequence", stop_match
-        return "tool_use" if any(block.kind == "tool_use" for block in self._blocks) else "end_turn", None
+        calls = [block for block in self._blocks if block.kind == "tool_use"]
+        return "tool_use" if calls and calls[-1].is_whole_call else "end_turn", None
 
     def _message(self, stop_reason: str | None, stop_sequence: str | None, usage: dict[str, int]) -> dict[str, Any]:
         return {
@@ -143,10 +148,10 @@ def _usage(usage: Usage) -> dict[str, int]:
     }
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; empty when the answer ended in the middle of them (stop_reason is max_tokens then)."""
+def _object(arguments: str) -> dict[str, Any] | None:
+    """The arguments of a call; None when the answer ended in the middle of them."""
     try:
         parsed = json.loads(arguments)
     except ValueError:
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
+        return None
+    return parsed if isinstance(parsed, dict) else None

@@ -49,7 +49,7 @@ class ChatWriter:
             "index": index,
             "message": _message(parsed),
             "logprobs": None if scores is None else {"content": chat_logprobs(self.tokenizer, scores)},
-            "finish_reason": finish_word(completion.finish_reason, has_calls=bool(parsed.tool_calls)),
+            "finish_reason": finish_word(completion.finish_reason, has_whole_calls=parsed.has_whole_calls),
         }
 
 

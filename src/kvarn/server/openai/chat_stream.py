@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 ROLE = '{"role":"assistant","content":""}'
+ROLE_WITH_TOOLS = '{"role":"assistant","content":null}'  # an answer of calls alone has no content
+EMPTY = '{"content":""}'
 
 
 class ChunkFrame:
@@ -54,14 +56,24 @@ class ChunkFrame:
 class ChatChoiceStream:
     """One of the n answers, event by event."""
 
-    def __init__(self, index: int, frame: ChunkFrame, tokenizer: Tokenizer, reader: OutputStream | None) -> None:
-        """reader: None when the text needs no parsing."""
+    def __init__(
+        self,
+        index: int,
+        frame: ChunkFrame,
+        tokenizer: Tokenizer,
+        reader: OutputStream | None,
+        *,
+        has_tools: bool = False,
+    ) -> None:
+        """reader: None when the text needs no parsing; has_tools: the answer may be calls."""
         self._index = index
         self._frame = frame
         self._tokenizer = tokenizer
         self._reader = reader
+        self._has_tools = has_tools
         self._has_begun = False
         self._has_calls = False
+        self._has_content = not has_tools  # the first chunk has it, if nothing else may come
         self._before, _, self._after = self._chunk('{"content":@}').rpartition("@")  # around the text of a plain chunk
 
     def chunks(self, event: TokenEvent) -> str:
@@ -75,16 +87,22 @@ class ChatChoiceStream:
             logprobs = _json({"content": chat_logprobs(self._tokenizer, [event.logprob])})
         deltas = self._deltas(event)
         if not deltas and event.logprob is not None:
-            deltas = ['{"content":""}']
-        written = [] if self._has_begun else [self._chunk(ROLE)]
+            deltas = ["{}" if self._has_tools else EMPTY]
+        written = [] if self._has_begun else [self._chunk(ROLE_WITH_TOOLS if self._has_tools else ROLE)]
         self._has_begun = True
         for delta in deltas:
             written.append(self._chunk(delta, logprobs))
             logprobs = "null"
         reason = event.finish_reason
         if reason is not None and reason is not FinishReason.DEADLINE:  # an error tells about that
-            written.append(self._chunk("{}", finish=f'"{finish_word(reason, has_calls=self._has_calls)}"'))
+            written.append(self._last_chunk(reason))
         return "".join(written)
+
+    def _last_chunk(self, reason: FinishReason) -> str:
+        """Why it ended; an answer without calls has content, if only an empty one."""
+        is_cut = self._reader is not None and self._reader.is_cut
+        word = finish_word(reason, has_whole_calls=self._has_calls and not is_cut)
+        return self._chunk("{}" if self._has_content or self._has_calls else EMPTY, finish=f'"{word}"')
 
     def _is_plain(self, event: TokenEvent) -> bool:
         """Text and nothing else, as almost all events are."""
@@ -107,6 +125,7 @@ class ChatChoiceStream:
     def _written(self, delta: Delta) -> str:
         match delta:
             case ContentDelta():
+                self._has_content = True
                 return _json({"content": delta.text})
             case ReasoningDelta():
                 return _json({"reasoning_content": delta.text})
@@ -125,8 +144,10 @@ async def chat_events(
     """Everything but [DONE]."""
     frame = ChunkFrame(heading, has_usage=has_usage)
     tokenizer = generation.served.llm.llm.tokenizer
+    has_tools = bool(chat.plan(generation.served).tools)
     choices = [
-        ChatChoiceStream(index, frame, tokenizer, _reader(generation, chat, index)) for index in range(chat.params.n)
+        ChatChoiceStream(index, frame, tokenizer, _reader(generation, chat, index), has_tools=has_tools)
+        for index in range(chat.params.n)
     ]
     async for batch in generation.batches():
         written = "".join([choices[event.token.choice].chunks(event.token) for event in batch])

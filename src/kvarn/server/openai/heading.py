@@ -52,6 +52,6 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def finish_word(reason: FinishReason, *, has_calls: bool = False) -> str:
+def finish_word(reason: FinishReason, *, has_whole_calls: bool = False) -> str:
     """OpenAI's word for the end of an answer; `cancelled`, which it does not have, is ours."""
-    return "tool_calls" if has_calls and reason is FinishReason.STOP else str(reason)
+    return "tool_calls" if has_whole_calls and reason is FinishReason.STOP else str(reason)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.types import TokenLogprob
 
 if TYPE_CHECKING:
+    from kvarn.tokenizer.incremental import IncrementalDecoder
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no minus infinity
@@ -27,6 +30,41 @@ def chat_logprobs(tokenizer: Tokenizer, scores: Iterable[TokenLogprob]) -> list[
 def prompt_logprobs(tokenizer: Tokenizer, scores: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
     """The same for a prompt, whose first token has none."""
     return [None, *chat_logprobs(tokenizer, scores)]
+
+
+class TextScores:
+    """Finds the scores of the tokens that a part of an answer's text was made of, in whichever order they come.
+
+    A token counts if any of its bytes went into the part; it is given out once. Control tokens have no text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, decoder: IncrementalDecoder) -> None:
+        """decoder: a fresh one, that reads the tokens as the engine does."""
+        self._tokenizer = tokenizer
+        self._decoder = decoder
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+        self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()  # characters [start, end) and the score
+
+    def add(self, scores: Iterable[TokenLogprob]) -> None:
+        """The next tokens; to be called before the parts that they are in are taken."""
+        for score in scores:
+            text, data = self._decoder.push(score.token_id), self._tokenizer.token_bytes(score.token_id)
+            if not text and _is_whole(data):
+                continue
+            self._utf8.decode(data)
+            start, self._offset = self._offset, self._offset + len(text)
+            is_inside_character = bool(self._utf8.getstate()[0])
+            self._waiting.append((start, self._offset + is_inside_character, score))
+
+    def take(self, start: int, end: int) -> list[TokenLogprob]:
+        """Those of the characters [start, end); what stands before them and was not taken is dropped."""
+        taken: list[TokenLogprob] = []
+        while self._waiting and self._waiting[0][0] < end:
+            _, token_end, score = self._waiting.popleft()
+            if token_end > start:
+                taken.append(score)
+        return taken
 
 
 class LegacyLogprobs:
@@ -85,5 +123,13 @@ def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str
     return {"token": data.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
 
+def _is_whole(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _finite(logprob: float) -> float:
-    return max(float(logprob), LOWEST)
+    return max(LOWEST, float(logprob))  # in this order NaN, too, becomes a number

@@ -6,12 +6,12 @@ positions in one growing text; knows no markers and no stream.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, NoReturn
+
+from kvarn.server.output.sound_json import is_strict_object
 
 MAX_DEPTH = 64
 WHITESPACE = " \t\r\n"
@@ -218,22 +218,3 @@ class CallScan:
     def _note_end(self) -> None:
         if self.status is Status.OPEN and self._expect is _Expect.AFTER and not self._stack:
             self.status = Status.DONE
-
-
-def is_strict_object(text: str) -> bool:
-    """Whether text is a JSON object without duplicate keys, NaN or anything else that parsers disagree on."""
-    try:
-        return isinstance(json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return result
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MISTRAL_ID_CHARACTERS = 9  # its templates refuse ids of any other length
 
@@ -14,6 +14,7 @@ class ContentDelta:
     """More of the answer itself."""
 
     text: str
+    at: int = field(default=0, compare=False)  # where it stands in the whole text of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,15 @@ class ParsedOutput:
     content: str | None
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]
+    is_cut: bool = False  # it ends within an enforced call
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether there are calls, and all of them can be made."""
+        return bool(self.tool_calls) and not self.is_cut
 
 
-def joined(deltas: Iterable[Delta]) -> ParsedOutput:
+def joined(deltas: Iterable[Delta], *, is_cut: bool = False) -> ParsedOutput:
     """Put the pieces of one answer together."""
     content: list[str] = []
     reasoning: list[str] = []
@@ -79,7 +86,7 @@ def joined(deltas: Iterable[Delta]) -> ParsedOutput:
             case ToolCallArguments(index, text):
                 arguments[index].append(text)
     calls = (ToolCall(start.id, start.name, "".join(arguments[index])) for index, start in starts.items())
-    return ParsedOutput("".join(content) or None, "".join(reasoning) or None, tuple(calls))
+    return ParsedOutput("".join(content) or None, "".join(reasoning) or None, tuple(calls), is_cut)
 
 
 def call_id(seed: str, index: int, *, is_mistral: bool) -> str:

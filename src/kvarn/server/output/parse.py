@@ -20,4 +20,5 @@ def parse_output(
     stream = OutputStream(format, tools, circumstances)
     # In pieces, because what follows a failed candidate is copied each time: hostile text stays linear.
     pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
-    return joined([*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()])
+    deltas = [*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()]
+    return joined(deltas, is_cut=stream.is_cut)

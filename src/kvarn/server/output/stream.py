@@ -4,7 +4,8 @@
 
 One reader, fed character by character in effect: what comes out depends on the text, never on how it was cut, and
 parse_output is this reader fed once. Nothing that came out is ever taken back, so a call waits until it is whole; only
-where a grammar enforces the form (is_enforced) do its arguments come out as they are written.
+where a grammar enforces the form (is_enforced) do its arguments come out as they are written, and mended: that which
+must come out can no longer turn into content.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvarn.server.output.deltas import (
     call_id,
 )
 from kvarn.server.output.formats import OutputFormat
+from kvarn.server.output.sound_json import JsonMender
 
 __all__ = [
     "Circumstances",
@@ -61,6 +63,7 @@ class OutputStream:
         self, format: OutputFormat, tools: Collection[str] = (), circumstances: Circumstances | None = None
     ) -> None:
         """tools: the names that may be called; without any, calls are not looked for."""
+        self.is_cut = False  # the answer ended within an enforced call
         self._around = circumstances or Circumstances()
         self._names = frozenset(tools)
         self._is_mistral = format.tool_format == "mistral"
@@ -69,7 +72,8 @@ class OutputStream:
         self._tags = format.reasoning
         self._phase = _Phase.OPENING if self._tags is not None else _Phase.CONTENT
         self._is_plain = self._tags is None and not has_tools
-        self._rest = ""  # text not decided yet
+        self._num_read = 0  # characters of the answer
+        self._rest = ""  # text not decided yet: the end of what was read
         self._deltas: list[Delta] = []
         self._candidate: Candidate | None = None
         self._may_be_bare = self._opening.is_bare  # the next thing may be a call without a marker
@@ -81,11 +85,13 @@ class OutputStream:
         self._num_calls = 0
         self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
         self._told = 0  # arguments of that one came out up to here
+        self._mender = JsonMender()  # of that one
 
     def push(self, text: str) -> list[Delta]:
         """What became certain with more text."""
+        at, self._num_read = self._num_read, self._num_read + len(text)
         if self._is_plain:
-            return [ContentDelta(text)] if text else []
+            return [ContentDelta(text, at)] if text else []
         self._rest += text
         while self._advance():
             pass
@@ -98,7 +104,7 @@ class OutputStream:
             while self._advance():
                 pass
         if self._space and not self._is_after_call and (self._has_content or not self._has_parts):
-            self._deltas.append(ContentDelta(self._space))
+            self._deltas.append(ContentDelta(self._space, self._num_read - len(self._space)))
         self._space = ""
         return self._taken()
 
@@ -130,8 +136,8 @@ class OutputStream:
             self._think(self._rest)
             self._rest = ""
         else:
-            self._say(self._rest)
-            self._rest = ""
+            said, self._rest = self._rest, ""
+            self._say(said)
 
     def _read_opening(self) -> bool:
         assert self._tags is not None
@@ -165,8 +171,8 @@ class OutputStream:
     def _read_content(self) -> bool:
         if self._may_be_bare:
             text = self._rest.lstrip(WHITESPACE)
-            self._say(self._rest[: len(self._rest) - len(text)])
-            self._rest = text
+            space, self._rest = self._rest[: len(self._rest) - len(text)], text
+            self._say(space)
             if not text:
                 return False
             if text[0] in "{[":
@@ -174,12 +180,10 @@ class OutputStream:
             if text[0] == SEPARATOR and self._is_after_call:
                 return self._open_candidate(SEPARATOR)
             self._may_be_bare = False
-        said, is_marked, self._rest = _split_at(self._rest, self._opening.marker)
+        said, is_marked, after = _split_at(self._rest, self._opening.marker)
+        self._rest = self._opening.marker + after if is_marked else after
         self._say(said)
-        if is_marked:
-            self._rest = self._opening.marker + self._rest
-            return self._open_candidate(self._opening.marker)
-        return False
+        return is_marked and self._open_candidate(self._opening.marker)
 
     def _open_candidate(self, marker: str) -> bool:
         self._candidate = Candidate(self._opening, marker, self._names, is_trusted=self._around.is_enforced)
@@ -208,24 +212,36 @@ class OutputStream:
                 self._start_call(call.name, call.start)
             end = candidate.at if call.end is None else call.end
             if end > self._told:
-                self._deltas.append(ToolCallArguments(self._num_calls - 1, candidate.text[self._told : end]))
+                self._argue(self._mended(candidate.text[self._told : end]))
                 self._told = end
+
+    def _mended(self, text: str) -> str:
+        return self._mender.push(text) if self._around.is_enforced else text
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def _start_call(self, name: str, at: int) -> None:
         identity = call_id(self._around.id_seed, self._num_calls, is_mistral=self._is_mistral)
         self._deltas.append(ToolCallStart(self._num_calls, identity, name))
         self._num_calls += 1
         self._num_started += 1
-        self._told = at
+        self._told, self._mender = at, JsonMender()
         self._space, self._has_parts, self._is_after_call = "", True, True
 
     def _drop_candidate(self, at: int) -> None:
         """What was read is content, unless calls of it came out already."""
         assert self._candidate is not None
-        if self._num_started == 0:
-            self._say(self._candidate.text[:at])
-            self._may_be_bare = False
+        candidate = self._candidate
         self._close_candidate(at)
+        has_open_call = not candidate.calls or candidate.calls[-1].end is None
+        self.is_cut |= self._around.is_enforced and has_open_call
+        if self._num_started:
+            self._argue(self._mender.end())
+        else:
+            self._say(candidate.text[:at])
+            self._may_be_bare = False
 
     def _close_candidate(self, at: int) -> None:
         assert self._candidate is not None
@@ -236,17 +252,19 @@ class OutputStream:
         self._phase = _Phase.CONTENT
 
     def _say(self, text: str) -> None:
+        """Content that ends where the rest begins; white space that waited stands right before it."""
         text = self._space + text
         said = text.rstrip(WHITESPACE)
         self._space = text[len(said) :]
         if self._has_parts and not self._has_content:
             said = said.lstrip(WHITESPACE)
         if said:
+            at = self._num_read - len(self._rest) - len(self._space) - len(said)
             last = self._deltas[-1] if self._deltas else None
             if isinstance(last, ContentDelta):  # one chunk costs less than two
-                self._deltas[-1] = ContentDelta(last.text + said)
+                self._deltas[-1] = ContentDelta(last.text + said, last.at)
             else:
-                self._deltas.append(ContentDelta(said))
+                self._deltas.append(ContentDelta(said, at))
             self._has_content, self._is_after_call = True, False
 
     def _think(self, text: str) -> None:

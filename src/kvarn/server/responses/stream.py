@@ -66,12 +66,6 @@ class ResponseStream:
             case ToolCallArguments():
                 return self._numbered(*self._placed(self._items[-1].add(delta.text)))
 
-    def score(self, logprobs: Sequence[dict[str, Any]]) -> list[Event]:
-        """Scores of tokens without text of their own, if the last item is text."""
-        if not (self._is_open and isinstance(self._items[-1], TextItem)):
-            return []
-        return self._numbered(*self._placed(self._items[-1].add("", logprobs)))
-
     @property
     def thoughts(self) -> str:
         """The reasoning so far."""
@@ -94,6 +88,7 @@ class ResponseStream:
 
     def fail(self, code: str, message: str) -> list[Event]:
         """The only last event of a response that broke off."""
+        self._close(is_whole=False)
         response = self._response("failed") | {"error": {"code": code, "message": message}}
         return self._numbered({"type": "response.failed", "response": response})
 

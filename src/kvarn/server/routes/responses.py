@@ -14,8 +14,8 @@ from kvarn.server.answers import Piece, pieces, reader_of, whole
 from kvarn.server.call import Charged
 from kvarn.server.failures import failure_of
 from kvarn.server.generation import Generation, begin
-from kvarn.server.openai.logprobs import chat_logprobs
-from kvarn.server.output.deltas import ContentDelta
+from kvarn.server.openai.logprobs import TextScores, chat_logprobs
+from kvarn.server.output.deltas import ContentDelta, Delta
 from kvarn.server.output.stream import OutputStream
 from kvarn.server.planning import Wishes
 from kvarn.server.responses.conversation import chat_fields
@@ -27,6 +27,7 @@ from kvarn.server.schema.common import EVENT_STREAM, body_of, parse
 from kvarn.server.schema.responses import ResponsesAnswer, ResponsesBody
 from kvarn.server.sse import stream_response
 from kvarn.server.translate import chat_submission, conversation_of
+from kvarn.tokenizer.incremental import IncrementalDecoder
 from kvarn.tokenizer.tokenizer import Tokenizer
 from kvarn.types import Completion, FinishReason
 
@@ -43,7 +44,7 @@ async def create_response(call: Charged) -> Response:
     wishes = Wishes(limit_field="max_output_tokens")
     generation = await begin(call, served, lambda: [chat_submission(served, chat)], wishes)
     stream = ResponseStream(echo_of(body, f"resp_{call.id}", served.id, int(time.time())))
-    teller = _Teller(stream, served.llm.llm.tokenizer)
+    teller = Teller(stream, served.llm.llm.tokenizer, _decoder(generation))
     reader = reader_of(generation, chat)
     if body.stream:
         events = _events(generation, reader, teller)
@@ -53,24 +54,30 @@ async def create_response(call: Charged) -> Response:
     return call.reply(stream.whole(*teller.ending(completion)))
 
 
-class _Teller:
+def _decoder(generation: Generation) -> IncrementalDecoder:
+    """A reader of the answer's tokens like the one of the engine."""
+    (submission,) = generation.plan.submissions
+    at_start = submission.starts_text and submission.params.constraint is None
+    tokenizer = generation.served.llm.llm.tokenizer
+    return IncrementalDecoder(tokenizer, at_start=at_start, visible_ids=submission.visible_ids)
+
+
+class Teller:
     """Tells pieces to the stream; scores of tokens go with their text, those of other parts are dropped."""
 
-    def __init__(self, stream: ResponseStream, tokenizer: Tokenizer) -> None:
+    def __init__(self, stream: ResponseStream, tokenizer: Tokenizer, decoder: IncrementalDecoder) -> None:
         self.stream = stream
         self._tokenizer = tokenizer
-        self._untold: list[dict[str, Any]] = []
+        self._scores = TextScores(tokenizer, decoder)
 
     def tell(self, piece: Piece) -> list[Event]:
-        self._untold += chat_logprobs(self._tokenizer, piece.logprobs)
-        events: list[Event] = []
-        for delta in piece.deltas:
-            is_text = isinstance(delta, ContentDelta)
-            events += self.stream.push(delta, self._untold if is_text else ())
-            self._untold = []
-        if piece.completion is not None and self._untold:  # of the token that ended the answer
-            events += self.stream.score(self._untold)
-        return events
+        self._scores.add(piece.logprobs)
+        return [event for delta in piece.deltas for event in self.stream.push(delta, self._logprobs(delta))]
+
+    def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
+        if not isinstance(delta, ContentDelta):
+            return []
+        return chat_logprobs(self._tokenizer, self._scores.take(delta.at, delta.at + len(delta.text)))
 
     def ending(self, completion: Completion) -> tuple[FinishReason, ResponseUsage, int]:
         thoughts = self.stream.thoughts
@@ -83,7 +90,7 @@ class _Teller:
         return _written(self.stream.fail(failure.code or "server_error", failure.message))
 
 
-async def _events(generation: Generation, reader: OutputStream, teller: _Teller) -> AsyncIterator[bytes]:
+async def _events(generation: Generation, reader: OutputStream, teller: Teller) -> AsyncIterator[bytes]:
     yield _written(teller.stream.start())
     async for piece in pieces(generation, reader):
         events = teller.tell(piece)

@@ -9,6 +9,7 @@ from kvarn.constraints import Grammar, JsonSchema, Regex
 from kvarn.server.output.choice import MAX_PARALLEL_CALLS, after_reasoning, tool_constraint
 from kvarn.server.output.formats import THINK, OutputFormat
 from kvarn.server.output.parse import parse_output
+from kvarn.server.output.sound_json import is_strict_object
 from kvarn.server.output.stream import Circumstances
 from kvarn.server.output.tools import Named, Tool, ToolChoice
 from kvarn.server.schema.common import InvalidField
@@ -63,6 +64,14 @@ def test_arguments_follow_the_schema(form: str) -> None:
     for wrong in ("{}", '{"city": 1}', '{"city": "Oslo", "n": "2"}', '{"city": "Oslo", "more": 1}'):
         assert not _accepts(grammar, call.replace(ARGUMENTS, wrong))
     assert _accepts(grammar, call.replace(ARGUMENTS, '{"city": "Oslo", "n": 2}'))
+
+
+@pytest.mark.parametrize("odd", ['"\\u0000"', "1e999"])
+def test_a_grammar_does_not_forbid_what_is_mended(odd: str) -> None:
+    call = f'{{"name": "zero", "arguments": {{"a": {odd}}}}}'
+    assert _accepts(_grammar(OutputFormat("json"), "auto"), call)
+    (read,) = parse_output(call, OutputFormat("json"), ["zero"], Circumstances(is_enforced=True)).tool_calls
+    assert is_strict_object(read.arguments_json)
 
 
 def test_one_call_at_most_without_parallel_calls() -> None:

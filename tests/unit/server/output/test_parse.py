@@ -9,8 +9,9 @@ import pytest
 from kvarn.server.output.deltas import ContentDelta, ToolCallArguments, ToolCallStart
 from kvarn.server.output.formats import THINK, OutputFormat
 from kvarn.server.output.parse import parse_output
+from kvarn.server.output.sound_json import is_strict_object
 from kvarn.server.output.stream import Circumstances, OutputStream
-from tests.unit.server.output.texts import FORMATS, TOOLS, read_pieces
+from tests.unit.server.output.texts import FORMATS, ODD_ARGUMENTS, TOOLS, read_pieces
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 OTHER = '{"name": "f", "parameters": {}}'
@@ -43,6 +44,7 @@ BAD = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 01}}</tool_call>'),
+    *(("hermes", f'<tool_call>{{"name": "f", "arguments": {odd}}}</tool_call>') for odd in ODD_ARGUMENTS),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f", "arguments": {}, "parameters": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "f"}</tool_call>'),
@@ -80,7 +82,7 @@ def test_what_only_looks_like_a_call_is_content_to_the_letter(form: str, text: s
 
 
 def test_arguments_come_out_as_they_were_written() -> None:
-    arguments = '{ "city" : "Åre \\u00e9 </tool_call>", "n":1e400 }'
+    arguments = '{ "city" : "Åre \\u00e9 </tool_call>", "n":1e300 }'
     parsed = parse_output(f'<tool_call>{{"name":"f","arguments":{arguments}}}</tool_call>', FORMATS["hermes"], TOOLS)
     assert parsed.tool_calls[0].arguments_json == arguments
 
@@ -176,6 +178,36 @@ def test_an_enforced_call_that_was_cut_off_keeps_its_name_and_the_arguments_so_f
     parsed = parse_output(marker + CALL[:-8], FORMATS[form], TOOLS, Circumstances(is_enforced=True))
     assert [(call.name, call.arguments_json) for call in parsed.tool_calls] == [("weather", '{"city": ')]
     assert parsed.content is None
+    assert parsed.is_cut
+    assert not parsed.has_whole_calls
+
+
+def test_an_enforced_call_whose_arguments_are_whole_is_not_cut_off() -> None:
+    enforced = Circumstances(is_enforced=True)
+    assert parse_output(f"<tool_call>\n{CALL}\n", FORMATS["hermes"], TOOLS, enforced).has_whole_calls
+    second = parse_output(f"[TOOL_CALLS][{CALL}, {CALL[:12]}", FORMATS["mistral"], TOOLS, enforced)
+    assert (len(second.tool_calls), second.has_whole_calls) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ('{"a": "\\ud83d"}', '{"a": "\\ufffd"}'),
+        ('{"a": "\\ud83d\\ude00\\ude00"}', '{"a": "\\ud83d\\ude00\\ufffd"}'),
+        ('{"\\u0000": "\\\\u0000"}', '{"\\ufffd": "\\\\u0000"}'),
+        ('{"a": [1e999, -1e999, 1e3]}', '{"a": [1.7976931348623157e+308, -1.7976931348623157e+308, 1e3]}'),
+        ('{"a": 0.' + "5" * 5000 + "}", '{"a": 0.5555555555555556}'),
+        ('{"a": "1e999 \\" 1e999", "b": true}', '{"a": "1e999 \\" 1e999", "b": true}'),
+    ],
+    ids=["half a pair", "half after a pair", "NUL", "too large", "too long", "text"],
+)
+def test_what_no_reader_takes_is_mended_in_an_enforced_call(written: str, told: str) -> None:
+    enforced = Circumstances(is_enforced=True)
+    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
+    parsed = parse_output(text, FORMATS["hermes"], TOOLS, enforced)
+    assert [call.arguments_json for call in parsed.tool_calls] == [told]
+    assert is_strict_object(told)
+    assert read_pieces(list(text), FORMATS["hermes"], enforced) == parsed
 
 
 def test_a_call_of_mistral_has_an_id_its_templates_accept() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.server.output.call_scan import is_strict_object
-from kvarn.server.output.deltas import ToolCallStart
+from kvarn.server.output.deltas import ContentDelta, ToolCallStart
 from kvarn.server.output.parse import parse_output
+from kvarn.server.output.sound_json import is_strict_object
 from kvarn.server.output.stream import Circumstances
 from tests.conftest import Size
 from tests.unit.server.output.texts import (
@@ -23,6 +23,7 @@ from tests.unit.server.output.texts import (
     nearly_right_text,
     read_pieces,
     told,
+    written_call,
 )
 
 CIRCUMSTANCES = {
@@ -38,13 +39,26 @@ CIRCUMSTANCES = {
 def test_any_split_adds_up_to_the_whole(form: str, around: Circumstances, size: Size) -> None:
     rng = random.Random(f"{form} {around}")
     num_calls = 0
-    for _ in range(size(60, 1000)):
+    for _ in range(size(100, 1000)):
         text = hostile_text(rng) if rng.random() < 0.5 else nearly_right_text(rng, form)
         whole = parse_output(text, FORMATS[form], TOOLS, around)
         num_calls += len(whole.tool_calls)
         for pieces in (cut(rng, text), list(text)):
             assert read_pieces(pieces, FORMATS[form], around) == whole, (text, pieces)
     assert num_calls > 0 or FORMATS[form].tool_format is None or around.starts_in_reasoning
+
+
+@pytest.mark.parametrize("around", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
+@pytest.mark.parametrize("form", FORMATS)
+def test_content_tells_where_it_stands_in_the_answer(form: str, around: Circumstances, size: Size) -> None:
+    rng = random.Random(f"{form} {around}")
+    for _ in range(size(60, 1000)):
+        text = hostile_text(rng) if rng.random() < 0.5 else nearly_right_text(rng, form)
+        deltas = told(cut(rng, text), FORMATS[form], around)
+        content = [delta for delta in deltas if isinstance(delta, ContentDelta)]
+        assert all(text[delta.at : delta.at + len(delta.text)] == delta.text for delta in content)
+        ends = [delta.at + len(delta.text) for delta in content]
+        assert all(end <= after.at for end, after in zip(ends, content[1:], strict=False))
 
 
 @settings(max_examples=150, deadline=None)
@@ -81,6 +95,21 @@ def test_free_calls_are_known_and_sound(form: str, size: Size) -> None:
             assert call.name in TOOLS
             assert is_strict_object(call.arguments_json)
             assert call.arguments_json in text
+
+
+@pytest.mark.parametrize("form", ["hermes", "mistral", "llama3", "json"])
+def test_enforced_calls_are_sound_unless_they_were_cut_off(form: str, size: Size) -> None:
+    rng = random.Random(form)
+    num_cut = 0
+    for _ in range(size(200, 2000)):
+        text = "".join(written_call(rng, form) for _ in range(2))
+        text = text[: rng.choice([len(text), rng.randint(0, len(text))])]
+        parsed = parse_output(text, FORMATS[form], TOOLS, Circumstances(is_enforced=True))
+        are_sound = [is_strict_object(call.arguments_json) for call in parsed.tool_calls]
+        assert all(are_sound[:-1])
+        assert all(are_sound) or parsed.is_cut
+        num_cut += parsed.is_cut
+    assert num_cut > 20
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -48,8 +48,18 @@ FRAGMENTS = (
         "\x1f",
         '"type": "function"',
     ),
+    *('"\\ud83d"', '"\\ud83d\\ude00"', "\\ude00", "\\u0000", '{"a": 1e999}', '{"a": -1E+400}', "1e99", "9"),
     *("{", "}", "}}", "]", ",", ":", ";", "; ", '"', "\\", "{}", "[{", "}]", "weather", "get-time", "f", "weath"),
     *(" ", "\n", "\n\n", "\t", "\r\n", "Hello", " world", "é", "日本", "\U0001f600", "```json\n", "\u2028", "\u00a0"),
+)
+
+SOUND_ARGUMENTS = (
+    *('{"city": "Oslo"}', "{}", '{"a": {"b": ["}", "\\"]", 1]}}', '{"text": "</tool_call>"}'),
+    *('{"a": "\\uD83D\\uDE00", "b": -1.5e-400}', '{"a": "\\\\u0000 \\\\ud83d"}', '{"a": 1e308, "b": [true, null]}'),
+)
+ODD_ARGUMENTS = (  # JSON by the grammar of JSON, and yet not every reader takes it
+    *('{"a": "\\ud83d"}', '{"a": "\\ude00 \\uD83D\\ud83d\\uDE00"}', '{"\\ud83d": 1}', '{"a": ["\\ud83dx", "\\u0000"]}'),
+    *('{"a": 1e999}', '{"a": [-1E+400, 1e400]}', '{"a": ' + "9" * 4301 + "}", '{"a": 0.' + "1" * 4301 + "}"),
 )
 
 
@@ -70,7 +80,7 @@ def nearly_right_text(rng: random.Random, form: str) -> str:
 def written_call(rng: random.Random, form: str) -> str:
     """One call as a model writes it."""
     name = rng.choice([*TOOLS, "stranger"])
-    arguments = rng.choice(['{"city": "Oslo"}', "{}", '{"a": {"b": ["}", "\\"]", 1]}}', '{"text": "</tool_call>"}'])
+    arguments = rng.choice([*SOUND_ARGUMENTS, *ODD_ARGUMENTS])
     key = "parameters" if form == "llama3" else "arguments"
     call = f'{{"name": "{name}", "{key}": {arguments}}}'
     match form.partition("+")[0]:
@@ -94,7 +104,9 @@ def read_pieces(
     pieces: list[str], form: OutputFormat, around: Circumstances | None = None, tools: tuple[str, ...] = TOOLS
 ) -> ParsedOutput:
     """What a stream makes of the pieces."""
-    return joined(told(pieces, form, around, tools))
+    stream = OutputStream(form, tools, around)
+    deltas = [*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()]
+    return joined(deltas, is_cut=stream.is_cut)
 
 
 def told(
