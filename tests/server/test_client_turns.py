@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.server.client_tasks import SCHEMA, Verdict, user
 from tests.server.process import SMOLLM2, ServerProcess
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")]  # the clients' own
 FUNCTION: dict[str, Any] = {"name": "weather", "description": "The weather of a city", "parameters": SCHEMA}
 ASKED = user("Is it warm in Oslo?")
 
