@@ -22,6 +22,8 @@ Written by `docs/make_api_reference.py` from the OpenAPI document, which a serve
 How to call it is in [api.md](api.md).
 
 A field in **bold** must be given; where `null` is taken it is the same as leaving a field out.
+A name that an object does not have is refused, unless its value is `null`: official clients send answers back with the
+empty fields of their own types.
 Every path but `/health*` needs a key if the server has any.
 Errors are an `Error` object, under `/v1/messages` an `AnthropicError`.
 """
@@ -48,6 +50,9 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
     yield _one_line(operation.get("description") or operation["summary"])
     asked = _media(operation.get("requestBody", {}))
     told = _media(operation["responses"]["200"])
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "query":
+            yield f"Query `{parameter['name']}`: {_type(parameter['schema'])}, {parameter['description']}."
     if asked:
         yield f"Body: {', '.join(asked)}."
     yield f"Answer: {', '.join(told) or 'text'}."

@@ -234,8 +234,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for string in strings:
-        if not 1 <= len(string.encode("utf-8", "surrogatepass")) <= MAX_STOP_BYTES:
-            raise InvalidParameter(f"stop string {short(string)} must have 1 to {MAX_STOP_BYTES} bytes")
+        num_bytes = len(string.encode("utf-8", "surrogatepass"))
+        if not 1 <= num_bytes <= MAX_STOP_BYTES:
+            raise InvalidParameter(f"stop has a string of {num_bytes:,} bytes; give 1 to {MAX_STOP_BYTES}")
     return tuple(strings)
 
 

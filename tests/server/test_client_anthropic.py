@@ -86,6 +86,12 @@ class TestAnthropic:
         assert [card.id for card in claude.models.list()] == [SMOLLM2, MINILM]
         assert claude.models.retrieve(SMOLLM2).display_name == SMOLLM2
 
+    def test_models_come_page_by_page_in_both_directions(self, claude: anthropic.Anthropic) -> None:
+        page = claude.models.list(limit=1)
+        assert [card.id for card in page.data] == [SMOLLM2]
+        assert [card.id for card in page] == [SMOLLM2, MINILM]
+        assert [card.id for card in claude.models.list(limit=1, before_id=MINILM)] == [SMOLLM2]
+
     def test_leaving_a_stream_cancels_the_request(
         self, claude: anthropic.Anthropic, server: ServerProcess, patience: float
     ) -> None:

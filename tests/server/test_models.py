@@ -22,6 +22,23 @@ def test_every_configured_model_is_listed_the_default_one_first(client: httpx.Cl
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == (SMOLLM2, MINILM, False)
 
 
+def test_a_page_has_its_ends_and_tells_whether_there_are_more(client: httpx.Client) -> None:
+    first = client.get("/v1/models?limit=1").json()
+    assert [card["id"] for card in first["data"]] == [SMOLLM2]
+    assert (first["first_id"], first["last_id"], first["has_more"]) == (SMOLLM2, SMOLLM2, True)
+    after = client.get(f"/v1/models?limit=1&after_id={SMOLLM2}").json()
+    assert ([card["id"] for card in after["data"]], after["has_more"]) == ([MINILM], False)
+    beyond = client.get(f"/v1/models?after_id={MINILM}").json()
+    assert (beyond["data"], beyond["first_id"], beyond["last_id"], beyond["has_more"]) == ([], None, None, False)
+
+
+def test_a_page_that_cannot_be_is_refused_by_name(client: httpx.Client) -> None:
+    for query, param in (("limit=0", "limit"), ("limit=1001", "limit"), ("after_id=gpt-4", "after_id")):
+        answer = client.get(f"/v1/models?{query}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert client.get("/v1/models?colour=blue").status_code == 200
+
+
 def test_a_card_tells_what_openai_and_anthropic_clients_ask(client: httpx.Client) -> None:
     card = client.get(f"/v1/models/{SMOLLM2}").json()
     assert (card["object"], card["type"], card["owned_by"]) == ("model", "model", "kvarn")

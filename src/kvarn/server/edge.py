@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.errors import AuthError, InvalidParameter, KvarnError
-from kvarn.server.failures import failure_response
+from kvarn.server.failures import failure_response, speaks_anthropic
 from kvarn.server.settings import ServerConfig
 
 REQUEST_ID = "kvarn.request_id"  # where the scope of a request carries it
@@ -24,7 +24,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 PREFLIGHT_S = 600  # a browser may remember the answer for this long
 EXPOSED = ", ".join(
-    ["retry-after", "x-request-id"]
+    ["retry-after", "x-request-id", "request-id"]
     + [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 )
 _NAMES = re.compile(r"[A-Za-z0-9-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9-]{1,64}){0,63}")  # of headers
@@ -50,7 +50,7 @@ class Edge:
         scope[REQUEST_ID] = request_id
         scope[RECEIVED_AT] = time.monotonic()
         origin = self._known_origin(scope)
-        outgoing = _Outgoing(send, request_id, origin)
+        outgoing = _Outgoing(send, _id_headers(scope["path"], request_id), origin)
         answer = self._own_answer(scope, origin)
         if answer is not None:
             await answer(scope, receive, outgoing)
@@ -98,9 +98,9 @@ class _Outgoing:
 
     __slots__ = ("_headers", "_send", "has_started")
 
-    def __init__(self, send: Send, request_id: str, origin: str | None) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], origin: str | None) -> None:
         self._send = send
-        self._headers = [(b"x-request-id", request_id.encode())]
+        self._headers = headers
         if origin is not None:
             self._headers += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
@@ -114,6 +114,13 @@ class _Outgoing:
             self.has_started = True
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)
+
+
+def _id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
+    """Anthropic's clients look for the id under another name than OpenAI's; /v1/models is for both."""
+    is_for_anthropic = speaks_anthropic(path) or path == "/v1/models" or path.startswith("/v1/models/")
+    names = (b"x-request-id", b"request-id") if is_for_anthropic else (b"x-request-id",)
+    return [(name, request_id.encode()) for name in names]
 
 
 def _preflight(wanted: str | None) -> Response:

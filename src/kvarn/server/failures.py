@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -20,11 +21,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kvarn import errors
 from kvarn.server.lifecycle import NotReady, ShuttingDown
 from kvarn.server.schema.common import InvalidField
+from kvarn.server.schema.names import AS_SENT, renamed
 
 log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
 STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
 MAX_MESSAGE = 1000
+TOKEN_FIELD = re.compile(r"token id \S+ in (?:the )?(\w+) is outside the vocabulary")  # as Admission says it
+# Anthropic's client takes back its wish for a thread, which it has by default, only when it is told so.
+THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class BadBody(errors.RequestError):
@@ -77,7 +82,17 @@ class Failure:
 
     def anthropic(self) -> dict[str, Any]:
         kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": self.message}}
+        error: dict[str, Any] = {"type": kind, "message": self.message}
+        if (self.code, self.param) == ("unsupported_parameter", "thread"):
+            error["details"] = THREADS
+        return {"type": "error", "error": error}
+
+    def on(self, path: str) -> Failure:
+        """With the fields called as clients of a path call them."""
+        if self.status != 400 or self.code in AS_SENT:
+            return self
+        param = None if self.param is None else renamed(path, self.param)
+        return replace(self, message=renamed(path, self.message), param=param)
 
 
 # The rule of the nearest class in an exception's family counts.
@@ -134,13 +149,12 @@ def failure_of(error: BaseException) -> Failure:
     headers = _headers(error)
     if isinstance(error, InvalidField):
         return Failure(rule.status, rule.type, error.code or rule.code, message, error.param, headers)
-    param = "model" if isinstance(error, errors.ModelNotFound) else None
-    return Failure(rule.status, rule.type, rule.code, message, param, headers)
+    return Failure(rule.status, rule.type, rule.code, message, _param(error), headers)
 
 
 def failure_body(error: BaseException, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
-    failure = failure_of(error)
+    failure = failure_of(error).on(path)
     shape = failure.anthropic() if speaks_anthropic(path) else failure.openai()
     return json.dumps(shape, separators=(",", ":")).encode()
 
@@ -170,6 +184,14 @@ def report(error: BaseException, request_id: str) -> None:
 
 def speaks_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def _param(error: BaseException) -> str | None:
+    """The field at fault, where the error is not of a field but tells it."""
+    if isinstance(error, errors.ModelNotFound):
+        return "model"
+    found = TOKEN_FIELD.match(str(error)) if isinstance(error, errors.InvalidParameter) else None
+    return found and found[1]
 
 
 def _headers(error: BaseException) -> dict[str, str]:

@@ -41,7 +41,7 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
     """Return what the model's template makes of a conversation."""
     template = tokenizer.chat_template
     if template is None:
-        raise TemplateError("the model has no chat template; use generate instead of chat, or kvarn run --raw")
+        raise TemplateError("the model has no chat template; give it a text to continue instead of messages")
     context = _context(request, template)
     mark = _unused_character(template, context)
     marked = map_strings("the conversation", context, lambda text: _with_marks(text, mark, tokenizer.forbidden_matcher))

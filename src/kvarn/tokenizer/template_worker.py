@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 8 << 20
 MAX_ANSWER_BYTES = (8 << 20) + 4096
+INSTEAD = "change the messages, or give a text to continue instead of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class TemplateWorker:
         self._send(process, len(request).to_bytes(4, "little") + request, allowance)
         status, text = self._receive(process, allowance, f"took longer than {allowed_s:.1f} s")
         if status != 0:
-            raise TemplateError(f"the model's chat template failed: {text}; use generate, or --raw, to do without it")
+            raise TemplateError(f"the model's chat template cannot write this conversation: {text}; {INSTEAD}")
         return text
 
     def _ensure_started(self) -> Popen[bytes]:
@@ -123,9 +124,7 @@ class TemplateWorker:
         self._kill()
         self._process = _spawn(self._limits)  # so that the next caller need not wait
         self._is_ready = False
-        raise TemplateError(
-            f"the model's chat template {what} and was stopped; use generate, or --raw, to do without it"
-        )
+        raise TemplateError(f"the model's chat template {what} and was stopped; {INSTEAD}")
 
     def _kill(self) -> None:
         process, self._process = self._process, None

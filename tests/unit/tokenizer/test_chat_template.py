@@ -132,5 +132,5 @@ def test_template_arguments_reach_the_template() -> None:
 
 
 def test_a_model_without_a_template_says_what_to_do_instead() -> None:
-    with pytest.raises(TemplateError, match="use generate instead of chat, or kvarn run --raw"):
+    with pytest.raises(TemplateError, match="give it a text to continue instead of messages"):
         tokenizer_from_gguf(sentence_piece()).encode_chat(user("a"))

@@ -15,12 +15,15 @@ from kvarn.server.schema import models as schema
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models", response_model=schema.ModelList)
+@router.get("/v1/models", response_model=schema.ModelList, openapi_extra={"parameters": list(schema.PAGE_PARAMETERS)})
 async def list_models(call: Called) -> Response:
-    """List the models, the default one first."""
+    """List the models, the default one first; limit, after_id and before_id in the query ask for a part of them."""
+    page = schema.Page.of(call.http.query_params)
     cards = [_told(card) for card in call.state.shelf.cards()]
-    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
-    return call.reply({"object": "list", "data": cards, **ends})
+    part, has_more = page.cut([card["id"] for card in cards])
+    shown = cards[part]
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return call.reply({"object": "list", "data": shown, **ends, "has_more": has_more})
 
 
 @router.get("/v1/models/{model_id:path}", response_model=schema.ModelCard)

@@ -27,17 +27,21 @@ Never = Annotated[bool, AfterValidator(_require_false), WithJsonSchema({"const":
 class TextPart(Body):
     """Text; other kinds of parts are not read here."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
     type: Literal["text"]
     text: str
 
 
 Content = str | list[TextPart]
+Speaker = Annotated[
+    str | None, Field(description="Told to the chat template; without effect on models whose template does not read it")
+]
 
 
 class CalledFunction(Body):
     """A function and its arguments, as JSON in a string."""
 
+    INERT: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})  # the client's own, beside arguments
     name: str = Field(min_length=1, max_length=256)
     arguments: str
 
@@ -45,6 +49,7 @@ class CalledFunction(Body):
 class ToolCallPart(Body):
     """A call the model made earlier."""
 
+    INERT: ClassVar[frozenset[str]] = frozenset({"index"})  # its place in a stream
     id: str = Field(min_length=1, max_length=256)
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -56,7 +61,7 @@ class InstructionMessage(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     role: Literal["system", "developer"]
     content: Content
-    name: str | None = None
+    name: Speaker = None
 
 
 class UserMessage(Body):
@@ -65,17 +70,17 @@ class UserMessage(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     role: Literal["user"]
     content: Content
-    name: str | None = None
+    name: Speaker = None
 
 
 class AssistantMessage(Body):
     """What the model said; content may be left out beside tool_calls."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "annotations"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "annotations", "parsed"})
     REFUSED: ClassVar[frozenset[str]] = frozenset({"audio", "function_call", "refusal"})
     role: Literal["assistant"]
     content: Content | None = None
-    name: str | None = None
+    name: Speaker = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCallPart], Field(max_length=MAX_TOOLS)] | None = None
 
@@ -87,7 +92,7 @@ class ToolMessage(Body):
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(min_length=1, max_length=256)
-    name: str | None = None
+    name: Speaker = None
 
 
 def _role(message: Any) -> str:
@@ -179,7 +184,7 @@ class ChatBody(SamplingBody):
     )
     REFUSED: ClassVar[frozenset[str]] = frozenset(
         {"audio", "web_search_options", "functions", "function_call", "reasoning_effort", "verbosity"}
-        | {"chat_template", "best_of", "suffix", "echo", "moderation"}
+        | {"chat_template", "best_of", "suffix", "echo", "moderation", "prompt_cache_options"}
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(None, ge=1, le=INT31)

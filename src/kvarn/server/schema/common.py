@@ -1,7 +1,8 @@
 """What all bodies share: strict types, and three kinds of names a client may send that are no fields of ours.
 
-INERT names cannot change the answer and are dropped. REFUSED ones would change it and cannot be honoured: 400 by name,
-unless null. Unknown ones are 400, unless the server was started with --unknown-fields ignore.
+INERT names cannot change the answer and are dropped. REFUSED ones would change it and cannot be honoured: 400 by name.
+Unknown ones are 400, unless the server was started with --unknown-fields ignore. Whatever the name, null is the same as
+leaving it out: official clients write the fields of their own types so when they send an answer back.
 """
 
 from __future__ import annotations
@@ -39,20 +40,32 @@ class InvalidField(InvalidParameter):
 class Body(BaseModel):
     """Base of everything a client sends."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        json_schema_extra={"additionalProperties": {"type": "null"}},
+    )
     INERT: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[frozenset[str]] = frozenset()
+    _FIELDS: ClassVar[frozenset[str]] = frozenset()  # as clients call them
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._FIELDS = frozenset(field.alias or name for name, field in cls.model_fields.items())
 
     @model_validator(mode="before")
     @classmethod
     def _without_foreign_names(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not (cls.INERT or cls.REFUSED):
+        foreign = data.keys() - cls._FIELDS if isinstance(data, dict) else ()
+        if not foreign:
             return data
-        for name in cls.REFUSED & data.keys():
+        for name in cls.REFUSED & foreign:
             if data[name] is not None:
                 raise PydanticCustomError("refused_field", "is not supported here; leave it out", {"field": name})
-        left_out = cls.INERT | cls.REFUSED
-        return data if left_out.isdisjoint(data) else {key: data[key] for key in data if key not in left_out}
+        left_out = {name for name in foreign if data[name] is None or name in cls.INERT}
+        return {name: data[name] for name in data if name not in left_out} if left_out else data
 
 
 class Answer(BaseModel):
@@ -67,10 +80,8 @@ def parse(model: type[B], data: Mapping[str, Any], call: Call) -> B:
         is_lenient = call.state.config.unknown_fields == "ignore"
         return model.model_validate(data, extra="ignore" if is_lenient else "forbid")
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        # In a union every variant complains; the one that got furthest into the data is the one that was meant.
-        deepest = max(errors, key=lambda one: len(_path(data, one)))
-        raise _as_invalid_field(data, deepest) from None
+        meant = max(error.errors(include_url=False), key=lambda one: _nearness(data, one))
+        raise _as_invalid_field(data, meant) from None
 
 
 def body_of(model: type[Body]) -> dict[str, Any]:
@@ -106,6 +117,11 @@ def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidFi
         return InvalidField(f"{name} is missing; give it", param, "missing_field")
     reason = error["msg"].removeprefix("Value error, ")
     return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
+
+
+def _nearness(data: Any, error: ErrorDetails) -> tuple[int, bool]:
+    """In a union every variant complains; meant is the one that got furthest, then one of the type that was sent."""
+    return len(_path(data, error)), not error["type"].endswith("_type")
 
 
 def _path(data: Any, error: ErrorDetails) -> list[str | int]:

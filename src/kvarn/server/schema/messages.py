@@ -18,7 +18,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 class TextBlock(Body):
     """Text that the model reads."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "parsed_output"})
     type: Literal["text"]
     text: str
     citations: None = None
@@ -36,6 +36,7 @@ class ToolUseBlock(Body):
     """A call the model made in an earlier turn."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "caller"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"toolset_name"})
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
@@ -46,6 +47,7 @@ class ToolResultBlock(Body):
     """What a called tool returned."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"toolset_name"})
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
     content: str | list[TextBlock] = ""
@@ -121,7 +123,9 @@ class CountTokensBody(Body):
     """A conversation whose tokens are counted."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"mcp_servers", "context_management", "speed"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset(
+        {"mcp_servers", "context_management", "speed", "compaction", "thread", "fallbacks"}
+    )
     model: str
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -135,9 +139,9 @@ class MessagesBody(CountTokensBody):
     """A conversation to be continued."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "metadata", "service_tier"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset(
-        {"mcp_servers", "context_management", "speed", "container", "diagnostics", "inference_geo"}
-    )
+    REFUSED: ClassVar[frozenset[str]] = CountTokensBody.REFUSED | {
+        *("container", "diagnostics", "inference_geo", "fallback_credit_token")
+    }
     max_tokens: int = Field(ge=1, le=INT31)
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None

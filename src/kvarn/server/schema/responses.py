@@ -18,7 +18,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 class ResponseTextPart(Body):
     """Text of a user (input_text) or of the model (output_text)."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
     type: Literal["input_text", "output_text"]
     text: str
 
@@ -42,7 +42,8 @@ class MessageItem(Body):
 class FunctionCallItem(Body):
     """A call the model made in an earlier response."""
 
-    INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "caller"})
+    INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "caller", "parsed_arguments"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"async", "namespace"})
     type: Literal["function_call"]
     call_id: Name
     name: Name
