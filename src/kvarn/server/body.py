@@ -111,7 +111,7 @@ def _check_shape(bare: bytes, max_depth: int) -> None:
 
 
 def _check_text(value: object) -> None:
-    for text in _strings(value):
+    for text in strings(value):
         if "\x00" in text:
             raise BadBody("a string of the body contains the character NUL (\\u0000); leave it out")
         try:
@@ -121,7 +121,8 @@ def _check_text(value: object) -> None:
             raise BadBody(f"a string of the body contains half of a surrogate pair ({shown}); send both") from None
 
 
-def _strings(value: object) -> Iterator[str]:
+def strings(value: object) -> Iterator[str]:
+    """All texts in a value, names of fields included."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

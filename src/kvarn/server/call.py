@@ -78,8 +78,7 @@ class Call:
 
     async def reply_beside(self, write: Callable[[], Mapping[str, Any]]) -> Response:
         """The same for an answer that takes long to write, such as one with thousands of logprobs."""
-
-        content = await asyncio.to_thread(lambda: written(write(), in_pieces=True))
+        content = await while_awaited(self, asyncio.to_thread(lambda: written(write(), in_pieces=True)))
         return Response(content, headers=self.headers, media_type="application/json")
 
     async def close(self) -> None:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvarn.server.texts import check_bounded
+from kvarn.models.spec import Encoder
+from kvarn.server.texts import ROOM, check_bounded
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.retrieval.rerank import Judgement
 
+DOCUMENT_ROOM = 64  # contexts: a cross-encoder reads a long document in parts
 GROUP = 8  # documents between two looks whether the client is still there
 
 
@@ -32,7 +34,8 @@ async def scores_of(groups: Sequence[Judgement], tenant: str) -> list[float]:
 def _prepared(llm: LLM, query: str, documents: Sequence[str]) -> Judgement:
     from kvarn.retrieval.rerank import prepare
 
-    check_bounded(llm, query, "query")
+    check_bounded(llm, [query], "query")
+    room = DOCUMENT_ROOM if isinstance(llm.spec.generation, Encoder) else ROOM
     for text in documents:
-        check_bounded(llm, text, "documents")
+        check_bounded(llm, [text], "documents", room=room)
     return prepare(llm, query, documents)

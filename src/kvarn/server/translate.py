@@ -5,7 +5,7 @@ The second half runs in worker threads: it encodes text and compiles constraints
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from kvarn.constraints import Constraint, Grammar, JsonSchema, Regex
 from kvarn.diffusion import DiffusionParams
 from kvarn.engine.runner import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
+from kvarn.server.body import strings
 from kvarn.server.output.plan import OutputPlan
 from kvarn.server.output.stream import Circumstances
 from kvarn.server.output.tools import Named, ToolChoice, check_choice, check_tools
@@ -23,6 +24,7 @@ from kvarn.server.schema.common import InvalidField
 from kvarn.server.schema.completions import CompletionBody
 from kvarn.server.schema.diffusion import DiffusionBody
 from kvarn.server.schema.sampling import SamplingBody
+from kvarn.server.texts import ROOM, check_bounded
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from kvarn.server.shelf import ServedModel
 
 GUIDED = ("guided_json", "guided_regex", "guided_grammar")
+TRUNCATED_ROOM = 8  # contexts: what may be given where only its end is read
 DEFAULT_TEXT_TOKENS = 16  # of a text completion without max_tokens, as at OpenAI
 
 # Fields that mean the same in a body and in SamplingParams.
@@ -138,9 +141,9 @@ def chat_submission(served: ServedModel, chat: Conversation) -> Submission:
     """Write the conversation with the model's template and encode it."""
     llm = served.llm.llm
     llm.submissions.require_generator("chat")
-    check_characters(llm, sum(_length(message.get("content")) for message in chat.messages), chat.params)
     plan = chat.plan(served)
     messages = plan.messages(chat.messages)
+    _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
     ids = llm.tokenizer.encode_chat(messages, tools=plan.template_tools, kwargs=chat.template_kwargs)
     params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
     with _blaming("tools" if plan.tools else chat.constrained_by):
@@ -154,22 +157,15 @@ def text_submission(
     """Encode a text, or take token ids as they are."""
     llm = served.llm.llm
     if isinstance(prompt, str):
-        check_characters(llm, len(prompt), params)
+        _check_length(llm, [prompt], params)
         prompt = llm.tokenizer.encode(prompt)
     with _blaming(constrained_by):
         return llm.submissions.of_ids(prompt, params)
 
 
-def check_characters(llm: LLM, num_characters: int, params: SamplingParams) -> None:
-    """Refuse a text that cannot fit before it is cut into tokens, which takes time."""
-    at_least = -(-num_characters // llm.tokenizer.max_token_characters)
-    if at_least > llm.context and params.truncate is None:
-        raise InvalidField(
-            f"the prompt has {num_characters:,} characters, at least {at_least:,} tokens; the context allows "
-            f"{llm.context:,}; shorten it or set truncate to left",
-            None,
-            "context_length_exceeded",
-        )
+def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> None:
+    """Refuse what cannot fit before all of it is cut into tokens, which takes time."""
+    check_bounded(llm, texts, None, room=ROOM if params.truncate is None else TRUNCATED_ROOM)
 
 
 def _params(body: SamplingBody, config: ServerConfig, **more: Any) -> SamplingParams:
@@ -267,9 +263,3 @@ def _guided(body: SamplingBody) -> Constraint | None:
     }
     with _blaming(name):
         return kinds[name](value)
-
-
-def _length(content: object) -> int:
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part["text"]) for part in content) if isinstance(content, list) else 0

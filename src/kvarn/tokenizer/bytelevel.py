@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvarn.tokenizer.encoder import vocabulary_errors
 from kvarn.tokenizer.joining import JOINABLE, RememberedWords, join_pieces, rank_by_merges
+from kvarn.tokenizer.pieces import pieces
 from kvarn.tokenizer.pretokenize import WordRule, pre_tokenizer
 from kvarn.tokenizer.vocabulary import Vocabulary, merge_pairs, token_as_bytes
 
@@ -55,7 +56,9 @@ class ByteLevelEncoder:
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
         composed = unicodedata.normalize("NFC", text) if self._rule.nfc else text
-        return self._words.encode(word for word, _ in self._splitter.pre_tokenize_str(composed))
+        return self._words.encode(
+            word for piece in pieces(composed) for word, _ in self._splitter.pre_tokenize_str(piece)
+        )
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a normal token."""

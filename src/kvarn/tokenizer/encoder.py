@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvarn.errors import FormatError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONG_CHARACTERS = 8192
 
 
 class Encoder(Protocol):
@@ -24,6 +29,16 @@ class Encoder(Protocol):
     @property
     def drops_first_space(self) -> bool:
         """Whether decoding removes one space at the very start, because encoding put it there."""
+
+
+def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, by the tokenizers package."""
+    if len(text) < LONG_CHARACTERS:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+    # encode() holds the interpreter's lock all the time, which stops every other thread for seconds.
+    batch: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return batch
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.tokenizer.bytelevel import text_bytes
-from kvarn.tokenizer.encoder import vocabulary_errors
+from kvarn.tokenizer.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.sentencepiece import SPACE
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import BYTE_TOKEN, MAX_TOKENS, Kind, Vocabulary, end_ids, token_as_bytes
@@ -64,8 +64,7 @@ class FolderEncoder:
     def encode(self, text: str, *, at_start: bool) -> list[int]:
         """Return the ids of plain text."""
         tokenizer = self._first if at_start else self._later
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode_plain(tokenizer, text)
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a normal token."""

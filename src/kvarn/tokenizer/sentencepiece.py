@@ -37,7 +37,8 @@ class SentencePieceEncoder:
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text; a space goes before it at the start and after every special token."""
         spaced = text.replace(" ", SPACE)
-        return self._words.encode(self._pattern.findall(SPACE + spaced if self._space_prefix else spaced))
+        words = self._pattern.finditer(SPACE + spaced if self._space_prefix else spaced)
+        return self._words.encode(word.group() for word in words)
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a normal token."""

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.encoder import vocabulary_errors
+from kvarn.tokenizer.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
 
 WORD_START = "\u2581"
-LONG_CHARACTERS = 8192
 
 
 class WordPieceEncoder:
@@ -37,12 +36,7 @@ class WordPieceEncoder:
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
-        if len(text) < LONG_CHARACTERS:
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-        # encode() holds the interpreter's lock all the time, which stops every other thread for seconds.
-        batch: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return batch
+        return encode_plain(self._tokenizer, text)
 
     def piece_bytes(self, token: str) -> bytes:
         """Return the bytes of a token, a space before it if it begins a word."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.server.body import strings
 from kvarn.server.call import Call, Charged
 from kvarn.server.output.plan import OutputPlan
 from kvarn.server.patience import while_awaited
@@ -23,12 +24,13 @@ from kvarn.server.schema.tokens import (
     TokenizeBody,
 )
 from kvarn.server.shelf import ServedModel
-from kvarn.server.texts import encode_bounded
+from kvarn.server.texts import check_bounded, encode_bounded
 from kvarn.tokenizer.chat_messages import ChatRequest
 from kvarn.tokenizer.chat_template import encode_chat, render_chat
 
 T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
+COUNTED_ROOM = 16  # contexts: texts longer than the model's may be counted, within reason
 _OF_TEXTS = frozenset({"add_special_tokens"})
 _OF_CHATS = frozenset({"tools", "add_generation_prompt", "chat_template_kwargs"})
 
@@ -45,10 +47,7 @@ async def tokenize(call: Charged) -> Response:
         raise InvalidField(f"{idle[0]} has no effect beside {given}; leave it out", idle[0])
     served = await _model(call, body.model)
     ids = await beside_the_loop(call, lambda: _encode(served, body))
-    answer = {"count": len(ids), "max_model_len": served.card.context, "tokens": ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [served.llm.llm.tokenizer.token_text(token_id) for token_id in ids]
-    return call.reply(answer)
+    return await call.reply_beside(lambda: _tokenized(served, body, ids))
 
 
 @router.post("/detokenize", response_model=DetokenizeAnswer, openapi_extra=body_of(DetokenizeBody))
@@ -78,11 +77,20 @@ async def _model(call: Call, name: str | None) -> ServedModel:
     return await call.use_model(call.state.shelf.default_id if name is None else name)
 
 
+def _tokenized(served: ServedModel, body: TokenizeBody, ids: list[int]) -> dict[str, Any]:
+    answer = {"count": len(ids), "max_model_len": served.card.context, "tokens": ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [served.llm.llm.tokenizer.token_text(token_id) for token_id in ids]
+    return answer
+
+
 def _encode(served: ServedModel, body: TokenizeBody) -> list[int]:
     llm = served.llm.llm
     if body.prompt is not None:
-        return encode_bounded(llm, body.prompt, "prompt", add_special=body.add_special_tokens)
-    return encode_chat(llm.tokenizer, _chat(served, body))
+        return encode_bounded(llm, body.prompt, "prompt", add_special=body.add_special_tokens, room=COUNTED_ROOM)
+    chat = _chat(served, body)
+    check_bounded(llm, list(strings([chat.messages, chat.tools])), "messages", room=COUNTED_ROOM)
+    return encode_chat(llm.tokenizer, chat)
 
 
 def _chat(served: ServedModel, body: ChatTextBody | TokenizeBody) -> ChatRequest:
