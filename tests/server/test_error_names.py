@@ -33,7 +33,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ({"tools": [function(), function()]}, "tools.1.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
         ({"tools": [function()], "text": {"format": {"type": "json_object"}}}, "tools"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "7"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "7"}]}, "input.0.call_id"),
         ({"top_logprobs": 20, "max_output_tokens": 10**9}, "max_output_tokens"),
         ({"response_format": {"type": "text"}}, "response_format"),  # sent so, and not known here
     ],
@@ -55,7 +55,7 @@ def test_responses_are_told_of_their_own_fields(client: httpx.Client, fields: di
         ({"stop_sequences": ["é" * 129]}, "stop_sequences has a string of 258 bytes"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
-            "one of messages is the result",
+            "messages.0.content.0 is the result",
         ),
         ({"messages": [{"role": "user", "content": []}]}, "messages.0.content is a list of length 0; list should"),
     ],

@@ -35,8 +35,6 @@ RESPONSES: Names = (
 MESSAGES: Names = (
     *_tools("input_schema"),
     (r"\bresponse_format\b(, guided_\*)?", "output_config.format"),
-    (r"^messages\.\d+(?= is the result)", "one of messages"),  # one turn may be several messages
-    (r"^messages\.\d+\.tool_call_id$", "messages"),
     (r"^stop\b", "stop_sequences"),
 )
 
