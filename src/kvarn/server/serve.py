@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -157,10 +157,9 @@ class ServerRun:
         # For bytes that a slow reader has not taken yet.
         self._server.config.timeout_graceful_shutdown = int(self._left_s)
         self._server.should_exit = True
-        await serving
+        await _closed("the HTTP server", serving)
         for part in (self._state.primer, self._state.collections, self._state.shelf):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(part.close(), CLOSE_S)
+            await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
         self._num_signals += 1
@@ -174,6 +173,16 @@ class ServerRun:
         self._watchdog.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._watchdog.resume()
+
+
+async def _closed(part: str, closing: Awaitable[None]) -> None:
+    """Wait until a part has closed; one that fails keeps no other from it."""
+    try:
+        await closing
+    except TimeoutError:
+        pass  # a load under way
+    except Exception as error:  # its words may quote a request
+        log.error("a part was not closed cleanly", extra=with_fields(part=part, error=type(error).__name__))
 
 
 def make_state(config: ServerConfig) -> ServerState:
