@@ -74,6 +74,21 @@ def test_n_answers_are_counted_before_any_is_begun(keyed: KeyedServer) -> None:
     assert refused.status_code == 400
 
 
+def test_without_max_tokens_the_prompt_still_has_to_fit(keyed: KeyedServer) -> None:
+    refused = keyed.chat("open_ended", "many words " * 100, max_tokens=None)
+    assert refused.status_code == 400
+    assert "the request may take" in refused.json()["error"]["message"]
+    assert "120" in refused.json()["error"]["message"]
+
+
+def test_without_max_tokens_all_answers_together_take_at_most_the_minute(keyed: KeyedServer) -> None:
+    answered = keyed.chat("open_ended", "hi", max_tokens=None, n=3, ignore_eos=True)
+    assert answered.status_code == 200
+    assert 110 < answered.json()["usage"]["total_tokens"] <= 120
+    assert {choice["finish_reason"] for choice in answered.json()["choices"]} == {"length"}
+    assert keyed.chat("open_ended", "hi", max_tokens=None).status_code == 429
+
+
 def test_a_cancelled_stream_gives_its_tokens_back(keyed: KeyedServer) -> None:
     with keyed.client("few_tokens_stream") as client:
         body = completion_body("One", max_tokens=110, stream=True, ignore_eos=True)

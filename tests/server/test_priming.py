@@ -1,4 +1,4 @@
-"""Hot questions computed ahead: never at the cost of a loaded model, and whatever goes wrong stays a line in the log."""
+"""Hot questions computed ahead: never at the cost of a loaded model; what goes wrong is a line in the log."""
 
 from __future__ import annotations
 

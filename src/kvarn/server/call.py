@@ -55,10 +55,10 @@ class Call:
         self.headers.update(self.reservation.headers)
         caller_priority.set(self.principal.tier.priority)
 
-    def reserve(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
+    def reserve(self, num_tokens: int, *, num_answers: int = 1) -> None:
         """Take all that the request may take, or be refused; can be called again for more."""
         with self._telling_refusals():
-            self.reservation.grow(num_tokens, num_answers=num_answers, is_open_ended=is_open_ended)
+            self.reservation.grow(num_tokens, num_answers=num_answers)
         self.headers.update(self.reservation.headers)
 
     async def json(self) -> dict[str, Any]:

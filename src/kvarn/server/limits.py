@@ -156,14 +156,9 @@ class Reservation:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
         return self._account.headers(self._book.now())
 
-    def grow(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
-        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own.
-
-        is_open_ended: the request named no max_tokens, so it takes what there is instead of being refused for its size.
-        """
+    def grow(self, num_tokens: int, *, num_answers: int = 1) -> None:
+        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own."""
         account = self._account
-        if is_open_ended and account.tier.tokens_per_min is not None:
-            num_tokens = min(num_tokens, account.tier.tokens_per_min)
         num_places = max(num_answers - self.num_places, 0)
         self._book.require(account, self, num_tokens, num_places)
         account.num_running += num_places
@@ -184,8 +179,10 @@ class Reservation:
         now = self._book.now()
         self._account.end(self.num_places, now - self._began if used_tokens > 0 else None)
         surplus = self.num_tokens - max(0, used_tokens)
-        for second, amount in reversed(self._charges):  # below 0: it took more than it said, which the last one bears
-            given_back = min(surplus, amount)
+        if surplus < 0:  # it took more than it said: that counts from now on, whenever the rest was charged
+            self._account.tokens.charge(-surplus, now)
+        for second, amount in reversed(self._charges):
+            given_back = max(0, min(surplus, amount))
             self._account.tokens.correct(second, -given_back, now)
             surplus -= given_back
 
