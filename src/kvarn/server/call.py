@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from kvarn.behalf import caller_priority
-from kvarn.errors import RateLimited
+from kvarn.errors import CapacityError, RateLimited
 from kvarn.server.body import read_json
 from kvarn.server.patience import while_awaited
 
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+class Overloaded(CapacityError):
+    """No room now, as one caller is told: several may wait for the same, and each has limits of its own."""
+
+    def __init__(self, error: CapacityError, headers: Mapping[str, str]) -> None:
+        super().__init__(str(error), retry_after_s=error.retry_after_s)
+        self.headers = headers
 
 
 class Call:
@@ -85,6 +93,17 @@ class Call:
         content = await asyncio.to_thread(written)
         return Response(content, headers=self.headers, media_type="application/json")
 
+    def refused(self, error: CapacityError) -> CapacityError:
+        """The refusal with what is left of the caller's limits; one before anything was computed counts for nothing."""
+        if self.generation is not None:
+            self.generation.close()  # tells how much it took
+        if self._reservation is not None and not self._reservation.num_tokens:
+            self._reservation.withdraw()
+        headers = self.state.limits.headers(self.principal)
+        if isinstance(error, RateLimited):
+            error.headers = headers
+        return Overloaded(error, headers) if type(error) is CapacityError else error
+
     async def close(self) -> None:
         """End what still runs and give everything back."""
         if self.generation is not None:
@@ -99,8 +118,6 @@ class Call:
         try:
             yield
         except RateLimited as error:
-            if self._reservation is not None and not self._reservation.num_tokens:  # nothing was computed for it yet
-                self._reservation.withdraw()
             self.state.metrics.request_refused(self.principal.tier.name, error.reason)
             raise
 
@@ -114,6 +131,8 @@ async def _called(http: Request) -> AsyncIterator[Call]:
     call = Call(http)
     try:
         yield call
+    except CapacityError as error:
+        raise call.refused(error) from error
     finally:  # FastAPI comes here after the last byte, also when the client went away
         await call.close()
 
@@ -124,6 +143,8 @@ async def _charged(http: Request) -> AsyncIterator[Call]:
     try:
         call.enter()
         yield call
+    except CapacityError as error:
+        raise call.refused(error) from error
     finally:
         await call.close()
 

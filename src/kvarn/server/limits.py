@@ -141,11 +141,12 @@ class Reservation:
 
     def __init__(self, book: LimitBook, account: _Account) -> None:
         now = book.now()
-        self.num_tokens = 0
+        self.num_tokens = 0  # that it may take; those that it took, once it is settled
         self.num_places = 1
         self._book = book
         self._account = account
         self._is_open = True
+        self._is_counted = True  # among the requests of the minute
         self._began = now
         account.num_running += 1
         self._second = account.requests.charge(1, now)
@@ -166,9 +167,10 @@ class Reservation:
         self._charge(num_tokens, self._book.now())
 
     def withdraw(self) -> None:
-        """The request was refused, so it counts for nothing."""
-        if self._is_open:
-            self.settle(0)
+        """The request was refused before anything was computed, so it counts for nothing. Only the first call counts."""
+        self.settle(0)
+        if self._is_counted:
+            self._is_counted = False
             self._account.requests.correct(self._second, -1, self._book.now())
 
     def settle(self, used_tokens: int) -> None:
@@ -185,6 +187,7 @@ class Reservation:
             given_back = max(0, min(surplus, amount))
             self._account.tokens.correct(second, -given_back, now)
             surplus -= given_back
+        self.num_tokens = max(0, used_tokens)
 
     def _charge(self, num_tokens: int, now: float) -> None:
         self._charges.append((self._account.tokens.charge(num_tokens, now), num_tokens))
