@@ -167,7 +167,7 @@ class Reservation:
         self._charge(num_tokens, self._book.now())
 
     def withdraw(self) -> None:
-        """The request was refused before anything was computed, so it counts for nothing. Only the first call counts."""
+        """The request was refused before anything was computed, so it counts for nothing; the first time it is said."""
         self.settle(0)
         if self._is_counted:
             self._is_counted = False
