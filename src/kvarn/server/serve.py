@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,7 +119,7 @@ class ServerRun:
         self._watchdog.start()
         self._lifecycle.become_ready()
         names = ", ".join(self._state.shelf.ids)
-        print(f"kvarn: serving {names} on {_url(self._listener)}", flush=True)
+        _say(f"kvarn: serving {names} on {_url(self._listener)}")
         steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
         log.info("ready", extra=with_fields(models=list(self._state.shelf.ids), steps=steps))
 
@@ -173,6 +174,16 @@ class ServerRun:
         self._watchdog.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._watchdog.resume()
+
+
+def _say(line: str) -> None:
+    """Print to stdout, if somebody takes it: a full disk or a reader that has gone is no reason to stop serving."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("nothing can be written to stdout", extra=with_fields(error=type(error).__name__))
+        with suppress(OSError):  # what is buffered would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _closed(part: str, closing: Awaitable[None]) -> None:
