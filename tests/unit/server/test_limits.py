@@ -252,6 +252,18 @@ def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     reserve(book, alice, 40)
 
 
+def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
+    reservation = reserve(book, alice, 60)
+    reservation.settle(0)
+    assert reservation.num_tokens == 0
+    for _ in range(3):
+        reservation.withdraw()
+    headers = book.headers(alice)
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("2", "100")
+    reserve(book, alice, 100)
+
+
 def test_keys_do_not_see_each_other(clock: Clock) -> None:
     book = LimitBook(clock)
     alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
