@@ -4,6 +4,7 @@ POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
+POST /fault/close                  the primer and the collections will not close without an error
 POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
 POST /fault/stuck-kernel           ... waits in native code for ever without the GIL
@@ -60,6 +61,9 @@ class FaultRoutes:
             await _on_engine(llm, lambda engine: _wrap_forward(engine, step, count, break_pass))
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
+        elif kind == "close":
+            _break_close(self._state.primer)
+            _break_close(self._state.collections)
         elif kind == "slow-load":
             _slow_down_loads(float(query["seconds"]))
         else:
@@ -136,6 +140,13 @@ def _slow_down_loads(seconds: float) -> None:
         return await real(offer)
 
     shelf._open = opened
+
+
+def _break_close(part: Any) -> None:
+    async def close() -> None:
+        raise KeyError("injected: what somebody asked")
+
+    part.close = close
 
 
 def _loop_in_python(_: Engine) -> None:

@@ -45,6 +45,7 @@ KEYS = {
     "few_requests": ("few_requests", "few"),
     "few_tokens": ("few_tokens", "few"),
     "few_tokens_stream": ("few_tokens", "few"),
+    "open_ended": ("few_tokens", "few"),
     "one": ("one", "one"),
     "reranker": ("few_tokens", "team-a"),
     "embedder": ("few_tokens", "few"),

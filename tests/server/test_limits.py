@@ -11,8 +11,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from kvarn.config import EngineConfig
+from kvarn.server.catalog import Room, make_offer
+from kvarn.server.keyfile import draw_key, write_keys
+from tests.chat_model import write_chat_model
 from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
+from tests.server.process import SMOLLM2, ServerProcess
 from tests.server.scraping import read, scrape
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]
@@ -72,6 +77,21 @@ def test_what_the_tier_could_never_allow_is_a_wrong_request(keyed: KeyedServer) 
 def test_n_answers_are_counted_before_any_is_begun(keyed: KeyedServer) -> None:
     refused = keyed.chat("few_tokens", "hi", max_tokens=30, n=8)
     assert refused.status_code == 400
+
+
+def test_without_max_tokens_the_prompt_still_has_to_fit(keyed: KeyedServer) -> None:
+    refused = keyed.chat("open_ended", "many words " * 100, max_tokens=None)
+    assert refused.status_code == 400
+    assert "the request may take" in refused.json()["error"]["message"]
+    assert "120" in refused.json()["error"]["message"]
+
+
+def test_without_max_tokens_all_answers_together_take_at_most_the_minute(keyed: KeyedServer) -> None:
+    answered = keyed.chat("open_ended", "hi", max_tokens=None, n=3, ignore_eos=True)
+    assert answered.status_code == 200
+    assert 110 < answered.json()["usage"]["total_tokens"] <= 120
+    assert {choice["finish_reason"] for choice in answered.json()["choices"]} == {"length"}
+    assert keyed.chat("open_ended", "hi", max_tokens=None).status_code == 429
 
 
 def test_a_cancelled_stream_gives_its_tokens_back(keyed: KeyedServer) -> None:
@@ -147,7 +167,11 @@ def test_a_queue_full_of_free_requests_is_open_to_paid_ones(tmp_path: Path) -> N
             next(told)
             queue = [pool.submit(client.post, "/v1/completions", json=waits) for _ in range(4)]
             until(lambda: read(scrape(keyed.process), "kvarn_num_requests_waiting") == 4)
-            assert keyed.chat("fred", "hi", max_tokens=1).status_code == 429
+            left = _requests_left(client)
+            refused = keyed.chat("fred", "hi", max_tokens=1)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert int(refused.headers["x-ratelimit-remaining-requests"]) == left
+            assert _requests_left(client) == left - 1  # the one that asked
             assert keyed.chat("alice", "hi", max_tokens=1).status_code == 200
         assert [one.result().status_code for one in queue] == [200] * 4
 
@@ -158,6 +182,35 @@ def test_refusals_are_counted_by_tier_and_reason(keyed: KeyedServer) -> None:
         lines = client.get("/metrics").text.splitlines()
     (line,) = [line for line in lines if 'reason="requests",tier="few_requests"' in _sorted_labels(line)]
     assert line.startswith("kvarn_rate_limited_total")
+
+
+def test_a_request_for_which_there_is_no_memory_counts_for_nothing_and_tells_what_is_left(tmp_path: Path) -> None:
+    models = [str(write_chat_model(tmp_path / name)) for name in ("a.gguf", "b.gguf")]
+    needed = make_offer("a.gguf", models[0], EngineConfig(), Room(1 << 40, 1 << 40, True)).card.needed_bytes
+    key, entry = draw_key("pia", "pro")
+    write_keys(tmp_path / "keys.toml", [entry])
+    arguments = ("--model", models[0], "--model", models[1], "--keys", tmp_path / "keys.toml")
+    config, headers = f"memory_bytes = {needed * 3 // 2}\n", {"authorization": f"Bearer {key}"}
+    with (
+        ServerProcess(*arguments, config=config, module="tests.server.faulty") as server,
+        server.client(headers=headers) as client,
+    ):
+        client.post("/fault/slow?seconds=0.05")
+        body = {"model": "a.gguf", "prompt": "One", "max_tokens": 800, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            told = events(response)  # kept: httpx closes the connection with it
+            next(told)
+            left = _requests_left(client, "a.gguf")
+            refused = client.post("/v1/completions", json={"model": "b.gguf", "prompt": "One"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+            assert int(refused.headers["x-ratelimit-remaining-requests"]) == left
+            assert _requests_left(client, "a.gguf") == left - 1  # the one that asked
+
+
+def _requests_left(client: httpx.Client, model: str = SMOLLM2) -> int:
+    """What is left to a key of its requests a minute, without this one."""
+    asked = client.post("/tokenize", json={"model": model, "prompt": "a"})
+    return int(asked.headers["x-ratelimit-remaining-requests"])
 
 
 def _sorted_labels(line: str) -> str:

@@ -107,6 +107,8 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_settings() -> None
         ({"tiers": {"free": 3}}, "tiers.free is 3"),
         ({"host": "no spaces"}, "host is"),
         ({"keys": 5}, "keys is 5"),
+        ({"keys": "a\0b"}, "keys is"),
+        ({"keys": "~nosuchuser/k.toml"}, "no such user"),
     ],
 )
 def test_a_wrong_value_is_named(values: dict[str, Any], words: str) -> None:
@@ -135,11 +137,32 @@ def test_loopback_needs_no_keys(host: str) -> None:
         ("engine = 3", "as a table"),
         ("tiers = [1]", "as a table"),
         ("a = " + "[" * 5000, "is not TOML"),
+        ("port = " + "9" * 5000, "thousands of digits"),
+        ("port = 0x" + "9" * 5000, "port is a number of more than 64 bits"),
+        ("[tiers.free]\nconcurrency = 0x" + "9" * 5000, r"tiers\.free\.concurrency is a number"),
+        ("# " + "a" * (1 << 20), "more than 1,048,576 bytes"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(_file(tmp_path, text), environment={})
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no endless file here")
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    with pytest.raises(ConfigError, match="more than 1,048,576 bytes"):
+        load_config(Path("/dev/zero"), environment={})
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--model", "~nosuchuser/x.gguf"), ("--keys", "~nosuchuser/k.toml"), ("--config", "none\n.toml")]
+)
+def test_wrong_paths_are_told_in_one_sentence(arguments: tuple[str, ...]) -> None:
+    done = _kvarn("serve", "--port", "0", *arguments)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kvarn: ")
+    assert "internal error" not in line
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from starlette.responses import Response
 
 from kvarn.behalf import caller_priority
-from kvarn.errors import RateLimited
+from kvarn.errors import CapacityError, RateLimited
 from kvarn.server.body import read_json
 from kvarn.server.patience import while_awaited
 
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+class Overloaded(CapacityError):
+    """No room now, as one caller is told: several may wait for the same, and each has limits of its own."""
+
+    def __init__(self, error: CapacityError, headers: Mapping[str, str]) -> None:
+        super().__init__(str(error), retry_after_s=error.retry_after_s)
+        self.headers = headers
 
 
 class Call:
@@ -56,10 +64,10 @@ class Call:
         self.headers.update(self.reservation.headers)
         caller_priority.set(self.principal.tier.priority)
 
-    def reserve(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
+    def reserve(self, num_tokens: int, *, num_answers: int = 1) -> None:
         """Take all that the request may take, or be refused; can be called again for more."""
         with self._telling_refusals():
-            self.reservation.grow(num_tokens, num_answers=num_answers, is_open_ended=is_open_ended)
+            self.reservation.grow(num_tokens, num_answers=num_answers)
         self.headers.update(self.reservation.headers)
 
     async def json(self) -> dict[str, Any]:
@@ -81,6 +89,17 @@ class Call:
         content = await while_awaited(self, asyncio.to_thread(lambda: written(write(), in_pieces=True)))
         return Response(content, headers=self.headers, media_type="application/json")
 
+    def refused(self, error: CapacityError) -> CapacityError:
+        """The refusal with what is left of the caller's limits; one before anything was computed counts for nothing."""
+        if self.generation is not None:
+            self.generation.close()  # tells how much it took
+        if self._reservation is not None and not self._reservation.num_tokens:
+            self._reservation.withdraw()
+        headers = self.state.limits.headers(self.principal)
+        if isinstance(error, RateLimited):
+            error.headers = headers
+        return Overloaded(error, headers) if type(error) is CapacityError else error
+
     async def close(self) -> None:
         """End what still runs and give everything back."""
         if self.generation is not None:
@@ -95,8 +114,6 @@ class Call:
         try:
             yield
         except RateLimited as error:
-            if self._reservation is not None and not self._reservation.num_tokens:  # nothing was computed for it yet
-                self._reservation.withdraw()
             self.state.metrics.request_refused(self.principal.tier.name, error.reason)
             raise
 
@@ -137,6 +154,8 @@ async def _called(http: Request) -> AsyncIterator[Call]:
     call = Call(http)
     try:
         yield call
+    except CapacityError as error:
+        raise call.refused(error) from error
     finally:  # FastAPI comes here after the last byte, also when the client went away
         await call.close()
 
@@ -147,6 +166,8 @@ async def _charged(http: Request) -> AsyncIterator[Call]:
     try:
         call.enter()
         yield call
+    except CapacityError as error:
+        raise call.refused(error) from error
     finally:
         await call.close()
 

@@ -109,7 +109,10 @@ def with_digest(offer: Offer) -> Offer:
 def _id_of(name: str) -> str:
     if name in ALIASES or name in INCLUDED or parse_remote(name) is not None:
         return name
-    return Path(name).expanduser().absolute().name
+    try:
+        return Path(name).expanduser().absolute().name
+    except RuntimeError:
+        raise ConfigError(f"model {name!r:.80} begins with a user that is not here; write the whole path") from None
 
 
 def _kind(spec: ModelSpec) -> ModelKind:

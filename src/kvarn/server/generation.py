@@ -46,7 +46,7 @@ async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: Wishe
     """Prepare, check, reserve and submit; whatever is refused is raised here, before any byte of a response."""
     check = partial(make_plan, call, served.llm.llm, prepare, wishes or Wishes())
     plan = await while_awaited(call, asyncio.to_thread(check))
-    call.reserve(plan.num_tokens, num_answers=plan.num_answers, is_open_ended=plan.is_open_ended)
+    call.reserve(plan.num_tokens, num_answers=plan.num_answers)
     generation = call.generation = Generation(call, served, plan)
     try:
         await generation.submit()

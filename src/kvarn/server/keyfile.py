@@ -67,8 +67,9 @@ def read_keys(path: Path) -> list[KeyEntry]:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"the file of API keys cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the file of API keys cannot be read ({why})") from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"the file of API keys has more than {MAX_FILE_BYTES:,} bytes; is it the right one?")
     return parse_keys(data)
@@ -77,9 +78,12 @@ def read_keys(path: Path) -> list[KeyEntry]:
 def parse_keys(data: bytes) -> list[KeyEntry]:
     """The entries of a file's contents, each checked; raises ConfigError."""
     try:
-        document = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        return _entries(tomllib.loads(data.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"the file of API keys is not TOML: {_where(error)}") from error
+
+
+def _entries(document: dict[str, Any]) -> list[KeyEntry]:
     tables = document.pop("keys", [])
     if document or not isinstance(tables, list):
         raise ConfigError(f"the file of API keys has {next(iter(document), 'keys')!r:.60}; give [[keys]] tables only")
@@ -185,4 +189,8 @@ def _toml(value: str | datetime) -> str:
 
 def _where(error: Exception) -> str:
     """What is wrong, without quoting the file."""
-    return re.sub(r"'[^']*'", "something", str(error)) if isinstance(error, tomllib.TOMLDecodeError) else "bad bytes"
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return re.sub(r"'[^']*'", "something", str(error))
+    if isinstance(error, RecursionError):
+        return "too deeply nested"
+    return "bad bytes" if isinstance(error, UnicodeDecodeError) else "a number of thousands of digits"

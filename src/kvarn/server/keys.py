@@ -91,10 +91,14 @@ class KeyRing:
         try:
             if _signature(self._path) == self._keys.signature:
                 return
+            if not self._path.is_file():  # a pipe would keep all requests waiting
+                raise ConfigError("it is no regular file any more")
             self._keys = _read(self._path)
             log.info("%d API keys are valid now", len(self._keys.entries))
         except (OSError, ConfigError) as error:
             log.error("the API keys were not read again, those from before stay valid: %s", error)
+        except Exception as error:  # whatever is wrong with a file must not reach those who have a key
+            log.error("the API keys were not read again, those from before stay valid: %s", type(error).__name__)
 
     def _find(self, key: bytes) -> KeyEntry | None:
         """Compare with every key, so that the time tells nothing about any of them."""
@@ -139,10 +143,9 @@ def _read(path: Path) -> _Keys:
     # The signature first: a change while reading is then seen the next time.
     try:
         signature = _signature(path)
-    except OSError as error:
-        raise ConfigError(
-            f"the file of API keys cannot be read ({error.strerror}); make one with `kvarn keys new`"
-        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
     return _Keys(tuple(read_keys(path)), signature)
 
 

@@ -141,11 +141,12 @@ class Reservation:
 
     def __init__(self, book: LimitBook, account: _Account) -> None:
         now = book.now()
-        self.num_tokens = 0
+        self.num_tokens = 0  # that it may take; those that it took, once it is settled
         self.num_places = 1
         self._book = book
         self._account = account
         self._is_open = True
+        self._is_counted = True  # among the requests of the minute
         self._began = now
         account.num_running += 1
         self._second = account.requests.charge(1, now)
@@ -156,14 +157,9 @@ class Reservation:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
         return self._account.headers(self._book.now())
 
-    def grow(self, num_tokens: int, *, num_answers: int = 1, is_open_ended: bool = False) -> None:
-        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own.
-
-        is_open_ended: the request named no max_tokens, so it takes what there is instead of being refused for its size.
-        """
+    def grow(self, num_tokens: int, *, num_answers: int = 1) -> None:
+        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own."""
         account = self._account
-        if is_open_ended and account.tier.tokens_per_min is not None:
-            num_tokens = min(num_tokens, account.tier.tokens_per_min)
         num_places = max(num_answers - self.num_places, 0)
         self._book.require(account, self, num_tokens, num_places)
         account.num_running += num_places
@@ -171,9 +167,10 @@ class Reservation:
         self._charge(num_tokens, self._book.now())
 
     def withdraw(self) -> None:
-        """The request was refused, so it counts for nothing."""
-        if self._is_open:
-            self.settle(0)
+        """The request was refused before anything was computed, so it counts for nothing; the first time it is said."""
+        self.settle(0)
+        if self._is_counted:
+            self._is_counted = False
             self._account.requests.correct(self._second, -1, self._book.now())
 
     def settle(self, used_tokens: int) -> None:
@@ -184,10 +181,13 @@ class Reservation:
         now = self._book.now()
         self._account.end(self.num_places, now - self._began if used_tokens > 0 else None)
         surplus = self.num_tokens - max(0, used_tokens)
-        for second, amount in reversed(self._charges):  # below 0: it took more than it said, which the last one bears
-            given_back = min(surplus, amount)
+        if surplus < 0:  # it took more than it said: that counts from now on, whenever the rest was charged
+            self._account.tokens.charge(-surplus, now)
+        for second, amount in reversed(self._charges):
+            given_back = max(0, min(surplus, amount))
             self._account.tokens.correct(second, -given_back, now)
             surplus -= given_back
+        self.num_tokens = max(0, used_tokens)
 
     def _charge(self, num_tokens: int, now: float) -> None:
         self._charges.append((self._account.tokens.charge(num_tokens, now), num_tokens))

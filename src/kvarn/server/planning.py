@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvarn.server.keys import Principal
 
 Prepare = Callable[[], Sequence[Submission]]
+Room = tuple[int, int]  # tokens of a prompt, and of the longest answer to it
 MAX_LOGPROB_ENTRIES = 1_000_000  # of one call, held until it ends: about 100 bytes each
 MAX_PROMPT_LOGPROB_ENTRIES = 65_536
 
@@ -40,7 +41,6 @@ class Plan:
     submissions: tuple[Submission, ...]
     num_tokens: int
     num_answers: int
-    is_open_ended: bool  # somebody named no max_tokens
 
     @property
     def has_scores(self) -> bool:
@@ -53,6 +53,7 @@ def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
     """Runs in a worker thread: encode, then check every number against the model."""
     submissions = tuple(prepare())
     rooms = [_room(llm, one, wishes.limit_field) for one in submissions]
+    submissions, rooms = _within_a_minute(call.principal.tier.tokens_per_min, submissions, rooms)
     _require_bounded(call, submissions, rooms)
     num_tokens = sum(
         num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
@@ -63,7 +64,7 @@ def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: Wishes) -> Plan:
     changes = {"deadline_s": max(left_s, 1e-3), "priority": principal.tier.clamp(wishes.priority)}
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
     num_answers = sum(one.params.n for one in submissions)
-    return Plan(ready, num_tokens, num_answers, any(one.params.max_tokens is None for one in submissions))
+    return Plan(ready, num_tokens, num_answers)
 
 
 def tenant_of(principal: Principal, cache_salt: str) -> str:
@@ -71,7 +72,7 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
     return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
 
 
-def _room(llm: LLM, submission: Submission, limit_field: str) -> tuple[int, int]:
+def _room(llm: LLM, submission: Submission, limit_field: str) -> Room:
     """Tokens of the prompt and of the longest answer; an answer that cannot get as long as asked for is refused."""
     params = submission.params
     prompt, room = llm.admission.admit(submission.prompt_ids, params)
@@ -87,7 +88,30 @@ def _room(llm: LLM, submission: Submission, limit_field: str) -> tuple[int, int]
     return len(prompt), room
 
 
-def _require_bounded(call: Call, submissions: Sequence[Submission], rooms: Sequence[tuple[int, int]]) -> None:
+def _within_a_minute(
+    limit: int | None, submissions: Sequence[Submission], rooms: Sequence[Room]
+) -> tuple[tuple[Submission, ...], list[Room]]:
+    """Answers for which nobody named a length share what a minute of the tier leaves; at least one token each."""
+    pairs = list(zip(submissions, rooms, strict=True))
+    num_open = sum(one.params.n for one in submissions if _is_open(one))
+    if limit is None or not num_open:
+        return tuple(submissions), list(rooms)
+    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, (num_prompt, room) in pairs)
+    share = max(1, (limit - fixed) // num_open)
+    shortened = [
+        (replace(one, params=one.params.replace(max_tokens=share)), (num_prompt, share))
+        if _is_open(one) and room > share
+        else (one, (num_prompt, room))
+        for one, (num_prompt, room) in pairs
+    ]
+    return tuple(one for one, _ in shortened), [room for _, room in shortened]
+
+
+def _is_open(submission: Submission) -> bool:
+    return submission.params.max_tokens is None and not submission.params.prefill_only
+
+
+def _require_bounded(call: Call, submissions: Sequence[Submission], rooms: Sequence[Room]) -> None:
     """Refuse what could never be queued, and logprobs that would fill the memory."""
     num_choices, limit = sum(one.params.n for one in submissions), call.state.config.queue_limit
     if num_choices > limit:

@@ -14,8 +14,9 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -118,7 +119,7 @@ class ServerRun:
         self._watchdog.start()
         self._lifecycle.become_ready()
         names = ", ".join(self._state.shelf.ids)
-        print(f"kvarn: serving {names} on {_url(self._listener)}", flush=True)
+        _say(f"kvarn: serving {names} on {_url(self._listener)}")
         steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
         log.info("ready", extra=with_fields(models=list(self._state.shelf.ids), steps=steps))
 
@@ -157,10 +158,9 @@ class ServerRun:
         # For bytes that a slow reader has not taken yet.
         self._server.config.timeout_graceful_shutdown = int(self._left_s)
         self._server.should_exit = True
-        await serving
+        await _closed("the HTTP server", serving)
         for part in (self._state.primer, self._state.collections, self._state.shelf):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(part.close(), CLOSE_S)
+            await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
         self._num_signals += 1
@@ -174,6 +174,26 @@ class ServerRun:
         self._watchdog.pause()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._watchdog.resume()
+
+
+def _say(line: str) -> None:
+    """Print to stdout, if somebody takes it: a full disk or a reader that has gone is no reason to stop serving."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("nothing can be written to stdout", extra=with_fields(error=type(error).__name__))
+        with suppress(OSError):  # what is buffered would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _closed(part: str, closing: Awaitable[None]) -> None:
+    """Wait until a part has closed; one that fails keeps no other from it."""
+    try:
+        await closing
+    except TimeoutError:
+        pass  # a load under way
+    except Exception as error:  # its words may quote a request
+        log.error("a part was not closed cleanly", extra=with_fields(part=part, error=type(error).__name__))
 
 
 def make_state(config: ServerConfig) -> ServerState:

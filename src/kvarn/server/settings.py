@@ -134,7 +134,7 @@ class ServerConfig:
             )
 
     def _check_reach(self) -> None:
-        if self.keys is not None and not isinstance(self.keys, Path):
+        if self.keys is not None and (not isinstance(self.keys, Path) or "\0" in str(self.keys)):
             raise ConfigError(f"keys is {self.keys!r:.60}; give the path of a TOML file, see `kvarn keys --help`")
         if not isinstance(self.insecure, bool):
             raise ConfigError(f"insecure is {self.insecure!r:.60}; give true or false")
@@ -162,7 +162,7 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
     if isinstance(given.get("keys"), str):
-        given["keys"] = Path(given["keys"]).expanduser()
+        given["keys"] = _path("keys", given["keys"])
     return ServerConfig(**given)
 
 
@@ -173,6 +173,13 @@ def _engine(table: Mapping[str, Any], queue_limit: int) -> EngineConfig:
     if "queue_limit" in table:
         raise ConfigError("engine.queue_limit follows queue_limit; set that one")
     return EngineConfig(**{"policy": "priority", **table, "queue_limit": queue_limit})
+
+
+def _path(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{name} is {text!r:.60}, and there is no such user here; write the whole path") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -66,19 +66,37 @@ def _layers(
 def read_file(path: Path) -> dict[str, Any]:
     """The tables of a TOML file, as they are."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"the configuration {path} cannot be read: {error.strerror or error}") from None
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        raise ConfigError(
+            f"the configuration {path} cannot be read: {getattr(error, 'strerror', '') or error}"
+        ) from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"the configuration {path} has {len(data):,} bytes; at most {MAX_FILE_BYTES:,} are read")
+        raise ConfigError(f"the configuration {path} has more than {MAX_FILE_BYTES:,} bytes; is it the right file?")
     try:
         tables = tomllib.loads(data.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"the configuration {path} is not TOML: {error}") from None
+    except ValueError:  # Python's own limit
+        raise ConfigError(f"the configuration {path} has a number of thousands of digits; give a smaller one") from None
+    _require_numbers(path, tables)
     for name in TABLES:
         if not isinstance(tables.get(name, {}), dict):
             raise ConfigError(f"{name} is {tables[name]!r:.60} in {path}; write it as a table, [{name}]")
     return tables
+
+
+def _require_numbers(path: Path, value: object, name: str = "") -> None:
+    """Refuse whole numbers beyond TOML's 64 bits: longer ones cannot even be shown."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            _require_numbers(path, one, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for one in value:
+            _require_numbers(path, one, name)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{name:.60} is a number of more than 64 bits in {path}; give a smaller one")
 
 
 def variable(name: str) -> str:

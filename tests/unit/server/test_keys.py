@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -146,16 +147,31 @@ def test_a_change_is_seen_within_a_second_without_help(file: Path) -> None:
     assert refusal(ring, bearer(key)).reason == "invalid"
 
 
-@pytest.mark.parametrize("ruin", ["bytes", "missing", "half"])
+LONG_NUMBER, DEEP = b"9" * 5000, b"[" * 100_000
+RUINS = {
+    "bytes": b"\xff\xfe\0",
+    "half": b"[[keys]]\nname =",
+    "a long number": b"[[keys]]\nname = " + LONG_NUMBER,
+    "a long hexadecimal number": b"[[keys]]\nname = 0x" + LONG_NUMBER,
+    "a deep list": b"keys = " + DEEP,
+    "a time that is none": b"[[keys]]\nexpires = 2027-02-31T00:00:00Z",
+}
+
+
+@pytest.mark.parametrize("ruin", [*RUINS, "missing", "folder", "pipe"])
 def test_a_file_that_cannot_be_read_leaves_the_keys_as_they_were(
     file: Path, ruin: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = add(file, "alice")
     ring = KeyRing(file)
-    if ruin == "missing":
-        file.unlink()
+    if ruin in RUINS:
+        file.write_bytes(RUINS[ruin])
     else:
-        file.write_bytes(b"\xff\xfe\0" if ruin == "bytes" else file.read_bytes()[:-40])
+        file.unlink()
+    if ruin == "folder":
+        file.mkdir()
+    if ruin == "pipe":
+        os.mkfifo(file)
     look_again(ring)
     with caplog.at_level(logging.ERROR):
         assert ring.authenticate(bearer(key)).key_id == "alice"

@@ -34,11 +34,11 @@ def caller(name: str = "alice", **limits: int) -> Principal:
     return Principal(name, Tier("test", **limits), name)  # type: ignore[arg-type]
 
 
-def reserve(book: LimitBook, principal: Principal, num_tokens: int, *, is_open_ended: bool = False) -> Reservation:
+def reserve(book: LimitBook, principal: Principal, num_tokens: int) -> Reservation:
     """What a call does: enter, then take what it may take; one that is refused gives its place back."""
     reservation = book.enter(principal)
     try:
-        reservation.grow(num_tokens, is_open_ended=is_open_ended)
+        reservation.grow(num_tokens)
     except (RateLimited, InvalidParameter):
         reservation.withdraw()
         raise
@@ -130,6 +130,14 @@ def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
     reserve(book, alice, 10).settle(95)
     assert refusal(book, alice, 6).reason == "tokens"
+
+
+def test_more_than_was_reserved_is_counted_even_when_the_reservation_has_left_the_minute(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    reservation = reserve(book, alice, 10)
+    clock.now += WINDOW_S + 2
+    reservation.settle(95)
+    assert refusal(book, alice, 16).reason == "tokens"
 
 
 def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
@@ -244,6 +252,18 @@ def test_a_refused_request_takes_nothing(clock: Clock) -> None:
     reserve(book, alice, 40)
 
 
+def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Clock) -> None:
+    book, alice = LimitBook(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
+    reservation = reserve(book, alice, 60)
+    reservation.settle(0)
+    assert reservation.num_tokens == 0
+    for _ in range(3):
+        reservation.withdraw()
+    headers = book.headers(alice)
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("2", "100")
+    reserve(book, alice, 100)
+
+
 def test_keys_do_not_see_each_other(clock: Clock) -> None:
     book = LimitBook(clock)
     alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
@@ -256,14 +276,6 @@ def test_what_could_never_fit_is_refused_as_a_wrong_request(clock: Clock) -> Non
     book, alice = LimitBook(clock), caller(tokens_per_min=100)
     with pytest.raises(InvalidParameter, match=r"101.*100"):
         reserve(book, alice, 101)
-
-
-def test_an_open_ended_request_takes_what_the_tier_allows(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
-    reservation = reserve(book, alice, 8192, is_open_ended=True)
-    assert reservation.num_tokens == 100
-    reservation.settle(20)
-    assert reservation.headers["x-ratelimit-remaining-tokens"] == "80"
 
 
 def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
