@@ -113,6 +113,13 @@ def test_html_is_kept_as_text(filled: httpx.Client) -> None:
     assert "<b>" not in hit["text"]
 
 
+def test_hostile_html_is_a_wrong_request_at_once(filled: httpx.Client, patience: float) -> None:
+    sent = {"documents": [{"kind": "html", "text": "<svg>" + "<a " * 100_000, "source": "bad.html"}]}
+    began = time.monotonic()
+    assert "is empty" in refusal(filled, "/v1/collections/things/documents", sent)["message"]
+    assert time.monotonic() - began < 3 * patience
+
+
 def test_a_chat_looks_things_up_and_cites_them(filled: httpx.Client) -> None:
     body = chat_body("What does a mill do?", retrieval={"collection": "things", "k": 2}, max_tokens=24)
     told = answer(filled, CHAT, body)

@@ -80,7 +80,7 @@ async def add_documents(call: Charged, name: str) -> Response:
     body = parse(DocumentsBody, await call.json(), call)
     async with call.state.collections.use(call.principal.tenant, name) as collection:
         await call.use_model(collection.embedder.name)
-        documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs))
+        documents = await while_awaited(call, read_documents(body.documents, call.state.parser))
         await _reserve(call, collection, [document.text for document in documents])
         try:
             report = await while_awaited(call, _add(collection, documents))

@@ -1,12 +1,15 @@
-"""PDFs of clients to text: each in a process of its own with limits on time, memory, pages and characters."""
+"""PDFs and HTML of clients to text, in processes of their own with limits on time, memory, pages and characters."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from kvarn.errors import ConfigError, DocumentError
 from kvarn.server.failures import RetrievalUnavailable
@@ -15,8 +18,8 @@ OK = 0  # the first byte of the child's answer
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingLimits:
-    """What one PDF may cost."""
+class ParsingLimits:
+    """What one PDF, or all the pages of one request, may cost."""
 
     max_pages: int = 2_000
     max_chars: int = 4_000_000
@@ -25,18 +28,34 @@ class ReadingLimits:
     deadline_s: float = 60.0  # of waiting, on a machine that has no time for the child
 
 
-class PdfReader:
-    """Reads the PDFs of all clients, a few at a time. Lives in one event loop."""
+class DocumentParser:
+    """Reads the files of all clients, a few at a time. Lives in one event loop."""
 
-    def __init__(self, limits: ReadingLimits | None = None, max_at_once: int = 2) -> None:
-        self._limits = limits or ReadingLimits()
+    def __init__(self, limits: ParsingLimits | None = None, max_at_once: int = 2) -> None:
+        self._limits = limits or ParsingLimits()
         self._places = asyncio.Semaphore(max_at_once)
 
-    async def text_of(self, data: bytes, source: str) -> str:
+    async def text_of_pdf(self, data: bytes, source: str) -> str:
         """The text of a file; DocumentError with the reason if there is none. Ends the child when cancelled."""
+        from kvarn.retrieval.extras import require
+
+        try:
+            require("pypdf")
+        except ConfigError as error:
+            raise RetrievalUnavailable(str(error)) from None
+        return await self._parsed("pdf", data, source)
+
+    async def texts_of_html(self, pages: Sequence[str], source: str) -> list[str]:
+        """The readable texts of pages, read by one child; otherwise the same."""
+        data = await asyncio.to_thread(lambda: json.dumps(list(pages)).encode())
+        told = await self._parsed("html", data, source)
+        texts: list[str] = await asyncio.to_thread(json.loads, told)
+        return texts
+
+    async def _parsed(self, kind: Literal["pdf", "html"], data: bytes, source: str) -> str:
         async with self._places:
             child = await asyncio.create_subprocess_exec(
-                *self._command(),
+                *self._command(kind),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
@@ -61,14 +80,10 @@ class PdfReader:
             raise DocumentError(told, source=source)
         return told
 
-    def _command(self) -> list[str]:
-        from kvarn.retrieval.extras import require
-        from kvarn.retrieval.ingest.pdf import CHILD
+    def _command(self, kind: str) -> list[str]:
+        from kvarn.retrieval import ingest
 
-        try:
-            require("pypdf")
-        except ConfigError as error:
-            raise RetrievalUnavailable(str(error)) from None
         limits = self._limits
+        script = Path(ingest.__file__).with_name("child.py")
         numbers = (limits.max_pages, limits.max_chars, limits.memory_bytes, limits.cpu_s)
-        return [sys.executable, "-I", "-B", str(CHILD), json.dumps(sys.path), *map(str, numbers)]
+        return [sys.executable, "-I", "-B", str(script), json.dumps(sys.path), kind, *map(str, numbers)]
