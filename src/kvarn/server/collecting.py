@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,30 +62,20 @@ class CollectionShelf:
 
     async def create(self, tenant: str, name: str, chunking: Chunking) -> None:
         """Begin a collection; one that exists stays as it is."""
-        async with self._changing:
-            await self._open_now(tenant, name, chunking)
+        await _to_its_end(self._placed(tenant, name, chunking))
 
     async def drop(self, tenant: str, name: str) -> None:
         """Remove a collection with everything in it."""
-        library = _library()
-        async with self._changing:
-            place = self._open.get((tenant, name))
-            if place is not None and place.num_users:
-                raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
-            await self._close_one((tenant, name))
-            await _in_thread(lambda: library.drop(name, library.shelf(tenant)))
+        await _to_its_end(self._drop(tenant, name))
 
     @asynccontextmanager
     async def use(self, tenant: str, name: str) -> AsyncIterator[Collection]:
         """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have."""
-        async with self._changing:
-            place = self._open.get((tenant, name))
-            if place is None:
-                library = _library()
-                await _in_thread(lambda: library.existing_folder(name, library.shelf(tenant)))
-                place = await self._open_now(tenant, name, None)
-            place.num_users += 1
-            self._open.move_to_end((tenant, name))
+        key = (tenant, name)
+        while (place := self._open.get(key)) is None:  # again if it was closed before we had it
+            await _to_its_end(self._placed(tenant, name, None))
+        place.num_users += 1
+        self._open.move_to_end(key)
         try:
             yield place.collection
         finally:
@@ -97,13 +87,26 @@ class CollectionShelf:
             for key in list(self._open):
                 await self._close_one(key)
 
-    async def _open_now(self, tenant: str, name: str, chunking: Chunking | None) -> _Place:
-        place = self._open.get((tenant, name))
-        if place is None:
+    async def _drop(self, tenant: str, name: str) -> None:
+        library = _library()
+        async with self._changing:
+            place = self._open.get((tenant, name))
+            if place is not None and place.num_users:
+                raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
+            await self._close_one((tenant, name))
+            await _in_thread(lambda: library.drop(name, library.shelf(tenant)))
+
+    async def _placed(self, tenant: str, name: str, chunking: Chunking | None) -> None:
+        """Have a collection open. Without a chunking it must exist."""
+        library = _library()
+        async with self._changing:
+            if (tenant, name) in self._open:
+                return
+            if chunking is None:
+                await _in_thread(lambda: library.existing_folder(name, library.shelf(tenant)))
             await self._make_room()
             collection = await _in_thread(lambda: self._opened(tenant, name, chunking))
-            place = self._open[tenant, name] = _Place(collection)
-        return place
+            self._open[tenant, name] = _Place(collection)
 
     def _opened(self, tenant: str, name: str, chunking: Chunking | None) -> Collection:
         """Runs in a worker thread."""
@@ -154,6 +157,13 @@ class _Place:
 
     collection: Collection
     num_users: int = field(default=0)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that goes on when this caller gives up: half done, it would leave a folder locked."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if nobody waits any more
+    return await asyncio.shield(task)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

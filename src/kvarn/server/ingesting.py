@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from kvarn.retrieval.types import Document
     from kvarn.server.parsing import DocumentParser
     from kvarn.server.schema.collections import DocumentBody
+    from kvarn.server.workers import Workers
 
 MAX_PDFS = 32  # in one request: each takes a process
 QUICK_CHARS = 16_384  # of HTML are read in milliseconds, whatever they are; more in a process that can be ended
 
 
-async def read_documents(bodies: Sequence[DocumentBody], parser: DocumentParser) -> list[Document]:
+async def read_documents(bodies: Sequence[DocumentBody], parser: DocumentParser, workers: Workers) -> list[Document]:
     """The documents, all of them readable and with ids of their own."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
@@ -27,7 +28,7 @@ async def read_documents(bodies: Sequence[DocumentBody], parser: DocumentParser)
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
     read = {number: await _pdf(body, number, parser) for number, body in enumerate(bodies) if body.data is not None}
     read |= await _pages(bodies, parser)
-    return await asyncio.to_thread(_documents, bodies, read)
+    return await workers.run(_documents, bodies, read)
 
 
 def _check(body: DocumentBody, param: str) -> None:
