@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.errors import CapacityError, ConfigError, InvalidParameter, StorageError
 from kvarn.server.failures import RetrievalUnavailable
+from kvarn.server.http.limits import max_open_collections
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvarn.server.retrieval")
 T = TypeVar("T")
-MAX_OPEN = 64
 RETRY_AFTER_S = 2.0
 
 
@@ -132,12 +132,13 @@ class CollectionShelf:
         raise CapacityError("the embedding model was unloaded meanwhile; try again", retry_after_s=RETRY_AFTER_S)
 
     async def _make_room(self) -> None:
-        if len(self._open) < MAX_OPEN:
-            return
+        max_open = max_open_collections()
         idle = [key for key, place in self._open.items() if not place.num_users]
-        if not idle:
-            raise CapacityError(f"{MAX_OPEN} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
-        await self._close_one(idle[0])
+        num_surplus = len(self._open) + 1 - max_open
+        if num_surplus > len(idle):
+            raise CapacityError(f"{max_open} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
+        for key in idle[: max(num_surplus, 0)]:
+            await self._close_one(key)
 
     async def _close_one(self, key: tuple[str, str]) -> None:
         place = self._open.pop(key, None)
