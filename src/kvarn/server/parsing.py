@@ -13,7 +13,9 @@ from typing import Literal
 
 from kvarn.errors import ConfigError, DocumentError
 from kvarn.server.failures import RetrievalUnavailable
+from kvarn.server.places import Places
 
+Kind = Literal["pdf", "html"]
 OK = 0  # the first byte of the child's answer
 
 
@@ -33,7 +35,7 @@ class DocumentParser:
 
     def __init__(self, limits: ParsingLimits | None = None, max_at_once: int = 2) -> None:
         self._limits = limits or ParsingLimits()
-        self._places = asyncio.Semaphore(max_at_once)
+        self._places = Places(max_at_once, 0)
 
     async def text_of_pdf(self, data: bytes, source: str) -> str:
         """The text of a file; DocumentError with the reason if there is none. Ends the child when cancelled."""
@@ -52,23 +54,12 @@ class DocumentParser:
         texts: list[str] = await asyncio.to_thread(json.loads, told)
         return texts
 
-    async def _parsed(self, kind: Literal["pdf", "html"], data: bytes, source: str) -> str:
-        async with self._places:
-            child = await asyncio.create_subprocess_exec(
-                *self._command(kind),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
-            )
-            try:
-                answer, _ = await asyncio.wait_for(child.communicate(data), self._limits.deadline_s)
-            except TimeoutError:
-                answer = b""
-            finally:
-                with suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()
+    async def _parsed(self, kind: Kind, data: bytes, source: str) -> str:
+        priority = await self._places.take()
+        try:
+            answer = await self._answer(kind, data)
+        finally:
+            self._places.leave(priority)
         if not answer:
             raise DocumentError(
                 f"takes more than {self._limits.cpu_s} s or {self._limits.memory_bytes >> 20} MiB to be read; split "
@@ -80,7 +71,26 @@ class DocumentParser:
             raise DocumentError(told, source=source)
         return told
 
-    def _command(self, kind: str) -> list[str]:
+    async def _answer(self, kind: Kind, data: bytes) -> bytes:
+        """What a child says; nothing if it was ended."""
+        child = await asyncio.create_subprocess_exec(
+            *self._command(kind),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
+        )
+        try:
+            answer, _ = await asyncio.wait_for(child.communicate(data), self._limits.deadline_s)
+        except TimeoutError:
+            return b""
+        finally:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+        return answer
+
+    def _command(self, kind: Kind) -> list[str]:
         from kvarn.retrieval import ingest
 
         limits = self._limits

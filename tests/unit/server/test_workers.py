@@ -94,7 +94,7 @@ def test_who_leaves_the_queue_never_has_it_begun() -> None:
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
-        assert len(workers._waiting) == 1
+        assert len(workers._places._waiting) == 1
         work.let_go("a", "c")
         await asyncio.gather(first, third)
         assert work.began == ["a", "c"]
@@ -115,7 +115,7 @@ def test_who_leaves_while_the_thread_works_makes_no_room() -> None:
         work.let_go("a", "b")
         await second
         assert work.ended == ["a", "b"]
-        await until(lambda: workers._running.total() == 0)
+        await until(lambda: workers._places._taken.total() == 0)
 
     running(run)
 
@@ -125,7 +125,7 @@ def test_a_turn_that_comes_when_its_caller_leaves_goes_to_the_next() -> None:
         work = Work(workers := Workers(1, 0))
         first, second, third = (work.ask(name, FREE) for name in "abc")
         await until(lambda: work.began == ["a"])
-        workers._leave(FREE)  # as if the thread were free: the turn of the second comes ...
+        workers._places.leave(FREE)  # as if the thread were free: the turn of the second comes ...
         second.cancel()  # ... before it could take it
         await asyncio.sleep(0.02)
         assert second.cancelled()

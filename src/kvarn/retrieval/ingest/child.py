@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 
 OK, FAILED = b"\0", b"\1"
+NICENESS = 10  # engines that share the processors come first
 SOURCE = "file"  # the caller knows its name
 
 
@@ -56,6 +57,7 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
     try:
         import resource
 
+        os.nice(NICENESS)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         with open("/proc/self/statm", encoding="ascii") as file:

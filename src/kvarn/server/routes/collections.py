@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from kvarn.retrieval.types import AddReport, Document, Hit
 
 router = APIRouter(tags=["collections"])
-GROUP = 16  # documents embedded before somebody looks whether the client is still there
+GROUP = 16  # documents embedded before somebody looks whether the client is still there, or fewer ...
+GROUP_TOKENS = 8192  # ... if they have more tokens than this
 
 
 @router.get("/v1/collections", response_model=CollectionsAnswer)
@@ -140,10 +141,19 @@ async def _add(
     from kvarn.retrieval.types import AddReport
 
     report = AddReport()
-    for start in range(0, len(documents), GROUP):
-        group = slice(start, start + GROUP)
+    for group in _groups(costs):
         report += await spending.run(sum(costs[group]), collection.add, documents[group])
     return report
+
+
+def _groups(costs: Sequence[int]) -> Iterator[slice]:
+    start = num_tokens = 0
+    for number, cost in enumerate(costs):
+        if number > start and (number - start == GROUP or num_tokens + cost > GROUP_TOKENS):
+            yield slice(start, number)
+            start, num_tokens = number, 0
+        num_tokens += cost
+    yield slice(start, len(costs))
 
 
 def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[list[Hit]]:
