@@ -12,7 +12,7 @@ from kvarn.server.schema.common import InvalidField
 
 if TYPE_CHECKING:
     from kvarn.retrieval.types import Document
-    from kvarn.server.parsing import DocumentParser
+    from kvarn.server.pdfs import PdfReader
     from kvarn.server.schema.collections import DocumentBody
     from kvarn.server.workers import Workers
 
@@ -20,14 +20,14 @@ MAX_PDFS = 32  # in one request: each takes a process
 QUICK_CHARS = 16_384  # of HTML are read in milliseconds, whatever they are; more in a process that can be ended
 
 
-async def read_documents(bodies: Sequence[DocumentBody], parser: DocumentParser, workers: Workers) -> list[Document]:
+async def read_documents(bodies: Sequence[DocumentBody], pdfs: PdfReader, workers: Workers) -> list[Document]:
     """The documents, all of them readable and with ids of their own."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
     if sum(body.data is not None for body in bodies) > MAX_PDFS:
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
-    read = {number: await _pdf(body, number, parser) for number, body in enumerate(bodies) if body.data is not None}
-    read |= await _pages(bodies, parser)
+    read = {number: await _pdf(body, number, pdfs) for number, body in enumerate(bodies) if body.data is not None}
+    read |= await _pages(bodies, pdfs)
     return await workers.run(_documents, bodies, read)
 
 
@@ -38,20 +38,20 @@ def _check(body: DocumentBody, param: str) -> None:
         raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
 
 
-async def _pdf(body: DocumentBody, number: int, parser: DocumentParser) -> str:
+async def _pdf(body: DocumentBody, number: int, pdfs: PdfReader) -> str:
     assert body.data is not None
     data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    return await parser.text_of_pdf(data, _name(body, number))
+    return await pdfs.text_of(data, _name(body, number))
 
 
-async def _pages(bodies: Sequence[DocumentBody], parser: DocumentParser) -> dict[int, str]:
+async def _pages(bodies: Sequence[DocumentBody], pdfs: PdfReader) -> dict[int, str]:
     """The texts of all pages by number, if they take a process; it reads all of them."""
     pages = {number: body.text for number, body in enumerate(bodies) if body.kind == "html" and body.text is not None}
     if sum(map(len, pages.values())) <= QUICK_CHARS:
         return {}
     number = next(iter(pages))
     source = _name(bodies[number], number) if len(pages) == 1 else "HTML"
-    return dict(zip(pages, await parser.texts_of_html(list(pages.values()), source), strict=True))
+    return dict(zip(pages, await pdfs.texts_of_html(list(pages.values()), source), strict=True))
 
 
 def _name(body: DocumentBody, number: int) -> str:

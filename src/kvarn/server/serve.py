@@ -33,7 +33,7 @@ from kvarn.server.http.traffic import Traffic
 from kvarn.server.keys import KeyRing
 from kvarn.server.lifecycle import App, Lifecycle, ShuttingDown
 from kvarn.server.limits import LimitBook
-from kvarn.server.parsing import DocumentParser
+from kvarn.server.pdfs import PdfReader
 from kvarn.server.priming import Primer
 from kvarn.server.requests import RequestBook
 from kvarn.server.settings import ServerConfig
@@ -193,7 +193,7 @@ def make_state(config: ServerConfig) -> ServerState:
         primer=Primer(shelf, collections, lifecycle, metrics),
         requests=RequestBook(),
         traffic=Traffic(),
-        parser=DocumentParser(),
+        pdfs=PdfReader(),
         workers=Workers(),
     )
 

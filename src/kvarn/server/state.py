@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kvarn.server.keys import KeyRing
     from kvarn.server.lifecycle import Lifecycle
     from kvarn.server.limits import LimitBook
-    from kvarn.server.parsing import DocumentParser
+    from kvarn.server.pdfs import PdfReader
     from kvarn.server.priming import Primer
     from kvarn.server.requests import RequestBook
     from kvarn.server.settings import ServerConfig
@@ -34,5 +34,5 @@ class ServerState:
     requests: RequestBook
     primer: Primer
     traffic: Traffic
-    parser: DocumentParser
+    pdfs: PdfReader
     workers: Workers

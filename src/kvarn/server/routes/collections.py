@@ -81,7 +81,7 @@ async def add_documents(call: Charged, name: str) -> Response:
     body = parse(DocumentsBody, await call.json(), call)
     async with using(call, name) as collection:
         await call.use_model(collection.embedder.name)
-        documents = await while_awaited(call, read_documents(body.documents, call.state.parser, call.state.workers))
+        documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs, call.state.workers))
         costs = await _reserve(call, collection, [document.text for document in documents])
         spending = Spending(call)
         try:

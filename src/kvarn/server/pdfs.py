@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from kvarn.errors import ConfigError, DocumentError
@@ -20,7 +19,7 @@ OK = 0  # the first byte of the child's answer
 
 
 @dataclass(frozen=True, slots=True)
-class ParsingLimits:
+class ReadingLimits:
     """What one PDF, or all the pages of one request, may cost."""
 
     max_pages: int = 2_000
@@ -30,14 +29,14 @@ class ParsingLimits:
     deadline_s: float = 60.0  # of waiting, on a machine that has no time for the child
 
 
-class DocumentParser:
-    """Reads the files of all clients, a few at a time. Lives in one event loop."""
+class PdfReader:
+    """Reads the PDFs of all clients, and their HTML, a few at a time. Lives in one event loop."""
 
-    def __init__(self, limits: ParsingLimits | None = None, max_at_once: int = 2) -> None:
-        self._limits = limits or ParsingLimits()
+    def __init__(self, limits: ReadingLimits | None = None, max_at_once: int = 2) -> None:
+        self._limits = limits or ReadingLimits()
         self._places = Places(max_at_once, 0)
 
-    async def text_of_pdf(self, data: bytes, source: str) -> str:
+    async def text_of(self, data: bytes, source: str) -> str:
         """The text of a file; DocumentError with the reason if there is none. Ends the child when cancelled."""
         from kvarn.retrieval.extras import require
 
@@ -91,9 +90,8 @@ class DocumentParser:
         return answer
 
     def _command(self, kind: Kind) -> list[str]:
-        from kvarn.retrieval import ingest
+        from kvarn.retrieval.ingest.pdf import CHILD
 
         limits = self._limits
-        script = Path(ingest.__file__).with_name("child.py")
         numbers = (limits.max_pages, limits.max_chars, limits.memory_bytes, limits.cpu_s)
-        return [sys.executable, "-I", "-B", str(script), json.dumps(sys.path), kind, *map(str, numbers)]
+        return [sys.executable, "-I", "-B", str(CHILD), json.dumps(sys.path), kind, *map(str, numbers)]

@@ -4,7 +4,7 @@ A PDF, or HTML pages as a list in JSON, come on stdin; stdout gets a status byte
 the reason why there is none. A hostile file can make it run out of time or memory; then this process ends, and nothing
 else is touched.
 
-    python -I child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
+    python -I pdf_child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
 """
 
 from __future__ import annotations
