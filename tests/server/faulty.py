@@ -5,6 +5,7 @@ POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
 POST /fault/close                  the primer and the collections will not close without an error
+POST /fault/full-threads?seconds=S every thread in which requests are read or worked for sleeps for S
 POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
 POST /fault/stuck-kernel           ... waits in native code for ever without the GIL
@@ -21,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -28,7 +30,7 @@ from urllib.parse import parse_qs
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
 from kvarn.server import serve as serving
-from kvarn.server import shelf
+from kvarn.server import shelf, workers
 from kvarn.server.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
@@ -39,6 +41,8 @@ class FaultRoutes:
     def __init__(self, state: ServerState, app: App) -> None:
         self._state = state
         self._app = app
+        self._own_thread = ThreadPoolExecutor(1)  # for what must answer when no other is free
+        self._sleeping: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith("/fault/"):
@@ -66,6 +70,8 @@ class FaultRoutes:
             _break_close(self._state.collections)
         elif kind == "slow-load":
             _slow_down_loads(float(query["seconds"]))
+        elif kind == "full-threads":
+            self._fill_threads(float(query["seconds"]))
         else:
             loops: dict[str, Callable[[Engine], None]] = {
                 "python-loop": _loop_in_python,
@@ -75,8 +81,15 @@ class FaultRoutes:
             threading.Timer(0.05, lambda: llm.runner.ask(loops[kind])).start()  # after the answer is out
         return {"injected": kind}
 
+    def _fill_threads(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(serving.NUM_THREADS):
+            loop.run_in_executor(None, time.sleep, seconds)
+        for _ in range(workers.NUM_THREADS):
+            self._sleeping.add(loop.create_task(self._state.workers.run(time.sleep, seconds)))
+
     async def _figures(self, llm: LLM) -> dict[str, int]:
-        stats = await asyncio.to_thread(llm.stats)
+        stats = await asyncio.get_running_loop().run_in_executor(self._own_thread, llm.stats)
         gc.collect()
         return {
             "http_requests": self._state.lifecycle.num_requests,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests.server.asking import CHAT, answer, chat_body, chunks, refusal
 from tests.server.keyed import KeyedServer
-from tests.server.process import MINILM, SMOLLM2, ServerProcess
+from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 from tests.unit.retrieval.pdfs import bomb, make_pdf
 
 pytestmark = pytest.mark.model
@@ -111,6 +112,13 @@ def test_html_is_kept_as_text(filled: httpx.Client) -> None:
     hit = search(filled, "harbours", k=1)[0]
     assert (hit["source"], hit["heading"]) == ("ships.html", "Ships")
     assert "<b>" not in hit["text"]
+
+
+def test_hostile_html_is_a_wrong_request_at_once(filled: httpx.Client, patience: float) -> None:
+    sent = {"documents": [{"kind": "html", "text": "<svg>" + "<a " * 100_000, "source": "bad.html"}]}
+    began = time.monotonic()
+    assert "is empty" in refusal(filled, "/v1/collections/things/documents", sent)["message"]
+    assert time.monotonic() - began < 3 * patience
 
 
 def test_a_chat_looks_things_up_and_cites_them(filled: httpx.Client) -> None:
@@ -235,8 +243,6 @@ def test_tenants_do_not_see_each_other(keyed: KeyedServer) -> None:
 
 
 def test_collections_survive_a_restart_and_kill(tmp_path: Path) -> None:
-    from tests.server.process import model_path
-
     models = ("--model", model_path(MINILM))
     for number in range(2):
         with ServerProcess(*models, env={"KVARN_HOME": str(tmp_path)}) as process, process.client() as client:
@@ -251,9 +257,17 @@ def test_collections_survive_a_restart_and_kill(tmp_path: Path) -> None:
             process.process.kill()
 
 
-def test_a_server_without_an_encoder_says_so(tmp_path: Path) -> None:
-    from tests.server.process import model_path
+def test_more_collections_than_open_files_are_served_in_turn(tmp_path: Path) -> None:
+    models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
+    with ServerProcess(*models, env={"KVARN_HOME": str(tmp_path)}) as process, process.client() as client:
+        resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (300, 300))
+        names = [f"c{number}" for number in range(45)]
+        for name in names:
+            answer(client, "/v1/collections", {"name": name})
+        assert [client.get(f"/v1/collections/{name}").status_code for name in names] == [200] * len(names)
 
+
+def test_a_server_without_an_encoder_says_so(tmp_path: Path) -> None:
     home = {"KVARN_HOME": str(tmp_path)}
     with ServerProcess("--model", model_path(SMOLLM2), env=home) as process, process.client() as client:
         error = refusal(client, "/v1/collections", {"name": "x"})

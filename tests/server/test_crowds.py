@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
 
-from tests.server.keyed import KeyedServer
+from tests.server.edge_client import until
+from tests.server.keyed import KeyedServer, completion_body
 from tests.server.process import MINILM
 
 pytestmark = pytest.mark.model
 
 CROWD = 12
+CONCURRENCY = 16  # of a free key
 SHEET = "a mill grinds grain into flour for bread and " * 24  # the model's whole context, so that a queue grows
 NUM_ASKED = 9
 
@@ -81,3 +87,53 @@ def test_a_paid_text_is_embedded_before_those_of_a_free_crowd(
                 passed.append(crowd.num_answered - before)
         client.delete("/v1/collections/mills")
     assert statistics.median(passed) <= CROWD / 3  # in order of arrival it would be all of the crowd
+
+
+@contextmanager
+def a_flood_of_documents(keyed: KeyedServer) -> Iterator[None]:
+    """More free requests that wait for embeddings than the server has threads of any kind."""
+    keys = [keyed.add(f"flooding-{number}", "free") for number in range(5)]
+    heads = [{"authorization": f"Bearer {key}", "content-type": "application/json"} for key in keys]
+    connections = []
+    try:
+        for head in heads:
+            until(partial(_has_begun, keyed, head))  # the keys are new
+        for number in range(CONCURRENCY * len(keys)):
+            documents = [{"id": f"{number}-{page}", "text": f"{number} {page} {SHEET}"} for page in range(16)]
+            head = heads[number % len(heads)]
+            connections.append(_sent(keyed, head, "/v1/collections/flood/documents", {"documents": documents}))
+        yield
+    finally:
+        for connection in connections:
+            connection.close()
+        for number in range(5):
+            keyed.remove(f"flooding-{number}")
+
+
+def _has_begun(keyed: KeyedServer, head: dict[str, str]) -> bool:
+    with closing(_sent(keyed, head, "/v1/collections", {"name": "flood"})) as connection:
+        return connection.getresponse().status == 200
+
+
+def _sent(keyed: KeyedServer, head: dict[str, str], path: str, body: dict[str, Any]) -> HTTPConnection:
+    connection = HTTPConnection("127.0.0.1", keyed.process.port, timeout=60)
+    connection.request("POST", path, json.dumps(body), head)
+    return connection
+
+
+def test_paid_requests_pass_a_flood_of_free_documents(keyed: KeyedServer, patience: float) -> None:
+    with keyed.client("alice") as client:
+        client.post("/v1/collections", json={"name": "mills"})
+        client.post("/v1/collections/mills/documents", json={"documents": [{"id": "m", "text": "A mill."}]})
+        with a_flood_of_documents(keyed):
+            until(lambda: client.get("/fault/state").json()["http_requests"] >= 4 * CONCURRENCY)
+            asked = [
+                ("/v1/completions", completion_body("A mill", max_tokens=1)),
+                ("/v1/collections/mills/search", {"query": "flour", "mode": "dense"}),
+            ]
+            for path, body in asked:
+                began = time.monotonic()
+                assert client.post(path, json=body).status_code == 200
+                assert time.monotonic() - began < 1.5 * patience
+        client.delete("/v1/collections/mills")
+        until(lambda: client.get("/fault/state").json()["http_requests"] == 0)

@@ -50,6 +50,21 @@ def posting(path: str, **body: object) -> Callable[[ServerProcess], str]:
     return post
 
 
+def getting(path: str) -> Callable[[ServerProcess], str]:
+    def get(process: ServerProcess) -> str:
+        with process.client() as client:
+            response = client.get(path)
+        return f"{response.status_code} {response.text}"
+
+    return get
+
+
+def dropping(process: ServerProcess) -> str:
+    with process.client() as client:
+        response = client.delete("/v1/collections/idle")
+    return f"{response.status_code} {response.text}"
+
+
 embed = posting("/v1/embeddings", model=MINILM, input="flour")
 PAGES = [{"id": str(number), "text": f"{number}: {SHEET}"} for number in range(400)]
 WAITING = {
@@ -58,6 +73,17 @@ WAITING = {
     "for embeddings": posting("/v1/embeddings", model=MINILM, input=[SHEET] * 1000),
     "for a reranking": posting("/rerank", model=SMOLLM2, query="flour?", documents=["a mill"] * 200),
     "for an index": posting("/v1/collections/mills/documents", documents=PAGES),
+}
+WAITING_FOR_A_THREAD = {
+    "to list collections": getting("/v1/collections"),
+    "to see a collection": getting("/v1/collections/mills"),
+    "to open a collection": getting("/v1/collections/other"),
+    "to begin a collection": posting("/v1/collections", name="more"),
+    "to drop a collection": dropping,
+    "to list documents": getting("/v1/collections/mills/documents"),
+    "to delete documents": posting("/v1/collections/mills/documents/delete", ids=["1"]),
+    "to search": posting("/v1/collections/mills/search", query="flour"),
+    "to read the description": getting("/openapi.json"),
 }
 
 
@@ -86,3 +112,22 @@ def test_whoever_waits_at_the_deadline_is_told_then_and_the_process_ends(
     assert code == 0
     assert DELAY_S + TIMEOUT_S - 0.05 <= told_s < DELAY_S + TIMEOUT_S + 0.5 * patience
     assert ended_s < DELAY_S + TIMEOUT_S + 1.5 * patience
+
+
+def test_whoever_waits_for_a_thread_at_the_deadline_is_told_then(tmp_path: Path, patience: float) -> None:
+    with server(tmp_path) as process, ThreadPoolExecutor(16) as threads, process.client() as probe:
+        assert embed(process).startswith("200")
+        for name in ("mills", "idle"):
+            assert probe.post("/v1/collections", json={"name": name}).status_code == 200
+        probe.post("/fault/full-threads?seconds=20")
+        asked = {what: threads.submit(ask, process) for what, ask in WAITING_FOR_A_THREAD.items()}
+        until(lambda: probe.get("/fault/state").json()["http_requests"] == len(asked))
+        process.process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        told = {what: one.result(60) for what, one in asked.items()}
+        told_s = time.monotonic() - began
+        code = process.process.wait(60)
+    assert {what: words for what, words in told.items() if not words.startswith("503 ")} == {}
+    assert all("shutting_down" in words for words in told.values())
+    assert code == 0
+    assert DELAY_S + TIMEOUT_S - 0.05 <= told_s < DELAY_S + TIMEOUT_S + 0.5 * patience

@@ -17,11 +17,13 @@ from starlette.responses import JSONResponse, Response
 from kvarn import __version__
 from kvarn.errors import KvarnError
 from kvarn.server.auth import AuthMiddleware
+from kvarn.server.call import Call
 from kvarn.server.edge import Edge
 from kvarn.server.entrance import Entrance
 from kvarn.server.failures import failure_response, refuse
 from kvarn.server.lifecycle import LifecycleGate
 from kvarn.server.openapi import describe
+from kvarn.server.patience import while_awaited
 from kvarn.server.routes import (
     chat,
     collections,
@@ -73,7 +75,7 @@ def make_app(state: ServerState) -> FastAPI:
 
 async def _document(http: Request) -> Response:
     """Making the document takes a third of a second, once."""
-    return JSONResponse(await asyncio.to_thread(http.app.openapi))
+    return JSONResponse(await while_awaited(Call(http), asyncio.to_thread(http.app.openapi)))
 
 
 async def _fail(http: Request, error: Exception) -> Response:

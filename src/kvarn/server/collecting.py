@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.errors import CapacityError, ConfigError, InvalidParameter, StorageError
 from kvarn.server.failures import RetrievalUnavailable
+from kvarn.server.http.limits import max_open_collections
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvarn.server.retrieval")
 T = TypeVar("T")
-MAX_OPEN = 64
 RETRY_AFTER_S = 2.0
 
 
@@ -62,30 +62,20 @@ class CollectionShelf:
 
     async def create(self, tenant: str, name: str, chunking: Chunking) -> None:
         """Begin a collection; one that exists stays as it is."""
-        async with self._changing:
-            await self._open_now(tenant, name, chunking)
+        await _to_its_end(self._placed(tenant, name, chunking))
 
     async def drop(self, tenant: str, name: str) -> None:
         """Remove a collection with everything in it."""
-        library = _library()
-        async with self._changing:
-            place = self._open.get((tenant, name))
-            if place is not None and place.num_users:
-                raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
-            await self._close_one((tenant, name))
-            await _in_thread(lambda: library.drop(name, library.shelf(tenant)))
+        await _to_its_end(self._drop(tenant, name))
 
     @asynccontextmanager
     async def use(self, tenant: str, name: str) -> AsyncIterator[Collection]:
         """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have."""
-        async with self._changing:
-            place = self._open.get((tenant, name))
-            if place is None:
-                library = _library()
-                await _in_thread(lambda: library.existing_folder(name, library.shelf(tenant)))
-                place = await self._open_now(tenant, name, None)
-            place.num_users += 1
-            self._open.move_to_end((tenant, name))
+        key = (tenant, name)
+        while (place := self._open.get(key)) is None:  # again if it was closed before we had it
+            await _to_its_end(self._placed(tenant, name, None))
+        place.num_users += 1
+        self._open.move_to_end(key)
         try:
             yield place.collection
         finally:
@@ -97,13 +87,26 @@ class CollectionShelf:
             for key in list(self._open):
                 await self._close_one(key)
 
-    async def _open_now(self, tenant: str, name: str, chunking: Chunking | None) -> _Place:
-        place = self._open.get((tenant, name))
-        if place is None:
+    async def _drop(self, tenant: str, name: str) -> None:
+        library = _library()
+        async with self._changing:
+            place = self._open.get((tenant, name))
+            if place is not None and place.num_users:
+                raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
+            await self._close_one((tenant, name))
+            await _in_thread(lambda: library.drop(name, library.shelf(tenant)))
+
+    async def _placed(self, tenant: str, name: str, chunking: Chunking | None) -> None:
+        """Have a collection open. Without a chunking it must exist."""
+        library = _library()
+        async with self._changing:
+            if (tenant, name) in self._open:
+                return
+            if chunking is None:
+                await _in_thread(lambda: library.existing_folder(name, library.shelf(tenant)))
             await self._make_room()
             collection = await _in_thread(lambda: self._opened(tenant, name, chunking))
-            place = self._open[tenant, name] = _Place(collection)
-        return place
+            self._open[tenant, name] = _Place(collection)
 
     def _opened(self, tenant: str, name: str, chunking: Chunking | None) -> Collection:
         """Runs in a worker thread."""
@@ -129,12 +132,13 @@ class CollectionShelf:
         raise CapacityError("the embedding model was unloaded meanwhile; try again", retry_after_s=RETRY_AFTER_S)
 
     async def _make_room(self) -> None:
-        if len(self._open) < MAX_OPEN:
-            return
+        max_open = max_open_collections()
         idle = [key for key, place in self._open.items() if not place.num_users]
-        if not idle:
-            raise CapacityError(f"{MAX_OPEN} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
-        await self._close_one(idle[0])
+        num_surplus = len(self._open) + 1 - max_open
+        if num_surplus > len(idle):
+            raise CapacityError(f"{max_open} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
+        for key in idle[: max(num_surplus, 0)]:
+            await self._close_one(key)
 
     async def _close_one(self, key: tuple[str, str]) -> None:
         place = self._open.pop(key, None)
@@ -154,6 +158,13 @@ class _Place:
 
     collection: Collection
     num_users: int = field(default=0)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that goes on when this caller gives up: half done, it would leave a folder locked."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if nobody waits any more
+    return await asyncio.shield(task)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

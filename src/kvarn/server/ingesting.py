@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.schema.common import InvalidField
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
     from kvarn.retrieval.types import Document
     from kvarn.server.pdfs import PdfReader
     from kvarn.server.schema.collections import DocumentBody
+    from kvarn.server.workers import Workers
 
 MAX_PDFS = 32  # in one request: each takes a process
+QUICK_CHARS = 16_384  # of HTML are read in milliseconds, whatever they are; more in a process that can be ended
 
 
-async def read_documents(bodies: Sequence[DocumentBody], pdfs: PdfReader) -> list[Document]:
+async def read_documents(bodies: Sequence[DocumentBody], pdfs: PdfReader, workers: Workers) -> list[Document]:
     """The documents, all of them readable and with ids of their own."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
     if sum(body.data is not None for body in bodies) > MAX_PDFS:
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
-    read = {number: await _read(body, number, pdfs) for number, body in enumerate(bodies) if body.data is not None}
-    return await asyncio.to_thread(_documents, bodies, read)
+    read = {number: await _pdf(body, number, pdfs) for number, body in enumerate(bodies) if body.data is not None}
+    read |= await _pages(bodies, pdfs)
+    return await workers.run(_documents, bodies, read)
 
 
 def _check(body: DocumentBody, param: str) -> None:
@@ -35,10 +38,24 @@ def _check(body: DocumentBody, param: str) -> None:
         raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
 
 
-async def _read(body: DocumentBody, number: int, pdfs: PdfReader) -> str:
+async def _pdf(body: DocumentBody, number: int, pdfs: PdfReader) -> str:
     assert body.data is not None
     data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    return await pdfs.text_of(data, body.source or body.id or f"document {number}")
+    return await pdfs.text_of(data, _name(body, number))
+
+
+async def _pages(bodies: Sequence[DocumentBody], pdfs: PdfReader) -> dict[int, str]:
+    """The texts of all pages by number, if they take a process; it reads all of them."""
+    pages = {number: body.text for number, body in enumerate(bodies) if body.kind == "html" and body.text is not None}
+    if sum(map(len, pages.values())) <= QUICK_CHARS:
+        return {}
+    number = next(iter(pages))
+    source = _name(bodies[number], number) if len(pages) == 1 else "HTML"
+    return dict(zip(pages, await pdfs.texts_of_html(list(pages.values()), source), strict=True))
+
+
+def _name(body: DocumentBody, number: int) -> str:
+    return body.source or body.id or f"document {number}"
 
 
 def _decoded(text: str, param: str) -> bytes:
@@ -48,7 +65,7 @@ def _decoded(text: str, param: str) -> bytes:
         raise InvalidField(f"{param} is not base64; send the bytes of the file in base64", param) from None
 
 
-def _documents(bodies: Sequence[DocumentBody], read: dict[int, str]) -> list[Document]:
+def _documents(bodies: Sequence[DocumentBody], read: Mapping[int, str]) -> list[Document]:
     """Runs in a worker thread."""
     from kvarn.retrieval.intake import as_document, require_own_ids
 
@@ -60,6 +77,8 @@ def _documents(bodies: Sequence[DocumentBody], read: dict[int, str]) -> list[Doc
 def _fields(body: DocumentBody, read: str | None) -> dict[str, Any]:
     from kvarn.retrieval.ingest.html import html_to_text
 
-    text = body.text if read is None else read
-    assert text is not None
-    return body.model_dump(exclude={"data"}) | {"text": html_to_text(text) if body.kind == "html" else text}
+    text = read
+    if text is None:
+        assert body.text is not None
+        text = html_to_text(body.text) if body.kind == "html" else body.text
+    return body.model_dump(exclude={"data"}) | {"text": text}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,22 +11,28 @@ from kvarn.server.texts import ROOM, check_bounded
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.retrieval.rerank import Judgement
+    from kvarn.server.workers import Spending, Workers
 
 DOCUMENT_ROOM = 64  # contexts: a cross-encoder reads a long document in parts
 GROUP = 8  # documents between two looks whether the client is still there
 
 
-async def judgements(llm: LLM, query: str, documents: Sequence[str]) -> list[Judgement]:
+async def judgements(workers: Workers, llm: LLM, query: str, documents: Sequence[str]) -> list[Judgement]:
     """The documents in groups, made ready for a model; nothing is computed yet."""
     groups = [documents[start : start + GROUP] for start in range(0, len(documents), GROUP)]
-    return [await asyncio.to_thread(_prepared, llm, query, group) for group in groups]
+    return [await workers.run(_prepared, llm, query, group) for group in groups]
 
 
-async def scores_of(groups: Sequence[Judgement], tenant: str) -> list[float]:
+async def num_tokens_of(workers: Workers, groups: Sequence[Judgement]) -> list[int]:
+    """Tokens of each group."""
+    return await workers.run(lambda: [group.num_tokens for group in groups])
+
+
+async def scores_of(spending: Spending, groups: Sequence[Judgement], costs: Sequence[int], tenant: str) -> list[float]:
     """How well each document answers, group after group: a client that goes away stops the rest."""
     scores: list[float] = []
-    for group in groups:
-        scores += [float(score) for score in await asyncio.to_thread(group.scores, tenant)]
+    for group, cost in zip(groups, costs, strict=True):
+        scores += map(float, await spending.run(cost, group.scores, tenant))
     return scores
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.patience import while_awaited
-from kvarn.server.reranking import judgements, scores_of
+from kvarn.server.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.workers import work_for
 
 if TYPE_CHECKING:
     from kvarn.retrieval.collection import Collection
@@ -21,35 +22,50 @@ if TYPE_CHECKING:
     from kvarn.server.schema.collections import HowBody, RetrievalBody, SearchBody
     from kvarn.server.shelf import ServedModel
     from kvarn.server.translate import Conversation
+    from kvarn.server.workers import Spending
     from kvarn.types import Citation, Grounded
+
+
+@asynccontextmanager
+async def using(call: Call, name: str) -> AsyncIterator[Collection]:
+    """Keep one of the caller's collections open while the block runs; waits only as long as the caller does."""
+    async with AsyncExitStack() as held:
+        opening = held.enter_async_context(call.state.collections.use(call.principal.tenant, name))
+        yield await while_awaited(call, opening)
 
 
 async def ground(call: Call, served: ServedModel, chat: Conversation, body: ChatBody) -> Grounded:
     """Look up what a conversation asks in one of the caller's collections, and put it into the messages."""
     wanted = body.retrieval
     assert wanted is not None
-    async with call.state.collections.use(call.principal.tenant, wanted.collection) as collection:
+    async with using(call, wanted.collection) as collection:
         await call.use_model(collection.embedder.name)
         options = grounding_options(wanted)
         started = time.monotonic()
-        work = asyncio.to_thread(lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)))
-        grounded = await while_awaited(call, work)
+        grounded = await work_for(call, lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)))
         call.state.metrics.searched(wanted.mode, time.monotonic() - started)
         _remember(call, served, chat, body, collection)
     return grounded
 
 
-async def reranked(call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]]) -> list[list[Hit]]:
+async def reranked(
+    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], spending: Spending
+) -> list[list[Hit]]:
     """The best hits of each query, as a model orders them that reads them; what it reads is paid for before."""
     from kvarn.retrieval.rerank import best_hits
 
     assert body.rerank is not None
     served = await call.use_model(body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
-    groups = [await while_awaited(call, judgements(served.llm.llm, *one)) for one in texts]
-    num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for one in groups for group in one))
+    workers, tenant = call.state.workers, call.principal.tenant
+    groups = [await while_awaited(call, judgements(workers, served.llm.llm, *one)) for one in texts]
+    costs = [await while_awaited(call, num_tokens_of(workers, one)) for one in groups]
+    num_tokens = sum(map(sum, costs))
     call.reserve(num_tokens)
-    scores = [await while_awaited(call, scores_of(one, call.principal.tenant)) for one in groups]
+    scores = [
+        await while_awaited(call, scores_of(spending, one, cost, tenant))
+        for one, cost in zip(groups, costs, strict=True)
+    ]
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
 

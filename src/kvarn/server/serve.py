@@ -41,6 +41,7 @@ from kvarn.server.settings import ServerConfig
 from kvarn.server.shelf import ModelShelf
 from kvarn.server.state import ServerState
 from kvarn.server.watchdog import Watchdog
+from kvarn.server.workers import Workers
 
 log = logging.getLogger("kvarn.server")
 
@@ -213,6 +214,7 @@ def make_state(config: ServerConfig) -> ServerState:
         requests=RequestBook(),
         traffic=Traffic(),
         pdfs=PdfReader(),
+        workers=Workers(),
     )
 
 

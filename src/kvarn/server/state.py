@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvarn.server.requests import RequestBook
     from kvarn.server.settings import ServerConfig
     from kvarn.server.shelf import ModelShelf
+    from kvarn.server.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,4 @@ class ServerState:
     primer: Primer
     traffic: Traffic
     pdfs: PdfReader
+    workers: Workers

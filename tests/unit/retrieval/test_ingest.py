@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from kvarn.errors import ConfigError, DocumentError, InvalidParameter
 from kvarn.retrieval.ingest.chunking import Chunking, cut
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
+from kvarn.retrieval.ingest.html import html_to_text
 from kvarn.retrieval.types import Document
 from tests.unit.retrieval.pdfs import make_pdf
 
@@ -84,6 +86,45 @@ def test_html_keeps_text_and_headings_only() -> None:
     assert "Water & wind" in text
     assert "x()" not in text
     assert "p{}" not in text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<ul><li><p>one</p><li>two</ul>three", "- one\n\n- two\n\nthree"),
+        ("<h2></h2><p>plain", "plain"),
+        ("3 < 4 and 5 > 4 <- arrow", "3 < 4 and 5 > 4 <- arrow"),
+        ("<a title=\"<p> > it's\" href='x\">'>link</a> end", "link end"),
+        ('<p title="unclosed>text', "text"),
+        ("a<!-- <p> > -->b<!doctype html>c<?xml?>d<!-- never ends", "abcd<!-- never ends"),
+        ("a <b>b</b>  <i> c</i>", "a b c"),
+        ("<PRE>\n a\n\n\n\n  b  \n</PRE>z", "a\n\n  b\n\nz"),
+        ("<script>if (a </b>) '<p>'</SCRIPT >x<style/>y", "xy"),
+        ("<svg><svg><p>no</svg>yes<head><style>p{}</style>no</head>yes", "yesyes"),
+        ("&lt;b&gt; &#65;&#0; &#99999999999; &nosuch;", "<b> A\ufffd \ufffd &nosuch;"),
+        ("unfinished <a", "unfinished <a"),
+    ],
+)
+def test_html_is_read_however_broken(page: str, text: str) -> None:
+    assert html_to_text(page) == text + "\n"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("<", "<a ", "<!", "<!--", "</", "<?", '<a "', "<a \"'", "<a '<b \" ", "<a\"<a'", "<script>", "</script"),
+        *("<svg><x></head>", " <b></b>", "<li> ", "<pre> ", "&#9", "&#", "&a", "#", " \n\t"),
+    ],
+)
+def test_hostile_html_takes_time_in_proportion(unit: str, patience: float) -> None:
+    began = time.process_time()
+    for end in ("", ">", "'", '"', "-->"):
+        html_to_text(unit * (60_000 // len(unit)) + end)
+    assert time.process_time() - began < 1.5 * patience  # when it grew with the square: minutes
+
+
+def test_a_huge_number_of_a_character_is_none() -> None:
+    assert html_to_text(f"a&#{'9' * 50_000};b") == "a\ufffdb\n"
 
 
 def test_a_pdf_gives_its_text() -> None:

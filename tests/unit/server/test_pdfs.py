@@ -1,4 +1,4 @@
-"""PDFs of strangers: read in a process that may fail, be late or be killed without harm."""
+"""PDFs and HTML of strangers: read in a process that may fail, be late or be killed without harm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from kvarn.behalf import caller_priority
 from kvarn.errors import DocumentError
 from kvarn.server.pdfs import PdfReader, ReadingLimits
 from tests.unit.retrieval.pdfs import bomb, make_pdf
@@ -49,3 +50,34 @@ def test_a_reader_that_nobody_waits_for_ends_its_process() -> None:
         assert await reader.text_of(make_pdf("next"), "b.pdf") == "next"  # its place is free again
 
     asyncio.run(abandon())
+
+
+def test_pages_are_read_together() -> None:
+    pages = ["<h1>Mill</h1><p>Grain", "<p>Flour \u20ac &amp; \U0001f35e"]
+    texts = asyncio.run(PdfReader().texts_of_html(pages, "HTML"))
+    assert texts == ["# Mill\n\nGrain\n", "Flour \u20ac & \U0001f35e\n"]
+
+
+def test_pages_that_take_too_long_are_refused() -> None:
+    with pytest.raises(DocumentError) as caught:
+        asyncio.run(PdfReader(ReadingLimits(cpu_s=1)).texts_of_html(["<!" * 3_000_000], "page.html"))
+    assert "page.html: takes more than 1 s" in str(caught.value)
+
+
+def test_a_paid_page_is_read_before_free_ones_that_wait() -> None:
+    async def run() -> list[str]:
+        parser, read = PdfReader(max_at_once=1), []
+
+        async def ask(name: str, priority: int) -> None:
+            caller_priority.set(priority)
+            await parser.texts_of_html(["<!" * 400_000 if name == "slow" else name], name)
+            read.append(name)
+
+        tasks = []
+        for name, priority in (("slow", 0), ("b", 0), ("c", 0), ("paid", 10)):
+            tasks.append(asyncio.create_task(ask(name, priority)))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*tasks)
+        return read
+
+    assert asyncio.run(run()) == ["slow", "paid", "b", "c"]

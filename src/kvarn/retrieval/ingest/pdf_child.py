@@ -1,9 +1,10 @@
-"""A process that reads one PDF of a stranger: a script, run with `python -I`, never imported by Kvarn.
+"""A process that reads documents of a stranger: a script, run with `python -I`, never imported by Kvarn.
 
-The file comes on stdin; stdout gets a status byte and the text, or the reason why there is none. A hostile file can
-make it run out of time or memory; then this process ends, and nothing else is touched.
+A PDF, or HTML pages as a list in JSON, come on stdin; stdout gets a status byte and the text, or the list of texts, or
+the reason why there is none. A hostile file can make it run out of time or memory; then this process ends, and nothing
+else is touched.
 
-    python -I pdf_child.py SYS_PATH_AS_JSON MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
+    python -I pdf_child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
 """
 
 from __future__ import annotations
@@ -11,35 +12,44 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 
 OK, FAILED = b"\0", b"\1"
-SOURCE = "PDF"  # the caller knows its name
+NICENESS = 10  # engines that share the processors come first
+SOURCE = "file"  # the caller knows its name
 
 
 def main() -> None:
-    """Read one file."""
-    paths, *numbers = sys.argv[1:]
+    """Read what comes."""
+    paths, kind, *numbers = sys.argv[1:]
     max_pages, max_chars, memory_bytes, cpu_s = map(int, numbers)
     sys.path[:] = json.loads(paths)
-    status, told = read(max_pages, max_chars, memory_bytes, cpu_s)
+    from kvarn.errors import KvarnError
+
+    try:
+        parse = pages_parser() if kind == "html" else pdf_parser(max_pages, max_chars)
+        limit(memory_bytes, cpu_s)  # everything is loaded before memory gets tight
+        status, told = OK, parse(sys.stdin.buffer.read())
+    except MemoryError:
+        status, told = FAILED, "needs too much memory to be read; split it, or save it anew"
+    except KvarnError as error:
+        status, told = FAILED, str(error).removeprefix(f"{SOURCE}: ")
     sys.stdout.buffer.write(status + told.encode("utf-8", "replace"))
     sys.stdout.buffer.flush()
 
 
-def read(max_pages: int, max_chars: int, memory_bytes: int, cpu_s: int) -> tuple[bytes, str]:
-    """The status, and the text or the reason."""
-    from kvarn.errors import KvarnError
+def pdf_parser(max_pages: int, max_chars: int) -> Callable[[bytes], str]:
     from kvarn.retrieval.extras import require
     from kvarn.retrieval.ingest.pdf import PdfLimits, pdf_to_text
 
-    try:
-        require("pypdf")  # everything is loaded before memory gets tight
-        limit(memory_bytes, cpu_s)
-        return OK, pdf_to_text(sys.stdin.buffer.read(), SOURCE, PdfLimits(max_pages, max_chars))
-    except MemoryError:
-        return FAILED, "needs too much memory to be read; split it, or save it anew"
-    except KvarnError as error:
-        return FAILED, str(error).removeprefix(f"{SOURCE}: ")
+    require("pypdf")
+    return lambda data: pdf_to_text(data, SOURCE, PdfLimits(max_pages, max_chars))
+
+
+def pages_parser() -> Callable[[bytes], str]:
+    from kvarn.retrieval.ingest.html import html_to_text
+
+    return lambda data: json.dumps([html_to_text(page) for page in json.loads(data)])
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
@@ -47,6 +57,7 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
     try:
         import resource
 
+        os.nice(NICENESS)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         with open("/proc/self/statm", encoding="ascii") as file:

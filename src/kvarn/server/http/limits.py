@@ -17,7 +17,10 @@ LINGER_S = 2.0  # a refused client may still send for this long, so that it gets
 MIN_TAKEN_BYTES = 64 << 10  # a reading client takes so much, or all there is, within write_timeout_s
 CHUNK_OVERHEAD = 8  # bytes on the wire for one of the body: chunks of a single byte need six ...
 CHUNK_ALLOWANCE = 64 << 10  # ... and so much besides, for extensions and trailers
-OWN_DESCRIPTORS = 192  # files and pipes of our own, and connections accepted but not yet counted
+BASE_DESCRIPTORS = 96  # files and pipes of our own, and connections accepted but not yet counted
+MAX_COLLECTIONS = 32  # that are open at a time ...
+COLLECTION_DESCRIPTORS = 9  # ... and what each may take
+OWN_DESCRIPTORS = BASE_DESCRIPTORS + MAX_COLLECTIONS * COLLECTION_DESCRIPTORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,20 @@ def fit_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return limits
     overflow = min(limits.max_overflow, soft // 8)
-    fitting = soft - overflow - min(OWN_DESCRIPTORS, soft // 2)
+    fitting = soft - overflow - _own(soft)
     log.warning(
         "at most %d connections instead of %d: the limit on open files is %d", fitting, limits.max_connections, soft
     )
     return replace(limits, max_connections=fitting, max_overflow=overflow)
+
+
+def max_open_collections() -> int:
+    """How many collections fit beside the connections under the limit on open files as it is now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = OWN_DESCRIPTORS if soft == resource.RLIM_INFINITY else _own(soft)
+    return max(1, (own - BASE_DESCRIPTORS) // COLLECTION_DESCRIPTORS)
+
+
+def _own(limit: int) -> int:
+    """Descriptors that are not for connections."""
+    return min(OWN_DESCRIPTORS, limit // 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -11,9 +10,10 @@ from starlette.responses import Response
 
 from kvarn.server.call import Charged
 from kvarn.server.patience import while_awaited
-from kvarn.server.reranking import judgements, scores_of
+from kvarn.server.reranking import judgements, num_tokens_of, scores_of
 from kvarn.server.schema.common import body_of, parse
 from kvarn.server.schema.rerank import RerankAnswer, RerankBody
+from kvarn.server.workers import Spending
 
 router = APIRouter(tags=["rerank"])
 
@@ -25,15 +25,17 @@ async def rerank(call: Charged) -> Response:
     """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
     body = parse(RerankBody, await call.json(), call)
     served = await call.use_model(body.model)
-    llm = served.llm.llm
+    workers = call.state.workers
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    groups = await while_awaited(call, judgements(llm, body.query, documents))
-    num_tokens = await asyncio.to_thread(lambda: sum(group.num_tokens for group in groups))
+    groups = await while_awaited(call, judgements(workers, served.llm.llm, body.query, documents))
+    costs = await while_awaited(call, num_tokens_of(workers, groups))
+    num_tokens = sum(costs)
     call.reserve(num_tokens)
+    spending = Spending(call)
     try:
-        scores = await while_awaited(call, scores_of(groups, call.principal.tenant))
+        scores = await while_awaited(call, scores_of(spending, groups, costs, call.principal.tenant))
     finally:
-        call.reservation.settle(num_tokens)
+        call.reservation.settle(spending.num_tokens)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]

@@ -1,0 +1,85 @@
+"""Clients that leave while their documents are embedded or ranked pay for what was computed, not for the rest."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.edge_client import until
+from tests.server.keyed import KeyedServer
+from tests.server.process import SMOLLM2
+
+pytestmark = pytest.mark.model
+
+LIMIT = 100_000_000  # tokens a minute of the tier
+SHEET = "a mill grinds grain into flour for bread and " * 24
+NUM_PAGES = 400
+PATH = "/v1/collections/leaving/documents"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaver:
+    """A new key's client, which nobody else uses."""
+
+    client: httpx.Client
+    keyed: KeyedServer
+
+    def num_charged(self) -> int:
+        """Tokens of the last minute."""
+        told = self.client.post(f"{PATH}/delete", json={"ids": ["none"]})
+        return LIMIT - int(told.headers["x-ratelimit-remaining-tokens"])
+
+    def leave(self, path: str, body: dict[str, Any], has_begun: Callable[[], bool]) -> None:
+        """Ask for something and close the connection when a part of it is done."""
+        request = self.client.build_request("POST", path, json=body)
+        head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        with socket.create_connection(("127.0.0.1", self.keyed.process.port)) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+            until(has_begun)
+        until(lambda: self.figure("http_requests") == 0)
+
+    def figure(self, name: str) -> int:
+        return int(self.client.get("/fault/state").json()[name])
+
+    def num_documents(self) -> int:
+        return len(self.client.get(PATH).json()["data"])
+
+
+@pytest.fixture
+def leaver(keyed: KeyedServer, request: pytest.FixtureRequest) -> Iterator[Leaver]:
+    name = request.node.name[:40]
+    key = keyed.add(name, "pro")
+    with keyed.process.client(headers={"authorization": f"Bearer {key}"}) as client:
+        until(lambda: client.post("/v1/collections", json={"name": "leaving"}).status_code == 200)
+        yield Leaver(client, keyed)
+        until(lambda: client.delete("/v1/collections/leaving").status_code == 200)
+    keyed.remove(name)
+
+
+def test_documents_that_were_not_embedded_are_not_charged(leaver: Leaver) -> None:
+    pages = [{"id": str(number), "text": f"{number}: {SHEET}"} for number in range(NUM_PAGES)]
+    assert leaver.client.post(PATH, json={"documents": pages[:16]}).status_code == 200
+    of_a_group = leaver.num_charged()
+    assert of_a_group > 16 * 200
+    leaver.leave(PATH, {"documents": pages[16:]}, lambda: leaver.num_documents() > 16)
+    charged = leaver.num_charged() - of_a_group
+    assert 0.9 * of_a_group < charged < 0.8 * NUM_PAGES / 16 * of_a_group
+
+
+def test_documents_that_were_not_ranked_are_not_charged(leaver: Leaver) -> None:
+    body = {"model": SMOLLM2, "query": "flour?", "documents": ["a mill"] * 8}
+    assert leaver.client.post("/rerank", json=body).status_code == 200
+    of_a_group = leaver.num_charged()
+    before = leaver.figure("generated_tokens")
+    leaver.client.post("/fault/slow?seconds=0.1")
+    try:
+        many = body | {"documents": ["a mill"] * 200}
+        leaver.leave("/rerank", many, lambda: leaver.figure("generated_tokens") > before)
+    finally:
+        leaver.client.post("/fault/slow?seconds=0")
+    assert of_a_group <= leaver.num_charged() - of_a_group < 0.8 * 200 / 8 * of_a_group
