@@ -12,7 +12,7 @@ from kvarn.errors import ConfigError, DocumentError, InvalidParameter
 from kvarn.retrieval.ingest.chunking import Chunking, cut
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
 from kvarn.retrieval.ingest.html import html_to_text
-from kvarn.retrieval.types import Document
+from kvarn.retrieval.types import Document, Kind
 from tests.unit.retrieval.pdfs import make_pdf
 
 MARKDOWN = """# Mills
@@ -77,6 +77,39 @@ def test_a_word_longer_than_a_chunk_is_cut() -> None:
 def test_a_wrong_chunking_is_refused(tokens: int, overlap: int) -> None:
     with pytest.raises(InvalidParameter):
         Chunking(tokens, overlap)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("markdown", "# a" + " " * 60_000 + "b"),
+        ("markdown", "# a" + "#" * 60_000 + "b"),
+        ("markdown", "```\n```\n# x\n" * 6_000),
+        ("markdown", "# " + "x" * 60_000 + "\n## y" * 12_000),
+        ("code", "@a\n" * 20_000),
+        ("code", "@a\ndef f():\n" * 5_000),
+        ("text", "\n \t" * 20_000),
+        ("text", "a. " * 20_000),
+    ],
+    ids=["blanks", "hashes", "fences", "long heading", "decorators", "definitions", "blank lines", "sentences"],
+)
+def test_hostile_texts_are_cut_in_time_in_proportion(kind: Kind, text: str, patience: float) -> None:
+    began = time.process_time()
+    pieces = cut(Document(text, kind=kind), Chunking(), lambda part: len(part) // 4)
+    assert time.process_time() - began < 1.0 * patience  # when it grew with the square: many times that
+    assert all(len(piece.heading) <= 200 for piece in pieces)
+
+
+def test_a_definition_begins_with_its_decorators() -> None:
+    code = "@a\nx = 1\n@b(1)\n@c\nasync def f():\n    pass\n"
+    pieces = cut(Document(code, kind="code"), Chunking(), len)
+    assert [piece.text.split()[0] for piece in pieces] == ["@a", "@b(1)"]
+
+
+def test_headings_lose_closing_marks() -> None:
+    text = "# Mill ##\nx\n## Wind \t\ny\n```\n# no\n```\n### ###\nz"
+    headings = [piece.heading for piece in cut(Document(text, kind="markdown"), Chunking(), len)]
+    assert headings == ["Mill", "Mill > Wind", "Mill > Wind > #"]
 
 
 def test_html_keeps_text_and_headings_only() -> None:

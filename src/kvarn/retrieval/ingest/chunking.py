@@ -8,6 +8,7 @@ document; the last units of one piece are repeated at the start of the next.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,13 +24,15 @@ _JOINTS = (  # from coarse to fine: where a unit that is too long may end
     re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])"),
     re.compile(r"\s+"),
 )
-_HEADING = re.compile(r"^(#{1,6})[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
+# Strangers write these texts, and no other thread runs while an expression is matched: none may look far in vain.
+_HEADING = re.compile(r"^(#{1,6})[ \t]+(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINITION = re.compile(
-    r"^(?:@\w[^\n]*\n)*(?:async def|def|class|fn|pub fn|impl|func|function|export|struct|enum|interface|type|template)"
+    r"^(?:async def|def|class|fn|pub fn|impl|func|function|export|struct|enum|interface|type|template)"
     r"\b[^\n]*",
     re.MULTILINE,
 )
+_DECORATOR = re.compile(r"@\w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +69,38 @@ def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
     if kind in ("markdown", "html"):
         marks = _heading_paths(text)
     elif kind == "code":
-        marks = [(match.start(), "") for match in _DEFINITION.finditer(text)]
+        marks = [(start, "") for start in _definitions(text)]
     places = [(0, ""), *marks]
     for (start, heading), (end, _) in zip(places, [*places[1:], (len(text), "")], strict=True):
         if text[start:end].strip():
             yield start, end, heading
 
 
+def _definitions(text: str) -> Iterator[int]:
+    """Where each definition begins, with the decorators above it."""
+    floor = 0
+    for match in _DEFINITION.finditer(text):
+        start = match.start()
+        while start > floor and _DECORATOR.match(text, above := text.rfind("\n", floor, start - 1) + 1 or floor):
+            start = above
+        yield start
+        floor = match.end()
+
+
 def _heading_paths(text: str) -> list[tuple[int, str]]:
     """Where each heading stands, with those above it: "Install > From source"."""
     fences = [match.span() for match in _FENCE.finditer(text)]
+    starts = [start for start, _ in fences]
     path: list[tuple[int, str]] = []
     marks = []
     for match in _HEADING.finditer(text):
-        if any(start <= match.start() < end for start, end in fences):
+        number = bisect_right(starts, match.start()) - 1
+        if number >= 0 and match.start() < fences[number][1]:
             continue
         level = len(match.group(1))
-        path = [*(one for one in path if one[0] < level), (level, match.group(2))]
+        title = match.group(2)[: 2 * MAX_HEADING_CHARS]  # of every heading below it too
+        title = title.rstrip(" \t#") or title[0]
+        path = [*(one for one in path if one[0] < level), (level, title[:MAX_HEADING_CHARS])]
         marks.append((match.start(), " > ".join(title for _, title in path)))
     return marks
 
