@@ -44,7 +44,7 @@ async def embed(call: Charged) -> Response:
     call.reserve(num_tokens)
     vectors = await _embed(call, served, body, ids)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
-    content = await asyncio.to_thread(_written, vectors, body, num_tokens)
+    content = await while_awaited(call, asyncio.to_thread(_written, vectors, body, num_tokens))
     return Response(content, headers=call.headers, media_type="application/json")
 
 
