@@ -119,7 +119,7 @@ def test_an_input_longer_than_the_context_is_refused_and_never_cut(client: httpx
     assert error["code"] == "context_length_exceeded"
     assert "602" in error["message"]
     assert "512" in error["message"]
-    assert refused(client, "x" * 1_000_000)["code"] == "context_length_exceeded"
+    assert refused(client, "x " * 500_000)["code"] == "context_length_exceeded"
 
 
 def test_a_model_that_generates_does_not_embed(client: httpx.Client) -> None:
