@@ -155,11 +155,6 @@ class Tokenizer:
         """Release nothing: the template worker is shared by the process and ends with it."""
 
     @cached_property
-    def max_token_characters(self) -> int:
-        """Characters of the longest token: a text has at least its length divided by this many tokens."""
-        return max(map(len, self._vocabulary.tokens))
-
-    @cached_property
     def control_matcher(self) -> SpecialMatcher:
         """Finds every special token; for text of templates."""
         return self._matcher(Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
