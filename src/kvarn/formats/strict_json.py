@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from kvarn.errors import FormatError
@@ -34,6 +35,20 @@ def parse_value(text: str, *, is_finite: bool = False) -> Any:
     """Parse any JSON or raise ValueError; is_finite also refuses numbers too large for a float (it costs time)."""
     parse_float = _finite if is_finite else None
     return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=parse_float)
+
+
+def strings(value: object) -> Iterator[str]:
+    """All texts in a JSON value, keys included."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, dict):
+            waiting.extend(one)
+            waiting.extend(one.values())
 
 
 def read_object(path: str) -> dict[str, Any]:

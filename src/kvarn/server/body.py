@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
-from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value
+from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value, strings
 from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, UnsupportedMediaType
 from kvarn.server.settings import ServerConfig
 
@@ -119,17 +118,3 @@ def _check_text(value: object) -> None:
         except UnicodeEncodeError as error:
             shown = f"\\u{ord(text[error.start]):04x}"
             raise BadBody(f"a string of the body contains half of a surrogate pair ({shown}); send both") from None
-
-
-def strings(value: object) -> Iterator[str]:
-    """All texts in a value, names of fields included."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, dict):
-            waiting.extend(one)
-            waiting.extend(one.values())

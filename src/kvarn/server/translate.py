@@ -14,7 +14,7 @@ from kvarn.constraints import Constraint, Grammar, JsonSchema, Regex
 from kvarn.diffusion import DiffusionParams
 from kvarn.engine.runner import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
-from kvarn.server.body import strings
+from kvarn.formats.strict_json import strings
 from kvarn.server.output.plan import OutputPlan
 from kvarn.server.output.stream import Circumstances
 from kvarn.server.output.tools import Named, ToolChoice, check_choice, check_tools

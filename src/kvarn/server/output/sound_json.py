@@ -5,15 +5,17 @@ Refused or mended: duplicate keys, NaN, numbers beyond the range of a float, hal
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
-from typing import Any, NoReturn
+
+from kvarn.formats.strict_json import parse_value, strings
 
 MAX_NUMBER_CHARACTERS = 4300  # more digits than Python reads as an integer, and than a body may have
 REPLACEMENT = "\\ufffd"
 
+_LONG_NUMBER = re.compile(rf"[-+.0-9eE]{{{MAX_NUMBER_CHARACTERS + 1}}}")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _ODD_ESCAPE = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")  # a surrogate, or NUL
 _ODD_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 _LOW_HALF = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
@@ -25,38 +27,16 @@ _BETWEEN = re.compile(r'[^"\-+.0-9A-Za-z]+')
 def is_strict_object(text: str) -> bool:
     """Whether text is a JSON object that no reader refuses or understands in another way."""
     try:
-        value = json.loads(
-            text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=_finite_number
-        )
+        value = parse_value(text, is_finite=True)
     except (ValueError, RecursionError):
+        return False
+    if _LONG_NUMBER.search(text) and _LONG_NUMBER.search(_STRING.sub("", text)):
         return False
     return isinstance(value, dict) and not (_ODD_ESCAPE.search(text) and _has_odd_text(value))
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return result
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
-
-
-def _finite_number(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value) or len(digits) > MAX_NUMBER_CHARACTERS:
-        raise ValueError("a number is too large")
-    return value
-
-
 def _has_odd_text(value: object) -> bool:
-    if isinstance(value, str):
-        return _ODD_CHARACTER.search(value) is not None
-    if isinstance(value, dict):
-        return any(_has_odd_text(one) for pair in value.items() for one in pair)
-    return isinstance(value, list) and any(_has_odd_text(one) for one in value)
+    return any(_ODD_CHARACTER.search(text) for text in strings(value))
 
 
 class JsonMender:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.body import strings
+from kvarn.formats.strict_json import strings
 from kvarn.server.call import Call, Charged
 from kvarn.server.output.plan import OutputPlan
 from kvarn.server.patience import while_awaited
