@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.embedded import EmbeddedIndex
-from kvarn.retrieval.fusion import fuse
+from kvarn.retrieval.search.fusion import fuse
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from kvarn.retrieval.types import Scored, Tuning
 
 K = 10

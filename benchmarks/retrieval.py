@@ -23,9 +23,9 @@ import kvarn
 from benchmarks.docstrings import Function, judge, source_pieces, standard_library
 from kvarn.bench.report import machine_facts
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.embedded import EmbeddedIndex
-from kvarn.retrieval.search import Query, find
-from kvarn.retrieval.types import Document, Entry, Piece
+from kvarn.retrieval.search.search import Query, find
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
+from kvarn.retrieval.types import ChunkRecord, Document, TextChunk
 
 QUERIES = 200
 K = 10
@@ -196,9 +196,9 @@ def filled(folder: Path, vectors: Float32, texts: Sequence[str] | None = None) -
     return index
 
 
-def _entry(number: int, vector: Float32, text: str) -> Entry:
+def _entry(number: int, vector: Float32, text: str) -> ChunkRecord:
     digest = number.to_bytes(8, "little")
-    return Entry(f"d{number}", "", digest, {}, [Piece(text, 0, len(text))], vector[None])
+    return ChunkRecord(f"d{number}", "", digest, {}, [TextChunk(text, 0, len(text))], vector[None])
 
 
 def llm_folder() -> Path:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvarn.server.api.schema import Body
 from kvarn.server.app import make_app
-from kvarn.server.schema.common import Body
-from kvarn.server.serve import make_state
-from kvarn.server.settings import ServerConfig
+from kvarn.server.process.serve import make_state
+from kvarn.server.process.settings import ServerConfig
 
 TARGET = Path(__file__).parent / "api-reference.md"
 HEAD = """# API reference

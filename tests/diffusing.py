@@ -10,8 +10,8 @@ from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.config import EngineConfig
-from kvarn.decoding.choice import SamplingDefaults
 from kvarn.decoding.diffusion import DiffusionDecoder
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.diffusion import DiffusionParams
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
-    from kvarn.constraints import Grammar, JsonSchema, Regex
     from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
     from kvarn.engine.handle import EventStream, RequestHandle
     from kvarn.engine.stats import EngineStats
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     from kvarn.request import RequestState
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Document, Hit, Tuning
-    from kvarn.sampling.custom import register_sampler
+    from kvarn.sampling.custom_samplers import register_sampler
+    from kvarn.structured.constraints import Grammar, JsonSchema, Regex
     from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenEvent, TokenLogprob, Usage
 
 _HOMES = {
@@ -57,14 +57,14 @@ _HOMES = {
     "Tuning": "kvarn.retrieval.types",
     "LLM": "kvarn.llm",
     "EngineConfig": "kvarn.config",
-    "Grammar": "kvarn.constraints",
-    "JsonSchema": "kvarn.constraints",
-    "Regex": "kvarn.constraints",
+    "Grammar": "kvarn.structured.constraints",
+    "JsonSchema": "kvarn.structured.constraints",
+    "Regex": "kvarn.structured.constraints",
     "CanvasView": "kvarn.diffusion",
     "DiffusionParams": "kvarn.diffusion",
     "SparseConfig": "kvarn.diffusion",
     "EngineStats": "kvarn.engine.stats",
-    "register_sampler": "kvarn.sampling.custom",
+    "register_sampler": "kvarn.sampling.custom_samplers",
     "Completion": "kvarn.types",
     "FinishReason": "kvarn.types",
     "SamplingParams": "kvarn.types",

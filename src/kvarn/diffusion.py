@@ -1,6 +1,6 @@
 """How a diffusion model denoises, as a caller asks for it, and what that looks like. Frozen; checked when made.
 
-Knows no model: decoding/recipe.py fills in what depends on one.
+Knows no model: decoding/denoise_config.py fills in what depends on one.
 """
 
 from __future__ import annotations

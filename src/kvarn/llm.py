@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
+from kvarn.engine.embed_score import score_tokens
 from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
 from kvarn.engine.load import load_model
-from kvarn.engine.passes import score_tokens
 from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
 from kvarn.engine.runner import Runner
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
-from kvarn.models.memory import MemoryPlan
+from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
 from kvarn.submissions import Submissions
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvarn.constraints import Compiled
 from kvarn.errors import Cancelled, DeadlineExceeded, KvarnError
+from kvarn.structured.constraints import Compiled
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 
 Clock = Callable[[], float]  # seconds, never going back

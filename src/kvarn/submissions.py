@@ -12,7 +12,7 @@ from kvarn.engine.prompts import Prompt, TokenIds, is_messages, whole_numbers
 from kvarn.engine.runner import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder, ModelSpec
-from kvarn.sampling.constraint import ConstraintCompiler
+from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.types import Message, SamplingParams
 
 if TYPE_CHECKING:

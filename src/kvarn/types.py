@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from kvarn.checks import check_flag, check_integer, check_number, short
-from kvarn.constraints import Constraint
 from kvarn.diffusion import CanvasView, DiffusionParams
 from kvarn.errors import InvalidParameter
+from kvarn.structured.constraints import Constraint
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the OpenAI API
 

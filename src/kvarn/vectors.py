@@ -8,8 +8,8 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
-from kvarn.engine.passes import embed_group, groups
 from kvarn.engine.prompts import TokenIds, listed_inputs, pair_ids
 from kvarn.engine.runner import Runner
 from kvarn.errors import InvalidParameter, UnsupportedModel

@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvarn.errors import TemplateError
-from kvarn.tokenizer.template_worker import TemplateLimits, TemplateWorker
+from kvarn.tokenizer.chat.template_worker import TemplateLimits, TemplateWorker
 from tests.assets import llama_cpp_models
 
 pytestmark = pytest.mark.model

@@ -17,11 +17,11 @@ import pytest
 import kvarn
 from kvarn import Grammar, JsonSchema, Regex, SamplingParams
 from kvarn.formats.open import open_weights
-from kvarn.sampling.constraint import ConstraintCompiler
+from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.tokenizer import load_tokenizer
 from tests.assets import llama_cpp_models, smollm2
 from tests.conftest import Record, Size
-from tests.unit.sampling.constrained import accepts
+from tests.unit.structured.constrained import accepts
 
 pytestmark = pytest.mark.model
 

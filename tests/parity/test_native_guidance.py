@@ -17,8 +17,8 @@ from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorInfo, TensorType
-from kvarn.models.spec import Attention, Autoregressive, Block, Embedding, FeedForward, Head, ModelSpec, Norm
-from kvarn.models.tensors import expected_tensors
+from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, Head, InputEmbedding, ModelSpec, Norm
+from kvarn.models.tensor_shapes import expected_tensors
 
 WIDTH = 32
 VOCAB = 1300  # not a whole number of pieces
@@ -59,7 +59,7 @@ def head_model(backend: Backend, vocab: int = VOCAB, softcap: float | None = Non
     attention = Attention(num_heads=1, num_kv_heads=1, head_dim=WIDTH, scale=1.0, rope=None)
     block = Block(attention, FeedForward(WIDTH, "silu"), Norm("rms", 1e-5))
     head, rest = Head(True, softcap), (None, Autoregressive())
-    spec = ModelSpec("test", "head", WIDTH, vocab, 64, Embedding(), (block,), rest[0], head, rest[1])
+    spec = ModelSpec("test", "head", WIDTH, vocab, 64, InputEmbedding(), (block,), rest[0], head, rest[1])
     backend.load(spec, HeadOnly(spec, TensorType.F32))
     return backend
 

@@ -14,7 +14,7 @@ from kvarn.backends.batch import NO_TOKEN, RowSampling, SampleRows
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.formats.weights import TensorInfo, TensorType
-from kvarn.models.spec import Attention, Autoregressive, Block, Embedding, FeedForward, Head, ModelSpec, Norm
+from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, Head, InputEmbedding, ModelSpec, Norm
 
 VOCAB = 96
 
@@ -45,7 +45,9 @@ class IdentityHead:
 def _identity() -> tuple[ModelSpec, IdentityHead]:
     attention = Attention(num_heads=1, num_kv_heads=1, head_dim=32, scale=1.0, rope=None)
     block = Block(attention, FeedForward(32, "silu"), Norm("rms", 1e-5))
-    spec = ModelSpec("test", "identity", VOCAB, VOCAB, 64, Embedding(), (block,), None, Head(True), Autoregressive())
+    spec = ModelSpec(
+        "test", "identity", VOCAB, VOCAB, 64, InputEmbedding(), (block,), None, Head(True), Autoregressive()
+    )
     square, narrow = (32, VOCAB), (VOCAB, 32)
     layer = {"attn_q": square, "attn_k": square, "attn_v": square, "attn_output": narrow}
     layer |= {"ffn_gate": square, "ffn_up": square, "ffn_down": narrow, "attn_norm": (VOCAB,), "ffn_norm": (VOCAB,)}

@@ -10,7 +10,7 @@ import pytest
 
 import kvarn
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.rerank import rerank
+from kvarn.retrieval.search.rerank import rerank
 from tests.assets import smollm2
 from tests.unit.retrieval.words import WordEmbedder
 

@@ -16,7 +16,7 @@ import pytest
 from kvarn import LLM, Completion, EngineConfig, SamplingParams
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
-from kvarn.decoding.choice import SamplingDefaults
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream

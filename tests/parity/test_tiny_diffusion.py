@@ -16,8 +16,8 @@ from kvarn.backends.batch import Sampled, SampleRows
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Hidden
 from kvarn.config import EngineConfig
-from kvarn.decoding.choice import SamplingDefaults
 from kvarn.decoding.diffusion import DiffusionDecoder
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -35,9 +36,14 @@ def test_the_import_contract_holds() -> None:
 def test_the_import_contract_covers_every_module() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = config["tool"]["importlinter"]["contracts"]
-    covered = {name.strip() for layer in contract["layers"] for name in layer.split("|")}
+    covered = {name.strip() for layer in contract["layers"] for name in re.split("[|:]", layer)}
     here = {f"kvarn.{path.stem}" for path in PACKAGE.glob("[a-z]*.py")}
     here |= {f"kvarn.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
+    # What callers write as a constraint is below the types, what compiles it above the tokenizer.
+    here.remove("kvarn.structured")
+    here |= {
+        f"kvarn.structured.{path.stem}" for path in modules("structured") if not path.stem.endswith(("_", "child"))
+    }
     assert here == covered
 
 

@@ -24,14 +24,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvarn.errors import KvarnError
-from kvarn.server.body import read_json
-from kvarn.server.edge import Edge
 from kvarn.server.failures import failure_response
+from kvarn.server.http.edge import Edge
+from kvarn.server.http.json_body import read_json
 from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.lifecycle import Lifecycle
-from kvarn.server.settings import make_config
+from kvarn.server.process.lifecycle import Lifecycle
+from kvarn.server.process.settings import make_config
 
 SECRET = "/srv/models/secret.gguf at 0x7f00dead sk-kvarn-123"
 TOLD = (HTTPException, KvarnError, Exception)

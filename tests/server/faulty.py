@@ -29,9 +29,10 @@ from urllib.parse import parse_qs
 
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
-from kvarn.server import serve as serving
-from kvarn.server import shelf, workers
-from kvarn.server.lifecycle import App, Receive, Scope, Send
+from kvarn.server.models import model_pool
+from kvarn.server.process import serve as serving
+from kvarn.server.process import worker_threads
+from kvarn.server.process.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
 
@@ -85,7 +86,7 @@ class FaultRoutes:
         loop = asyncio.get_running_loop()
         for _ in range(serving.NUM_THREADS):
             loop.run_in_executor(None, time.sleep, seconds)
-        for _ in range(workers.NUM_THREADS):
+        for _ in range(worker_threads.NUM_THREADS):
             self._sleeping.add(loop.create_task(self._state.workers.run(time.sleep, seconds)))
 
     async def _figures(self, llm: LLM) -> dict[str, int]:
@@ -146,13 +147,13 @@ def _slow_down(engine: Engine, seconds: float) -> None:
 
 
 def _slow_down_loads(seconds: float) -> None:
-    real = shelf._open
+    real = model_pool._open
 
     async def opened(offer: Any) -> Any:
         await asyncio.sleep(seconds)
         return await real(offer)
 
-    shelf._open = opened
+    model_pool._open = opened
 
 
 def _break_close(part: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from kvarn.server.keyfile import KeyEntry, draw_key, editing, write_keys
+from kvarn.server.access.keyfile import KeyEntry, draw_key, editing, write_keys
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 
 # Every tier that a test uses up has its own key; the others are never full.

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvarn.server import serve as serving
-from kvarn.server.lifecycle import App, Receive, Scope, Send
+from kvarn.server.process import serve as serving
+from kvarn.server.process.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
 STEP_CALLS = ("forward", "begin", "advance", "sample", "score", "copy_block")

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from kvarn.server.access.auth import METRICS_PATH, PUBLIC_PATHS
+from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.app import make_app
-from kvarn.server.auth import METRICS_PATH, PUBLIC_PATHS
-from kvarn.server.keyfile import draw_key, write_keys
-from kvarn.server.serve import make_state
-from kvarn.server.settings import ServerConfig
+from kvarn.server.process.serve import make_state
+from kvarn.server.process.settings import ServerConfig
 from tests.server.keyed import KeyedServer, chat_body
 
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("unchanged_keyed")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvarn.server.settings import ServerConfig
+from kvarn.server.process.settings import ServerConfig
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "server-limits.md"
 ROW = re.compile(r"^\| `(\w+)` \| ([\w.]+) \|", re.MULTILINE)

@@ -8,7 +8,7 @@ import anthropic
 import httpx
 import pytest
 
-from kvarn.server.schema.messages import MessagesBody
+from kvarn.server.api.anthropic.schema import MessagesBody
 from tests.server.asking import CHAT, TEXT, chat_body, refusal, text_body
 from tests.server.process import SMOLLM2, ServerProcess
 

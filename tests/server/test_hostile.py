@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kvarn.constraints import Constraint, Grammar, JsonSchema, Regex
+from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 from tests.chat_model import write_chat_model
 from tests.server.asking import TEXT, text_body
 from tests.server.beside import a_neighbour, ask, chat, story
 from tests.server.edge_client import Client, Reply, check_told, post, until
 from tests.server.process import SMOLLM2, ServerProcess, model_path
-from tests.unit.sampling.test_constraint_hostile import ENDURED, REFUSED
+from tests.unit.structured.test_hostile import ENDURED, REFUSED
 from tests.unit.tokenizer.test_template_worker import BOMBS, ESCAPES
 
 pytestmark = pytest.mark.model

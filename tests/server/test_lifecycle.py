@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.server.lifecycle import Lifecycle, LifecycleGate, NotReady, Phase, ShuttingDown, is_ungated
+from kvarn.server.process.lifecycle import Lifecycle, LifecycleGate, NotReady, Phase, ShuttingDown, is_ungated
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 Message = dict[str, Any]

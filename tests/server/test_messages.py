@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.server.anthropic.conversation import chat_fields, chat_messages, thinking_kwargs
-from kvarn.server.anthropic.stream import MessageStream
-from kvarn.server.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from kvarn.server.schema.common import InvalidField
-from kvarn.server.schema.messages import MessagesBody, ThinkingOff, ThinkingOn
+from kvarn.server.api.anthropic.message_stream import MessageStream
+from kvarn.server.api.anthropic.schema import MessagesBody, ThinkingOff, ThinkingOn
+from kvarn.server.api.anthropic.translation import chat_fields, chat_messages, thinking_kwargs
+from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from kvarn.types import FinishReason, Usage
 from tests.server.process import SMOLLM2
 from tests.server.sse import events

@@ -11,12 +11,12 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from kvarn.server.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from kvarn.server.responses.conversation import chat_fields, chat_messages
-from kvarn.server.responses.echo import echo_of
-from kvarn.server.responses.stream import ResponseStream, ResponseUsage
-from kvarn.server.schema.common import InvalidField
-from kvarn.server.schema.responses import ResponsesBody
+from kvarn.server.api.responses.echo import echo_of
+from kvarn.server.api.responses.response_stream import ResponseStream, ResponseUsage
+from kvarn.server.api.responses.schema import ResponsesBody
+from kvarn.server.api.responses.translation import chat_fields, chat_messages
+from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from kvarn.types import FinishReason, Usage
 from tests.server.process import SMOLLM2
 from tests.server.sse import events

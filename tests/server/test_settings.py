@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvarn.errors import ConfigError
-from kvarn.server.settings import ServerConfig, make_config
-from kvarn.server.sources import explain, load_config, variable
+from kvarn.server.process.setting_sources import explain, load_config, variable
+from kvarn.server.process.settings import ServerConfig, make_config
 
 
 def _file(folder: Path, text: str) -> Path:

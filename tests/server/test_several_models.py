@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvarn.config import EngineConfig
-from kvarn.server.catalog import Room, make_offer
+from kvarn.server.models.catalog import MemoryRoom, make_offer
 from tests.assets import qwen_coder
 from tests.server.asking import CHAT, TEXT, answer, chat_body, refusal, text_body
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
@@ -45,7 +45,7 @@ def roomy(models: tuple[str, ...]) -> Iterator[ServerProcess]:
 @pytest.fixture(scope="module")
 def tight(models: tuple[str, ...]) -> Iterator[ServerProcess]:
     """minilm is pinned, and beside it there is room for one of the other two."""
-    room = Room(1 << 40, 1 << 40, is_shared=True)
+    room = MemoryRoom(1 << 40, 1 << 40, is_shared=True)
     sizes = [
         make_offer("m", name, EngineConfig(context=CONTEXT if "minilm" not in name else None), room) for name in models
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.server.output.prompt import TOOL_PROMPT
+from kvarn.server.chat.output.tool_prompt import TOOL_PROMPT
 from tests.server.asking import CHAT, answer, chat_body, chunks, refusal
 
 pytestmark = pytest.mark.model

@@ -16,8 +16,8 @@ import pytest
 from kvarn.config import EngineConfig
 from kvarn.llm import LLM
 from kvarn.request import ENDED
-from kvarn.server.starvation import StarvationMeter
-from kvarn.server.watchdog import NOTICE_S, PULSE_S, Watchdog
+from kvarn.server.process.cpu_starvation import StarvationMeter
+from kvarn.server.process.watchdog import NOTICE_S, PULSE_S, Watchdog
 from kvarn.types import SamplingParams
 from tests.assets import smollm2
 from tests.server.process import SMOLLM2, ServerProcess, model_path

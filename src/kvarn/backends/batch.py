@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.models.memory import kv_head_bytes
+from kvarn.models.memory_plan import kv_head_bytes
 from kvarn.sampling import sampler
 
 Int32 = npt.NDArray[np.int32]

@@ -19,10 +19,10 @@ from kvarn.models.spec import (
     Attention,
     Autoregressive,
     Block,
-    Embedding,
     Encoder,
     FeedForward,
     Head,
+    InputEmbedding,
     ModelSpec,
     Norm,
     Pooling,
@@ -55,7 +55,7 @@ def fake_spec(vocab_size: int = 256, context_length: int = 512, *, is_encoder: b
         width=8,
         vocab_size=vocab_size,
         context_length=context_length,
-        embedding=Embedding(),
+        embedding=InputEmbedding(),
         blocks=(Block(attention, FeedForward(8, "silu"), norm),),
         output_norm=norm,
         head=None if is_encoder else Head(tied=True),
@@ -136,8 +136,8 @@ class FakeBackend:
         logits = np.array(rows, np.float32).reshape(len(rows), self.vocab_size)
         return logits * np.float32("nan") if fault == "nan" else logits
 
-    def begin(self, batch: Batch) -> FakePassage:
-        return FakePassage(self, batch)
+    def begin(self, batch: Batch) -> FakeResumableForward:
+        return FakeResumableForward(self, batch)
 
     def write(self, batch: Batch) -> None:
         """Keep the batch's tokens, as a real backend keeps K and V."""
@@ -186,7 +186,7 @@ class FakeBackend:
         return logits
 
 
-class FakePassage:
+class FakeResumableForward:
     """Writes in every piece: a passage that goes on after its blocks were given away does harm.
 
     Without simulated time every advance is one piece.

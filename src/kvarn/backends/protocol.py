@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
-from kvarn.backends.passage import Passage
+from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     def forward(self, batch: Batch) -> Hidden: ...
 
-    def begin(self, batch: Batch) -> Passage:
+    def begin(self, batch: Batch) -> ResumableForward:
         """Start computing a batch in pieces; other batches may be computed between them."""
 
     def sample(self, hidden: Hidden, rows: SampleRows) -> Sampled: ...

@@ -18,7 +18,7 @@ from kvarn.backends.batch import Batch, Keep
 from kvarn.backends.protocol import Backend
 from kvarn.diffusion import DiffusionParams, SparseConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.plan import pad_tables
+from kvarn.engine.scheduling.plan import pad_tables
 from kvarn.errors import ConfigError
 from kvarn.llm import LLM
 from kvarn.models.spec import MaskedDiffusion
@@ -31,7 +31,7 @@ CACHES = ("prefix", "dual", "sparse")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DiffusionBench:
     """What is asked: one prompt, one length, one block."""
 
     prompt_tokens: int = 128
@@ -137,13 +137,13 @@ class CrowdCost:
     slowest: float  # answer against the mean
 
 
-def measure_way(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> WayCost:
+def measure_way(llm: LLM, plan: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
     """Denoise one answer, in each round anew, and keep the fastest."""
     found = [_measure_round(llm, plan, way, prompt) for _ in range(plan.rounds)]
     return min(found, key=lambda cost: cost.seconds)
 
 
-def measure_lengths(llm: LLM, plan: Plan, lengths: Sequence[int]) -> dict[int, dict[str, float]]:
+def measure_lengths(llm: LLM, plan: DiffusionBench, lengths: Sequence[int]) -> dict[int, dict[str, float]]:
     """Give each cache's time for answers of these lengths, over the time of recomputing everything."""
     found = {}
     for length in lengths:
@@ -154,7 +154,7 @@ def measure_lengths(llm: LLM, plan: Plan, lengths: Sequence[int]) -> dict[int, d
     return found
 
 
-def _measure_round(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> WayCost:
+def _measure_round(llm: LLM, plan: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
     watched = Watched()
     with watched.watching(backend_of(llm)):
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -164,7 +164,7 @@ def _measure_round(llm: LLM, plan: Plan, way: str, prompt: Sequence[int]) -> Way
     return WayCost(way, _num_tokens([done], plan), seconds, watched.steps, watched.rows, outside, cpu_s)
 
 
-def measure_crowd(llm: LLM, plan: Plan, requests: int, alone: WayCost) -> CrowdCost:
+def measure_crowd(llm: LLM, plan: DiffusionBench, requests: int, alone: WayCost) -> CrowdCost:
     """Denoise different prompts at once, in the way that one alone was."""
     prompts = [random_prompt(llm, plan, seed) for seed in range(requests)]
     started = time.perf_counter()
@@ -175,10 +175,12 @@ def measure_crowd(llm: LLM, plan: Plan, requests: int, alone: WayCost) -> CrowdC
     return CrowdCost(requests, rate, rate / alone.tokens_per_s, max(took) / (sum(took) / len(took)))
 
 
-def measure_neighbours(llm: LLM, plan: Plan, other: LLM, requests: int = 8, tokens: int = 64) -> NeighbourCost:
+def measure_neighbours(
+    llm: LLM, plan: DiffusionBench, other: LLM, requests: int = 8, tokens: int = 64
+) -> NeighbourCost:
     """Decode with an autoregressive model alone, and while this one denoises in the same process."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    prompts = [random_prompt(other, Plan(prompt_tokens=16), seed) for seed in range(requests)]
+    prompts = [random_prompt(other, DiffusionBench(prompt_tokens=16), seed) for seed in range(requests)]
 
     def decode() -> float:
         started = time.perf_counter()
@@ -194,14 +196,14 @@ def measure_neighbours(llm: LLM, plan: Plan, other: LLM, requests: int = 8, toke
     return NeighbourCost(requests, alone, beside, was_busy)
 
 
-def _num_tokens(completions: Sequence[Completion], plan: Plan) -> int:
+def _num_tokens(completions: Sequence[Completion], plan: DiffusionBench) -> int:
     counts = [len(completion.token_ids) for completion in completions]
     if any(count != plan.tokens for count in counts):
         raise ConfigError(f"an answer has {min(counts)} of {plan.tokens} tokens; the context or the cache is too small")
     return sum(counts)
 
 
-def random_prompt(llm: LLM, plan: Plan, seed: int = 0) -> list[int]:
+def random_prompt(llm: LLM, plan: DiffusionBench, seed: int = 0) -> list[int]:
     """Tokens of the vocabulary's common part."""
     vocab = llm.spec.vocab_size
     ids: list[int] = np.random.default_rng(seed).integers(vocab // 10, vocab // 2, plan.prompt_tokens).tolist()
@@ -235,7 +237,7 @@ class AttentionCost:
         return self.sparse_ms / self.dual_ms
 
 
-def measure_attention(llm: LLM, plan: Plan, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
+def measure_attention(llm: LLM, plan: DiffusionBench, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
     """Time the backend alone: what a block pays for the keys outside it."""
     return llm.runner.exclusively(
         lambda engine: _LongCanvas(engine, plan.block, context, llm.runner.beat).measure(rounds), 2 * context

@@ -20,8 +20,8 @@ from kvarn.backends.batch import Batch, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket
-from kvarn.engine.plan import pad_tables
 from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.scheduling.plan import pad_tables
 from kvarn.errors import ConfigError
 from kvarn.types import SamplingParams
 

@@ -30,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ModelBench:
     """How much is measured."""
 
     rows: tuple[Row, ...]
@@ -50,7 +50,7 @@ class Figures:
     samples: dict[Row, Samples]
 
 
-def measure(path: Path, plan: Plan, config: EngineConfig, progress: OnProgress | None = None) -> Figures:
+def measure(path: Path, plan: ModelBench, config: EngineConfig, progress: OnProgress | None = None) -> Figures:
     """Load a model, measure every row once per round, and this machine's limits at the end."""
     speeds: dict[Row, list[float]] = {row: [] for row in plan.rows}
     with open_runs(path, plan.rows, plan.steps, config) as runs:

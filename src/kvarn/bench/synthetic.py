@@ -51,7 +51,7 @@ WIDE = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)  # the
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """The sizes of one model."""
 
     architecture: str
@@ -74,13 +74,13 @@ class Shape:
         return self.width // self.heads
 
 
-SHAPES: dict[str, Shape] = {
-    "smollm2-135m": Shape("llama", 30, 576, 1536, 9, 3, 49152, 8192, 1e5, 1e-5, "smollm"),
-    "qwen2.5-0.5b": Shape("qwen2", 24, 896, 4864, 14, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
-    "llama-3.2-1b": Shape("llama", 16, 2048, 8192, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe"),
-    "llama-3.1-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe", tied=False),
+SHAPES: dict[str, ModelShape] = {
+    "smollm2-135m": ModelShape("llama", 30, 576, 1536, 9, 3, 49152, 8192, 1e5, 1e-5, "smollm"),
+    "qwen2.5-0.5b": ModelShape("qwen2", 24, 896, 4864, 14, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
+    "llama-3.2-1b": ModelShape("llama", 16, 2048, 8192, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe"),
+    "llama-3.1-8b": ModelShape("llama", 32, 4096, 14336, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe", tied=False),
     # LLaDA-8B with a quarter of its width and FFN, half its layers, and all of its vocabulary
-    "llada-small": Shape(
+    "llada-small": ModelShape(
         "llada", 16, 1024, 3072, 8, 8, 126464, 4096, 5e5, 1e-5, "llama-bpe", tied=False, mask_id=126336
     ),
 }
@@ -96,7 +96,7 @@ def write_model(path: Path, shape: str, type: str, progress: Callable[[int, int]
 
 
 def write_shape(
-    path: Path, shape: Shape, type: str, name: str, progress: Callable[[int, int], None] | None = None
+    path: Path, shape: ModelShape, type: str, name: str, progress: Callable[[int, int], None] | None = None
 ) -> None:
     """Write a model of any shape."""
     rng = np.random.default_rng(0)
@@ -106,7 +106,7 @@ def write_shape(
     write_gguf(path, _metadata(shape, type, name), tensors, progress=progress)
 
 
-def shapes_of(shape: Shape) -> dict[str, tuple[int, ...]]:
+def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Every tensor and its size."""
     width, hidden, kv = shape.width, shape.hidden, shape.kv_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
@@ -130,7 +130,7 @@ def shapes_of(shape: Shape) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def tensor_types(shape: Shape, type: str) -> dict[str, TensorType]:
+def tensor_types(shape: ModelShape, type: str) -> dict[str, TensorType]:
     """The type of every tensor: vectors F32, the head at least Q6_K, in a mix also some of the middle."""
     base = MIXES.get(type) or TensorType[type]
     head = "token_embd.weight" if shape.tied else "output.weight"
@@ -186,7 +186,7 @@ def _scaled(blocks: npt.NDArray[np.uint8], type: TensorType, scale: float) -> np
     return scaled
 
 
-def _metadata(shape: Shape, type: str, name: str) -> dict[str, Any]:
+def _metadata(shape: ModelShape, type: str, name: str) -> dict[str, Any]:
     arch = shape.architecture
     types = np.array([1] * (shape.vocab - 1) + [3], np.int32)
     tokens = _tokens(shape.vocab)

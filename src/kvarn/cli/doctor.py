@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvarn import config, machine
-from kvarn.cli.text import printable
+from kvarn.cli.terminal.text import printable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -71,7 +71,7 @@ def thread_lines(root: Path) -> Iterator[tuple[str, str]]:
 
 def memory_lines(root: Path) -> Iterator[tuple[str, str]]:
     """What a model may take, and the cgroup's limit."""
-    from kvarn.models.memory import show_bytes
+    from kvarn.models.memory_plan import show_bytes
 
     memory = machine.available_memory(root)
     yield "available", f"{show_bytes(memory.num_bytes)}: {memory.reason}"
@@ -88,7 +88,7 @@ def store_lines() -> Iterator[tuple[str, str]]:
     """Where models lie."""
     import shutil
 
-    from kvarn.models.memory import show_bytes
+    from kvarn.models.memory_plan import show_bytes
 
     home = config.kvarn_home()
     existing = next(path for path in (home, *home.parents) if path.exists())

@@ -14,18 +14,18 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.bench import bench_engine, bench_serve
-from kvarn.cli.bench_diffusion import bench_diffusion
-from kvarn.cli.bench_model import bench_make, bench_model
-from kvarn.cli.chat import chat
-from kvarn.cli.config import explain_config
+from kvarn.cli.bench.commands import bench_engine, bench_serve
+from kvarn.cli.bench.diffusion import bench_diffusion
+from kvarn.cli.bench.model import bench_make, bench_model
 from kvarn.cli.doctor import doctor
-from kvarn.cli.index import index_add, index_ls, index_rm, index_stats, search
-from kvarn.cli.keys import list_keys, new_key, revoke_key
-from kvarn.cli.models import list_models, pull, remove
-from kvarn.cli.run import run
-from kvarn.cli.serve import serve
-from kvarn.cli.show import show
+from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
+from kvarn.cli.generate.chat import chat
+from kvarn.cli.generate.run import run
+from kvarn.cli.models.manage import list_models, pull, remove
+from kvarn.cli.models.show import show
+from kvarn.cli.serving.config import explain_config
+from kvarn.cli.serving.keys import list_keys, new_key, revoke_key
+from kvarn.cli.serving.serve import serve
 from kvarn.config import is_debug
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
@@ -87,7 +87,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _sentence(error: BaseException) -> str:
-    from kvarn.cli.text import printable, system_sentence
+    from kvarn.cli.terminal.text import printable, system_sentence
 
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory; set a smaller context= or use a smaller model"

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.choice import Choice, SamplingDefaults
-from kvarn.decoding.custom import choose_own
+from kvarn.decoding.custom_sampling import choose_own
 from kvarn.decoding.decoder import Admitted, Commit, CommittedToken, Span
 from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
+from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers
@@ -45,7 +45,7 @@ class AutoregressiveDecoder:
         self._eos_ids = eos_ids
         self._defaults = defaults
         self._encode = encode
-        self._choices: dict[str, Choice] = {}
+        self._choices: dict[str, SamplingState] = {}
         self.backend_s = 0.0
         self.num_denoise_steps = 0
 
@@ -120,11 +120,11 @@ class AutoregressiveDecoder:
             first = end
         return scored
 
-    def _choice(self, request: Request) -> Choice:
+    def _choice(self, request: Request) -> SamplingState:
         choice = self._choices.get(request.id)
         if choice is None:
             breakers = self._breakers(request.params.dry_sequence_breakers) if request.params.dry_multiplier > 0 else ()
-            choice = self._choices[request.id] = Choice(request, self._defaults, self._eos_ids, breakers)
+            choice = self._choices[request.id] = SamplingState(request, self._defaults, self._eos_ids, breakers)
         return choice
 
     def _breakers(self, texts: Sequence[str]) -> Breakers:
@@ -151,7 +151,7 @@ def _choosing_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
     return choosing
 
 
-def _commit(span: Span, choice: Choice, token_id: int, sampled: Sampled, row: int) -> Commit:
+def _commit(span: Span, choice: SamplingState, token_id: int, sampled: Sampled, row: int) -> Commit:
     if token_id == NO_TOKEN:
         return Commit(span.request, 0, error=choice.error or _broken_logits(span))
     logprob = None if span.request.params.logprobs is None else _logprob(span, sampled, row)

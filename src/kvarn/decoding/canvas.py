@@ -31,7 +31,7 @@ class CanvasBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CanvasShape:
     """Where the blocks of a canvas begin and end."""
 
     num_prompt: int
@@ -58,7 +58,7 @@ class Shape:
 class Canvas:
     """Tokens and mask of one request."""
 
-    def __init__(self, shape: Shape, token_ids: Sequence[int], mask_id: int, pinned: Mapping[int, int]) -> None:
+    def __init__(self, shape: CanvasShape, token_ids: Sequence[int], mask_id: int, pinned: Mapping[int, int]) -> None:
         """token_ids: the prompt and what is known of the answer. pinned: tokens by position."""
         self.shape = shape
         self.mask_id = mask_id

@@ -14,11 +14,11 @@ import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.choice import SamplingDefaults
 from kvarn.decoding.decoder import Admitted, Commit, KeptPart, Reach, Span
-from kvarn.decoding.denoising import Denoising, Filling
+from kvarn.decoding.denoise_config import DEFAULT_TOKENS, DenoiseConfig, check_honoured, check_pinned, make_recipe
+from kvarn.decoding.denoise_state import DenoiseState, Filling
 from kvarn.decoding.positions import PositionChoices
-from kvarn.decoding.recipe import DEFAULT_TOKENS, Recipe, check_honoured, check_pinned, make_recipe
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.decoding.windows import Window, block_window, full_attention_window, sequence_lengths
 from kvarn.errors import BrokenScores
 from kvarn.models.spec import MaskedDiffusion
@@ -52,7 +52,7 @@ class DiffusionDecoder:
         self._defaults = defaults
         self._context = context
         self._shift = int(model.shift)
-        self._states: dict[str, Denoising] = {}
+        self._states: dict[str, DenoiseState] = {}
         self._choices: dict[str, PositionChoices] = {}
         self.backend_s = 0.0
         self.num_denoise_steps = 0
@@ -101,12 +101,12 @@ class DiffusionDecoder:
         self._states.pop(request.id, None)
         self._choices.pop(request.id, None)
 
-    def _window(self, request: Request, state: Denoising) -> Window:
+    def _window(self, request: Request, state: DenoiseState) -> Window:
         if state.recipe.is_aligned:
             return block_window(state.block, request.num_computed, self._shift)
         return full_attention_window(state.recipe, state.block, state.num_passes, state.length, self._shift)
 
-    def _known_chunk(self, request: Request, state: Denoising, budget: int) -> Span | None:
+    def _known_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:
         """Whole blocks of known text, from which nothing is chosen."""
         start, length = request.num_computed, state.recipe.block_length
         end = min(state.block.start, (start + budget) // length * length)
@@ -114,7 +114,7 @@ class DiffusionDecoder:
             return None
         return Span(request, start, state.canvas.token_ids[start:end].tolist(), (), Reach(request.id, end))
 
-    def _denoising_span(self, request: Request, state: Denoising, window: Window, *, is_guide: bool = False) -> Span:
+    def _denoising_span(self, request: Request, state: DenoiseState, window: Window, *, is_guide: bool = False) -> Span:
         start, end = window.start, window.end
         tokens = state.canvas.without_given(start, end) if is_guide else state.canvas.token_ids[start:end]
         outputs = tuple((state.candidates() - self._shift - start).tolist())
@@ -123,7 +123,7 @@ class DiffusionDecoder:
         reach = Reach(own + KEPT if window.reads_kept else own, window.num_slots, window.slot_shift, keep)
         return Span(request, start, tokens.tolist(), outputs, reach)
 
-    def _keep(self, state: Denoising, num_kept: int, sequence: str) -> KeptPart:
+    def _keep(self, state: DenoiseState, num_kept: int, sequence: str) -> KeptPart:
         start, end, sparse = state.block.start - self._shift, state.block.end, state.recipe.sparse
         return KeptPart(sequence, num_kept + end - start, start, end, num_kept, sparse.head_select, sparse.pool_kernel)
 
@@ -187,13 +187,13 @@ class DiffusionDecoder:
         num_computed = num_final - request.num_computed if is_lasting else 0
         return Commit(request, num_computed, tokens, canvas=state.view() if state.recipe.params.events else None)
 
-    def _state(self, request: Request) -> Denoising:
+    def _state(self, request: Request) -> DenoiseState:
         state = self._states.get(request.id)
         if state is None:
-            recipe: Recipe = make_recipe(request.params.diffusion, self._model)
+            recipe: DenoiseConfig = make_recipe(request.params.diffusion, self._model)
             shape = recipe.shape(request.num_prompt, request.max_total_tokens, self._context)
             stop_ids = {*(() if request.params.ignore_eos else self._eos_ids), *request.params.stop_token_ids}
-            state = self._states[request.id] = Denoising(request, recipe, shape, self._model.mask_id, stop_ids)
+            state = self._states[request.id] = DenoiseState(request, recipe, shape, self._model.mask_id, stop_ids)
         return state
 
 

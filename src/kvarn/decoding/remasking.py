@@ -38,7 +38,7 @@ Choose = Callable[[Candidates, DiffusionParams], Bits]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class RemaskingRule:
     """A policy: how it chooses, how its schedule counts, and what it looks at.
 
     even, timesteps: as schedules.py says. least: at least the even count where steps are given, else at least one.
@@ -119,19 +119,19 @@ def hierarchy(seen: Candidates, params: DiffusionParams) -> Bits:
     return chosen
 
 
-RULES: dict[str, Rule] = {
-    "low_confidence": Rule(low_confidence, "even"),
-    "random": Rule(random, "even", draws_lots=True),
-    "origin": Rule(origin, "timesteps", draws_lots=True),
-    "maskgit_plus": Rule(low_confidence, "timesteps"),
-    "topk_margin": Rule(topk_margin, "timesteps", sees_margin=True),
-    "entropy": Rule(entropy, "timesteps"),
-    "threshold": Rule(threshold, "least"),
-    "factor": Rule(factor, "least"),
-    "entropy_exit": Rule(entropy_exit, "least"),
-    "local_leap": Rule(local_leap, "least"),
-    "hierarchy": Rule(hierarchy, "least"),
-    "joint_threshold": Rule(threshold, "least", edits=True),
+RULES: dict[str, RemaskingRule] = {
+    "low_confidence": RemaskingRule(low_confidence, "even"),
+    "random": RemaskingRule(random, "even", draws_lots=True),
+    "origin": RemaskingRule(origin, "timesteps", draws_lots=True),
+    "maskgit_plus": RemaskingRule(low_confidence, "timesteps"),
+    "topk_margin": RemaskingRule(topk_margin, "timesteps", sees_margin=True),
+    "entropy": RemaskingRule(entropy, "timesteps"),
+    "threshold": RemaskingRule(threshold, "least"),
+    "factor": RemaskingRule(factor, "least"),
+    "entropy_exit": RemaskingRule(entropy_exit, "least"),
+    "local_leap": RemaskingRule(local_leap, "least"),
+    "hierarchy": RemaskingRule(hierarchy, "least"),
+    "joint_threshold": RemaskingRule(threshold, "least", edits=True),
 }
 
 

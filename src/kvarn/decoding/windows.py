@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvarn.decoding.canvas import CanvasBlock
-from kvarn.decoding.recipe import Recipe
+from kvarn.decoding.denoise_config import DenoiseConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,9 @@ class Window:
         return self.end - self.start
 
 
-def full_attention_window(recipe: Recipe, block: CanvasBlock, num_passes: int, length: int, shift: int) -> Window:
+def full_attention_window(
+    recipe: DenoiseConfig, block: CanvasBlock, num_passes: int, length: int, shift: int
+) -> Window:
     """The next step of a model whose tokens all see each other.
 
     num_passes: steps this block has had. length: of the canvas now. shift: rows before a position that its logits come
@@ -52,7 +54,7 @@ def block_window(block: CanvasBlock, num_computed: int, shift: int) -> Window:
     return Window(min(num_computed, max(0, block.start - shift)), block.end, block.end)
 
 
-def sequence_lengths(recipe: Recipe, length: int, shift: int) -> tuple[int, ...]:
+def sequence_lengths(recipe: DenoiseConfig, length: int, shift: int) -> tuple[int, ...]:
     """Slots of each sequence of the KV cache that a canvas of this length needs."""
     lengths: tuple[int, ...] = (length,)
     if recipe.cache == "sparse":
@@ -61,12 +63,12 @@ def sequence_lengths(recipe: Recipe, length: int, shift: int) -> tuple[int, ...]
     return lengths * 2 if recipe.is_guided else lengths
 
 
-def _num_kept(recipe: Recipe, num_outside: int) -> int:
+def _num_kept(recipe: DenoiseConfig, num_outside: int) -> int:
     """How many of the tokens outside a block are kept."""
     return max(1, int(recipe.sparse.retention_ratio * num_outside)) if num_outside else 0
 
 
-def _sparse_window(recipe: Recipe, active: CanvasBlock, num_passes: int, length: int) -> Window:
+def _sparse_window(recipe: DenoiseConfig, active: CanvasBlock, num_passes: int, length: int) -> Window:
     num_active = active.end - active.start
     kept = _num_kept(recipe, length - num_active)
     delay = recipe.sparse.delay_step

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvarn.errors import InvalidParameter, PromptTooLong
-from kvarn.sampling.custom import find_sampler
+from kvarn.sampling.custom_samplers import find_sampler
 from kvarn.types import SamplingParams
 
 

@@ -6,21 +6,21 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from kvarn.backends.passage import Passage
 from kvarn.backends.protocol import Backend
+from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.config import EngineConfig
-from kvarn.constraints import Compiled
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
-from kvarn.engine.plan import Entry, Plan, SlowPart, make_plan
-from kvarn.engine.scheduler import Scheduler
-from kvarn.engine.stats import EngineStats, Step, StepMeter
+from kvarn.engine.engine_arbiter import Demand
+from kvarn.engine.rate_limit import RateLimiter
+from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
+from kvarn.engine.scheduling.scheduler import Scheduler
+from kvarn.engine.stats import EngineStats, StepMeter, StepTiming
 from kvarn.engine.stream import Stream
-from kvarn.engine.throttle import Throttle
-from kvarn.engine.turnstile import Demand
 from kvarn.errors import BackendError, InvalidParameter
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request, draw_seed
+from kvarn.structured.constraints import Compiled
 from kvarn.types import MAX_PRIORITY, SamplingParams, TokenEvent
 
 
@@ -47,14 +47,14 @@ class Engine:
         self.admission = admission
         self.config = config
         self.scheduler = Scheduler(decoder, kv, config, publishes=publishes, clock=clock)
-        self._throttle = Throttle(config, clock)
+        self._throttle = RateLimiter(config, clock)
         self._meter = StepMeter()
         self._clock = clock
         self._open: dict[str, Request] = {}
         self._numbers = itertools.count(1)
         self._forward_s = 0.0
         self._slow_s = 0.0  # of this step, for the chunk under way
-        self._under_way: tuple[Entry, Passage] | None = None
+        self._under_way: tuple[BatchEntry, ResumableForward] | None = None
         self._owed: list[TokenEvent] = []  # by a step that was interrupted
 
     @property
@@ -186,12 +186,12 @@ class Engine:
     def _backend_s(self) -> float:
         return self._forward_s + self.decoder.backend_s
 
-    def _compute(self, plan: Plan) -> list[Commit]:
+    def _compute(self, plan: StepPlan) -> list[Commit]:
         plan = self._copy(plan)
         commits = [] if plan.batch is None else self._compute_batch(plan)
         return commits if plan.slow is None else commits + self._advance(plan.slow)
 
-    def _compute_batch(self, plan: Plan) -> list[Commit]:
+    def _compute_batch(self, plan: StepPlan) -> list[Commit]:
         """All requests at once; when that fails, each alone, so that only those at fault fail."""
         try:
             return self._forward(plan)
@@ -199,7 +199,7 @@ class Engine:
             self._meter.num_retried += 1
             return [self._compute_alone(entry) for entry in plan.entries]
 
-    def _copy(self, plan: Plan) -> Plan:
+    def _copy(self, plan: StepPlan) -> StepPlan:
         """Make the plan's copies; when that fails, who needed one computes its blocks anew in a later step."""
         if not plan.copies:
             return plan
@@ -216,14 +216,14 @@ class Engine:
                 slow = None
             return make_plan([entry for entry in plan.entries if not entry.copies], slow)
 
-    def _forward(self, plan: Plan) -> list[Commit]:
+    def _forward(self, plan: StepPlan) -> list[Commit]:
         assert plan.batch is not None
         started_at = self._clock()
         hidden = self.backend.forward(plan.batch)
         self._forward_s += self._clock() - started_at
         return self.decoder.commit(plan.spans, hidden)
 
-    def _advance(self, slow: SlowPart) -> list[Commit]:
+    def _advance(self, slow: LayerwisePart) -> list[Commit]:
         """Take a chunk some layers further; when that fails, compute it alone, so that it fails or not for itself."""
         started_at = self._clock()
         try:
@@ -245,13 +245,13 @@ class Engine:
             self._under_way = None
         return commits
 
-    def _compute_alone(self, entry: Entry) -> Commit:
+    def _compute_alone(self, entry: BatchEntry) -> Commit:
         try:
             return self._forward(make_plan([entry]))[0]
         except Exception as error:
             return self._failed(entry, error)
 
-    def _failed(self, entry: Entry, error: Exception) -> Commit:
+    def _failed(self, entry: BatchEntry, error: Exception) -> Commit:
         failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
         failure.__cause__ = error
         return Commit(entry.span.request, 0, error=failure)
@@ -262,8 +262,8 @@ class Engine:
                 self._throttle.settle(self._open.pop(event.request_id))
         return events
 
-    def _measure(self, plan: Plan, commits: Sequence[Commit], seconds: float, backend_s: float) -> None:
+    def _measure(self, plan: StepPlan, commits: Sequence[Commit], seconds: float, backend_s: float) -> None:
         num_generated = sum(len(commit.tokens) for commit in commits)
         num_rows = sum(commit.num_computed for commit in commits)
-        self._meter.add(Step(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
         self.scheduler.observe(plan, seconds, self._slow_s)

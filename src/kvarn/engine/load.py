@@ -17,9 +17,9 @@ from kvarn.backends.protocol import Backend
 from kvarn.backends.select import make_backend, require_support
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
-from kvarn.decoding.choice import SamplingDefaults
 from kvarn.decoding.decoder import Decoder
 from kvarn.decoding.diffusion import DiffusionDecoder
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream
@@ -29,7 +29,7 @@ from kvarn.kv.cache import KVCache
 from kvarn.kv.table import blocks_for
 from kvarn.machine import available_memory, choose_threads
 from kvarn.models.describe import Description, describe
-from kvarn.models.memory import MemoryPlan, held_weights, plan_memory
+from kvarn.models.memory_plan import MemoryPlan, held_weights, plan_memory
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:

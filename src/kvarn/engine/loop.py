@@ -16,9 +16,9 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from kvarn.engine.engine import Engine
+from kvarn.engine.engine_arbiter import Demand, EngineArbiter
 from kvarn.engine.handle import Ticket, settle
 from kvarn.engine.inbox import Asked, Inbox, fresh
-from kvarn.engine.turnstile import Demand, Turnstile
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.types import TokenEvent
 
@@ -37,7 +37,7 @@ class Loop:
     """Owns the engine, the inbox and the open tickets; private methods run on its thread."""
 
     def __init__(
-        self, engine: Engine, step_timeout_s: float, release: Callable[[], None], turnstile: Turnstile
+        self, engine: Engine, step_timeout_s: float, release: Callable[[], None], turnstile: EngineArbiter
     ) -> None:
         self.step_timeout_s = step_timeout_s
         self.thread = threading.Thread(target=self._run, name="kvarn-engine", daemon=True)

@@ -18,13 +18,13 @@ from functools import partial
 from typing import TypeVar
 
 from kvarn.behalf import caller_priority
-from kvarn.constraints import Compiled
 from kvarn.engine.engine import Engine
+from kvarn.engine.engine_arbiter import EngineArbiter, process_turnstile
 from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
 from kvarn.engine.loop import STOP_TIMEOUT_S, Loop
-from kvarn.engine.turnstile import Turnstile, process_turnstile
 from kvarn.errors import BackendError, CapacityError, RequestError
 from kvarn.request import Request
+from kvarn.structured.constraints import Compiled
 from kvarn.types import SamplingParams
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Runner:
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
         release: Callable[[], None] | None = None,
-        turnstile: Turnstile | None = None,
+        turnstile: EngineArbiter | None = None,
     ) -> None:
         """release is called once, when nothing uses the backend any more. turnstile: by default the process's."""
         self._loop = Loop(engine, step_timeout_s, release or _nothing, turnstile or process_turnstile())

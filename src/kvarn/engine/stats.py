@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvarn.observe.distribution import TOKENS, Distribution, Observed
+from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
 
 NUM_RECENT = 64  # steps that "recent" figures look back on
 
@@ -35,11 +35,11 @@ class EngineStats:
     waiting_for_prompt: int = 0  # of those waiting: further answers to a prompt that is being computed
     prefix_query_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
-    distributions: Mapping[str, Observed] = field(default_factory=dict, repr=False)  # by the name of their metric
+    distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepTiming:
     """One step, measured."""
 
     seconds: float
@@ -56,10 +56,10 @@ class StepMeter:
         self.num_retried = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self.step_tokens = Distribution(TOKENS)
-        self._recent: deque[Step] = deque(maxlen=NUM_RECENT)
+        self.step_tokens = Histogram(TOKENS)
+        self._recent: deque[StepTiming] = deque(maxlen=NUM_RECENT)
 
-    def add(self, step: Step) -> None:
+    def add(self, step: StepTiming) -> None:
         self.num_steps += 1
         self.prompt_tokens += step.prompt_tokens
         self.generated_tokens += step.generated_tokens

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvarn.decoding.decoder import Commit, CommittedToken
 from kvarn.diffusion import CanvasView
 from kvarn.engine.finish import finish_after
-from kvarn.engine.stop import StopMatcher
+from kvarn.engine.stop_strings import StopMatcher
 from kvarn.request import Finish, Request
 from kvarn.types import FinishReason, TokenEvent
 
@@ -23,7 +23,7 @@ class TextDecoder(Protocol):
 
 
 @dataclass(slots=True)
-class _Reader:
+class _AnswerText:
     """The text of one request so far."""
 
     decoder: TextDecoder
@@ -47,7 +47,7 @@ class Stream:
         """make_decoder(starts_text, visible_ids) makes the reader of one answer."""
         self._make_decoder = make_decoder
         self._eos_ids = eos_ids
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, _AnswerText] = {}
 
     def open(self, request: Request, *, starts_text: bool, visible_ids: frozenset[int] = frozenset()) -> None:
         """Begin to read a request; starts_text: its answer is a text of its own, not the rest of the prompt.
@@ -56,7 +56,7 @@ class Stream:
         """
         stop = request.params.stop
         assert isinstance(stop, tuple)
-        self._readers[request.id] = _Reader(self._make_decoder(starts_text, visible_ids), StopMatcher(stop))
+        self._readers[request.id] = _AnswerText(self._make_decoder(starts_text, visible_ids), StopMatcher(stop))
 
     def read(self, commits: Iterable[Commit]) -> list[Reading]:
         """Turn committed tokens into text and find out who is finished; tokens after an end are dropped."""
@@ -88,7 +88,7 @@ class Stream:
         return Reading(commit, tuple(texts), None)
 
     def _advance(
-        self, reader: _Reader, token: CommittedToken, finish: Finish | None, *, is_early: bool
+        self, reader: _AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
     ) -> tuple[str, Finish | None]:
         """Text that became certain with one token; a stop string found in it is an earlier end."""
         is_stop_token = finish is not None and finish.reason is FinishReason.STOP
@@ -102,7 +102,7 @@ class Stream:
             finish = Finish(FinishReason.STOP, reader.matcher.found)
         return text, finish
 
-    def _flush(self, reader: _Reader) -> str:
+    def _flush(self, reader: _AnswerText) -> str:
         """Bytes and text held back, once nothing more will come."""
         text = reader.matcher.push(reader.decoder.flush())
         return text + reader.matcher.flush()

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.formats import blocks, superblocks
+from kvarn.formats import block_quants, k_quants
 from kvarn.formats.weights import TensorType
 
 Bytes = npt.NDArray[np.uint8]
@@ -86,31 +86,31 @@ _DECODERS: dict[TensorType, Callable[[Bytes], Floats]] = {
     TensorType.F32: _decode_f32,
     TensorType.F16: _decode_f16,
     TensorType.BF16: _decode_bf16,
-    TensorType.Q4_0: blocks.decode_q4_0,
-    TensorType.Q4_1: blocks.decode_q4_1,
-    TensorType.Q5_0: blocks.decode_q5_0,
-    TensorType.Q5_1: blocks.decode_q5_1,
-    TensorType.Q8_0: blocks.decode_q8_0,
-    TensorType.IQ4_NL: blocks.decode_iq4_nl,
-    TensorType.Q2_K: superblocks.decode_q2_k,
-    TensorType.Q3_K: superblocks.decode_q3_k,
-    TensorType.Q4_K: superblocks.decode_q4_k,
-    TensorType.Q5_K: superblocks.decode_q5_k,
-    TensorType.Q6_K: superblocks.decode_q6_k,
+    TensorType.Q4_0: block_quants.decode_q4_0,
+    TensorType.Q4_1: block_quants.decode_q4_1,
+    TensorType.Q5_0: block_quants.decode_q5_0,
+    TensorType.Q5_1: block_quants.decode_q5_1,
+    TensorType.Q8_0: block_quants.decode_q8_0,
+    TensorType.IQ4_NL: block_quants.decode_iq4_nl,
+    TensorType.Q2_K: k_quants.decode_q2_k,
+    TensorType.Q3_K: k_quants.decode_q3_k,
+    TensorType.Q4_K: k_quants.decode_q4_k,
+    TensorType.Q5_K: k_quants.decode_q5_k,
+    TensorType.Q6_K: k_quants.decode_q6_k,
 }
 _ENCODERS: dict[TensorType, Callable[[Floats], Bytes]] = {
     TensorType.F32: _encode_f32,
     TensorType.F16: _encode_f16,
     TensorType.BF16: _encode_bf16,
-    TensorType.Q4_0: blocks.encode_q4_0,
-    TensorType.Q4_1: blocks.encode_q4_1,
-    TensorType.Q5_0: blocks.encode_q5_0,
-    TensorType.Q5_1: blocks.encode_q5_1,
-    TensorType.Q8_0: blocks.encode_q8_0,
-    TensorType.IQ4_NL: blocks.encode_iq4_nl,
-    TensorType.Q2_K: superblocks.encode_q2_k,
-    TensorType.Q3_K: superblocks.encode_q3_k,
-    TensorType.Q4_K: superblocks.encode_q4_k,
-    TensorType.Q5_K: superblocks.encode_q5_k,
-    TensorType.Q6_K: superblocks.encode_q6_k,
+    TensorType.Q4_0: block_quants.encode_q4_0,
+    TensorType.Q4_1: block_quants.encode_q4_1,
+    TensorType.Q5_0: block_quants.encode_q5_0,
+    TensorType.Q5_1: block_quants.encode_q5_1,
+    TensorType.Q8_0: block_quants.encode_q8_0,
+    TensorType.IQ4_NL: block_quants.encode_iq4_nl,
+    TensorType.Q2_K: k_quants.encode_q2_k,
+    TensorType.Q3_K: k_quants.encode_q3_k,
+    TensorType.Q4_K: k_quants.encode_q4_k,
+    TensorType.Q5_K: k_quants.encode_q5_k,
+    TensorType.Q6_K: k_quants.encode_q6_k,
 }

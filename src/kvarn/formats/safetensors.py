@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
-from kvarn.formats.mapped import MappedFile
+from kvarn.formats.mapped_file import MappedFile
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
 from kvarn.formats.weights import TensorInfo, TensorType

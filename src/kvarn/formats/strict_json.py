@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from kvarn.errors import FormatError
-from kvarn.formats.mapped import MappedFile
+from kvarn.formats.mapped_file import MappedFile
 
 MAX_JSON_BYTES = 4 << 20  # a header of 30,000 tensors
 MAX_CONTAINERS = 100_000  # lists and objects: Python needs up to 200 bytes for two of the file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.hub.aliases import ALIASES
-from kvarn.hub.included import INCLUDED
+from kvarn.hub.bundled import INCLUDED
 from kvarn.hub.locate import resolve
 from kvarn.hub.progress import OnProgress
 

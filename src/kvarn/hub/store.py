@@ -40,7 +40,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ModelManifest:
     """What a stored model is and where it came from."""
 
     name: str  # as one would ask for it: pypi:..., hf:...
@@ -65,7 +65,7 @@ class StoredModel:
     """A complete model in the store."""
 
     folder: Path
-    manifest: Manifest
+    manifest: ModelManifest
 
     @property
     def path(self) -> Path:
@@ -123,7 +123,7 @@ def staged_files(scratch: Path) -> Path:
     return scratch / "ready" / FILES
 
 
-def publish(name: RemoteName, manifest: Manifest) -> StoredModel:
+def publish(name: RemoteName, manifest: ModelManifest) -> StoredModel:
     """Give the staged files of a model their final name, all at once."""
     staged = staged_files(partial_folder(name)).parent
     final = models_folder() / key_of(name)
@@ -174,7 +174,7 @@ def _read(folder: Path) -> StoredModel | None:
         if fields.pop("format") != FORMAT:
             return None
         files = tuple(StoredFile(**file) for file in fields.pop("files"))
-        model = StoredModel(folder, Manifest(files=files, **fields))
+        model = StoredModel(folder, ModelManifest(files=files, **fields))
         is_whole = all((folder / FILES / file.path).stat().st_size == file.size for file in files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

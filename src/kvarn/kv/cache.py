@@ -17,7 +17,7 @@ from kvarn.backends.batch import BlockCopy
 from kvarn.kv.pool import BlockPool
 from kvarn.kv.prefix import BlockHasher, PrefixHit, PrefixIndex
 from kvarn.kv.table import BlockTable, blocks_for
-from kvarn.observe.distribution import Observed
+from kvarn.observe.histogram import HistogramSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class KVCache:
             evictions=pool.num_evictions,
         )
 
-    def distributions(self) -> dict[str, Observed]:
+    def distributions(self) -> dict[str, HistogramSnapshot]:
         """How long cached blocks live, lie idle and wait for their next use, by the name of the metric."""
         return self._pool.distributions()
 

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from kvarn.observe.distribution import LONG_SECONDS, Distribution, Observed
+from kvarn.observe.histogram import LONG_SECONDS, Histogram, HistogramSnapshot
 
 
 class BlockPool:
@@ -33,7 +33,7 @@ class BlockPool:
         self._clock = clock
         self._filled_at: dict[int, float] = {}  # of blocks worth keeping
         self._used_at: dict[int, float] = {}
-        self._lifetimes, self._idle_times, self._reuse_gaps = (Distribution(LONG_SECONDS) for _ in range(3))
+        self._lifetimes, self._idle_times, self._reuse_gaps = (Histogram(LONG_SECONDS) for _ in range(3))
 
     @property
     def num_free(self) -> int:
@@ -105,7 +105,7 @@ class BlockPool:
         self._returned.extend(reversed(reclaimed))
         return reclaimed
 
-    def distributions(self) -> dict[str, Observed]:
+    def distributions(self) -> dict[str, HistogramSnapshot]:
         """Seconds of cached blocks, by the name of the metric."""
         return {
             "kv_block_lifetime_seconds": self._lifetimes.now(),

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvarn.errors import ConfigError
-from kvarn.formats.names import canonical_view
-from kvarn.formats.view import WeightView, shifted, whole
+from kvarn.formats.hf_names import canonical_view
+from kvarn.formats.tensor_view import WeightView, shifted, whole
 from kvarn.formats.weights import WeightSource
-from kvarn.models.facts import Facts, text_config
-from kvarn.models.recommend import recommended_sampling
-from kvarn.models.registry import Family, find_family
+from kvarn.models.hparams import HParams, text_config
+from kvarn.models.registry import Architecture, find_family
+from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
-from kvarn.models.tensors import check_tensors
+from kvarn.models.tensor_shapes import check_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
         raise ConfigError(f"context is {context}; give a positive number of tokens")
     architecture, family = find_family(source)
     view = _canonical(source, family)
-    facts = Facts(view, architecture, context, family.hf_defaults)
+    facts = HParams(view, architecture, context, family.hf_defaults)
     spec = family.describe(facts)
     facts.refuse_unread()
     if family.split is not None:
@@ -41,7 +41,7 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     return Description(spec, view, recommended_sampling(source))
 
 
-def _canonical(source: WeightSource, family: Family) -> WeightView:
+def _canonical(source: WeightSource, family: Architecture) -> WeightView:
     """GGUF's names are canonical already; safetensors are renamed, their norms shifted, a tied head dropped."""
     hf = source.metadata.get("hf")
     if hf is None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.formats.names import Dialect
-from kvarn.formats.view import WeightView
+from kvarn.formats.hf_names import Dialect
+from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
     bert,
@@ -23,12 +23,12 @@ from kvarn.models.architectures import (
     qwen3,
     sdar,
 )
-from kvarn.models.facts import Facts, text_config
+from kvarn.models.hparams import HParams, text_config
 from kvarn.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Architecture:
     """How one architecture is described.
 
     hf_norm_offset: what safetensors subtract from norm weights. hf_defaults: what config.json may leave out.
@@ -36,7 +36,7 @@ class Family:
 
     gguf: tuple[str, ...]
     hf: tuple[str, ...]
-    describe: Callable[[Facts], ModelSpec]
+    describe: Callable[[HParams], ModelSpec]
     dialect: Dialect = "decoder"
     hf_norm_offset: float = 0.0
     split: Callable[[ModelSpec, WeightView], WeightView] | None = None
@@ -44,11 +44,11 @@ class Family:
 
 
 FAMILIES: Final = (
-    Family(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
-    Family(("qwen2",), ("qwen2",), qwen2.describe),
-    Family(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
-    Family(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
-    Family(
+    Architecture(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Architecture(("qwen2",), ("qwen2",), qwen2.describe),
+    Architecture(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
+    Architecture(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
+    Architecture(
         ("gemma3",),
         ("gemma3_text", "gemma3"),
         gemma3.describe,
@@ -56,16 +56,16 @@ FAMILIES: Final = (
         hf_norm_offset=1.0,
         hf_defaults=gemma3.HF_DEFAULTS,
     ),
-    Family(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
-    Family(("bert",), ("bert",), bert.describe, "encoder"),
-    Family(("llada",), ("llada",), llada.describe),
-    Family(("llada-moe",), ("llada_moe",), llada_moe.describe),
-    Family(("dream",), ("Dream", "dream"), dream.describe),
-    Family(("sdar",), ("sdar", "sdar_moe"), sdar.describe),
+    Architecture(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
+    Architecture(("bert",), ("bert",), bert.describe, "encoder"),
+    Architecture(("llada",), ("llada",), llada.describe),
+    Architecture(("llada-moe",), ("llada_moe",), llada_moe.describe),
+    Architecture(("dream",), ("Dream", "dream"), dream.describe),
+    Architecture(("sdar",), ("sdar", "sdar_moe"), sdar.describe),
 )
 
 
-def find_family(source: WeightSource) -> tuple[str, Family]:
+def find_family(source: WeightSource) -> tuple[str, Architecture]:
     """Return a model's architecture name and its family, or refuse it with the names known."""
     hf: Mapping[str, Any] | None = source.metadata.get("hf")
     key = "general.architecture" if hf is None else "model_type"

@@ -15,14 +15,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.models.facts import Facts
+from kvarn.models.hparams import HParams
 from kvarn.models.spec import Rope
 
 Float64 = npt.NDArray[np.float64]
 
 
 def read_rope(
-    facts: Facts, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
+    facts: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
 ) -> Rope:
     """Build the rope of one kind of layer from the model's facts. context is the model's own."""
     table = _parameters(facts, kind)
@@ -52,7 +52,7 @@ def rope(style: Literal["interleaved", "half"], inverse: Float64, magnitude: flo
     return Rope(style=style, inverse_frequencies=tuple(float(f) for f in inverse), magnitude=magnitude)
 
 
-def _parameters(facts: Facts, kind: str) -> Mapping[str, Any] | None:
+def _parameters(facts: HParams, kind: str) -> Mapping[str, Any] | None:
     """Gather config.json's rope entries, old spelling or new, flat or by kind of layer. None for GGUF."""
     if facts.is_gguf:
         return None
@@ -67,7 +67,7 @@ def _parameters(facts: Facts, kind: str) -> Mapping[str, Any] | None:
     return {key: value for key, value in (shared | old | dict(given)).items() if value is not None}
 
 
-def _rotated_dims(facts: Facts, head_dim: int, table: Mapping[str, Any] | None) -> int:
+def _rotated_dims(facts: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
     share = facts.number("rotary_share", default=1.0, table=table)
     dims: int = facts.count("rope_dims", default=int(head_dim * share), table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
@@ -75,7 +75,7 @@ def _rotated_dims(facts: Facts, head_dim: int, table: Mapping[str, Any] | None) 
     return dims
 
 
-def _scaling_kind(facts: Facts, table: Mapping[str, Any] | None) -> str:
+def _scaling_kind(facts: HParams, table: Mapping[str, Any] | None) -> str:
     if table is None:
         if facts.has("rope_factors_long.weight") or facts.has("rope_factors_short.weight"):
             facts.raw("rope.scaling.type")
@@ -97,7 +97,7 @@ def _scaling_kind(facts: Facts, table: Mapping[str, Any] | None) -> str:
     return str(name)
 
 
-def _llama3(facts: Facts, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:
+def _llama3(facts: HParams, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:
     low = facts.number("rope_low_frequency", table=table)
     high = facts.number("rope_high_frequency", table=table)
     original = facts.count("rope_original_context", table=table)
@@ -110,7 +110,7 @@ def _llama3(facts: Facts, table: Mapping[str, Any] | None, plain: Float64, facto
 
 
 def _yarn(
-    facts: Facts, table: Mapping[str, Any] | None, plain: Float64, base: float, factor: float
+    facts: HParams, table: Mapping[str, Any] | None, plain: Float64, base: float, factor: float
 ) -> tuple[Float64, float]:
     original = facts.count("rope_original_context", table=table)
     fast = facts.number("rope_beta_fast", default=32.0, table=table)
@@ -131,7 +131,7 @@ def _yarn(
     return inverse, given * usual if facts.is_gguf else given  # GGUF's is a factor on top, config.json's replaces it
 
 
-def _longrope(facts: Facts, table: Mapping[str, Any] | None, plain: Float64, context: int) -> tuple[Float64, float]:
+def _longrope(facts: HParams, table: Mapping[str, Any] | None, plain: Float64, context: int) -> tuple[Float64, float]:
     original: int = facts.count("rope_original_context", default=context, table=table)
     length = "long" if (facts.wanted_context or context) > original else "short"
     if table is None:

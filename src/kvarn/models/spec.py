@@ -99,7 +99,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
+class InputEmbedding:
     """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm.
 
     segments 2: a token id + vocab_size is the same token in the second of two texts, with token_types[1].
@@ -159,7 +159,7 @@ class ModelSpec:
     width: int
     vocab_size: int
     context_length: int
-    embedding: Embedding
+    embedding: InputEmbedding
     blocks: tuple[Block, ...]
     output_norm: Norm | None  # tensor output_norm
     head: Head | None  # None for encoders

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvarn.observe.distribution import Observed
-from kvarn.observe.families import Family
-from kvarn.observe.series import SeriesStore
+from kvarn.observe.histogram import HistogramSnapshot
+from kvarn.observe.metric_definitions import MetricSpec
+from kvarn.observe.metric_store import MetricStore
 
 PREFIX = "kvarn_"
 VLLM_PREFIX = "vllm:"
@@ -21,7 +21,7 @@ VLLM_REASONS = {"cancelled": "abort", "deadline": "abort", "failed": "error"}
 class SeriesCollector(Collector):
     """Tells a store under our names and, if asked to, what vLLM has under vLLM's."""
 
-    def __init__(self, store: SeriesStore, *, with_vllm: bool) -> None:
+    def __init__(self, store: MetricStore, *, with_vllm: bool) -> None:
         self._store = store
         self._with_vllm = with_vllm
 
@@ -32,7 +32,7 @@ class SeriesCollector(Collector):
             if family.is_vllms:
                 yield self._metric(family, VLLM_PREFIX)
 
-    def _metric(self, family: Family, prefix: str) -> Metric:
+    def _metric(self, family: MetricSpec, prefix: str) -> Metric:
         name = prefix + family.name
         if family.kind == "histogram":
             histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
@@ -47,7 +47,7 @@ class SeriesCollector(Collector):
         return metric
 
 
-def make_registry(store: SeriesStore, *, with_vllm: bool) -> CollectorRegistry:
+def make_registry(store: MetricStore, *, with_vllm: bool) -> CollectorRegistry:
     """A registry of its own: nothing of the process's default one is told."""
     registry = CollectorRegistry()
     registry.register(SeriesCollector(store, with_vllm=with_vllm))
@@ -59,7 +59,7 @@ def render(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-def _renamed(store: SeriesStore, family: Family, prefix: str) -> Sequence[tuple[tuple[str, ...], float]]:
+def _renamed(store: MetricStore, family: MetricSpec, prefix: str) -> Sequence[tuple[tuple[str, ...], float]]:
     """Numbers by label; reasons in vLLM's words where its name is used, those that become equal added up."""
     if prefix != VLLM_PREFIX or family.labels[-1] != "finished_reason":
         return list(store.numbers(family))
@@ -70,7 +70,7 @@ def _renamed(store: SeriesStore, family: Family, prefix: str) -> Sequence[tuple[
     return list(sums.items())
 
 
-def _buckets(now: Observed) -> list[tuple[str, float]]:
+def _buckets(now: HistogramSnapshot) -> list[tuple[str, float]]:
     """Cumulative, as Prometheus wants them."""
     buckets, seen = [], 0
     for bound, count in zip([*map(str, now.bounds), "+Inf"], now.counts, strict=True):

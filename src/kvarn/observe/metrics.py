@@ -7,10 +7,10 @@ from typing import Protocol
 
 from kvarn.errors import BrokenScores
 from kvarn.machine import cpu_throttled_s
-from kvarn.observe.distribution import Distribution, Observed
 from kvarn.observe.exposition import make_registry, render
-from kvarn.observe.families import PARTS
-from kvarn.observe.series import SeriesStore
+from kvarn.observe.histogram import Histogram, HistogramSnapshot
+from kvarn.observe.metric_definitions import PARTS
+from kvarn.observe.metric_store import MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
 
@@ -40,7 +40,7 @@ class EngineFigures(Protocol):
     @property
     def denoise_steps(self) -> int: ...
     @property
-    def distributions(self) -> Mapping[str, Observed]: ...
+    def distributions(self) -> Mapping[str, HistogramSnapshot]: ...
 
 
 class TrafficFigures(Protocol):
@@ -67,7 +67,7 @@ class Metrics:
 
     def __init__(self, models: Iterable[str] = (), *, tiers: Iterable[str] = (), compat: str = "") -> None:
         """compat="vllm" also tells what vLLM has under vLLM's own names."""
-        self._store = SeriesStore()
+        self._store = MetricStore()
         self._store.begin({"model_name": tuple(models), "tier": tuple(tiers)})
         self._engines: dict[str, _Seen] = {}
         self._throttled_at_start_s = cpu_throttled_s()
@@ -90,11 +90,11 @@ class Metrics:
         """A limit was met: requests, tokens, concurrency or queue."""
         self._store.count("rate_limited", tier, reason)
 
-    def token_gaps(self, model: str) -> Distribution:
+    def token_gaps(self, model: str) -> Histogram:
         """Where the seconds between two tokens of an answer are observed."""
         return self._store.distribution("inter_token_latency_seconds", model)
 
-    def grammars_seen(self, model: str, compile_times: Observed, num_reused: int) -> None:
+    def grammars_seen(self, model: str, compile_times: HistogramSnapshot, num_reused: int) -> None:
         """Take what a model's grammars have cost since it was loaded."""
         seen = self._engines.setdefault(model, _Seen())
         name = "grammar_compilation_time_seconds"
@@ -225,14 +225,14 @@ class _Seen:
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
-        self._observed: dict[str, Observed] = {}
+        self._observed: dict[str, HistogramSnapshot] = {}
 
     def gain(self, name: str, total: float) -> float:
         before = self._totals.get(name, 0.0)
         self._totals[name] = total
         return total - before if total >= before else total
 
-    def gained(self, name: str, observed: Observed) -> Observed:
+    def gained(self, name: str, observed: HistogramSnapshot) -> HistogramSnapshot:
         before = self._observed.get(name)
         self._observed[name] = observed
         is_newer = before is not None and observed.num_observed >= before.num_observed

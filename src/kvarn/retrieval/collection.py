@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvarn.errors import InvalidParameter, StorageError
-from kvarn.retrieval.context import Grounding
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
 from kvarn.retrieval.filters import Condition, parse_filter
-from kvarn.retrieval.hot import HotCache, question_of
-from kvarn.retrieval.indexing import Indexer
 from kvarn.retrieval.ingest.chunking import Chunking
-from kvarn.retrieval.intake import Given, checked_batches, checked_queries
-from kvarn.retrieval.library import collection_folder, existing_folder
-from kvarn.retrieval.rerank import rerank_hits
-from kvarn.retrieval.search import Query, find, num_reranked
+from kvarn.retrieval.ingest.indexer import Indexer
+from kvarn.retrieval.ingest.validation import Given, checked_batches, checked_queries
+from kvarn.retrieval.search.query_cache import QueryCache, question_of
+from kvarn.retrieval.search.rag_prompt import Grounding
+from kvarn.retrieval.search.rerank import rerank_hits
+from kvarn.retrieval.search.search import Query, find, num_reranked
+from kvarn.retrieval.storage.paths import collection_folder, existing_folder
 from kvarn.retrieval.types import AddReport, Hit, Mode, Tuning, check_k, check_mode
 from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.retrieval.protocol import Retriever
+    from kvarn.retrieval.retriever import Retriever
 
 OnAdded = Callable[[int], None]  # documents done so far
 
@@ -61,7 +61,7 @@ class Collection:
         self.chunking = _settled(self._index, chunking)
         self._lock = threading.Lock()  # one add at a time
         self._indexer = Indexer(self._index, self._embedder, name)
-        self.hot: HotCache[tuple[Hit, ...]] = HotCache()
+        self.hot: QueryCache[tuple[Hit, ...]] = QueryCache()
 
     @classmethod
     def open(
@@ -231,7 +231,7 @@ def _as_embedder(model: object) -> Embedder:
 
 
 def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
-    from kvarn.retrieval.embedded import EmbeddedIndex
+    from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 
     if not read_only:
         return EmbeddedIndex(folder)

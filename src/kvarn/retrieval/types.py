@@ -61,7 +61,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextChunk:
     """A part of a document: text is exactly document.text[start:end]; heading says what it stands under."""
 
     text: str
@@ -76,14 +76,14 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChunkRecord:
     """A document cut into pieces, with one unit vector for each: (pieces, dim)."""
 
     id: str
     source: str
     digest: bytes
     metadata: Mapping[str, Scalar]
-    pieces: Sequence[Piece]
+    pieces: Sequence[TextChunk]
     vectors: Float32
 
 
@@ -94,7 +94,7 @@ class StoredChunk:
     key: int
     document: str
     ordinal: int
-    piece: Piece
+    piece: TextChunk
     source: str
     metadata: Mapping[str, Scalar]
 

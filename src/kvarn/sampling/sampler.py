@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
-from kvarn.sampling.masks import forbid
 from kvarn.sampling.penalties import add_bias, penalise_counts, penalise_repetition
 from kvarn.sampling.philox import XTC, uniform
+from kvarn.sampling.token_masks import forbid
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -33,7 +33,7 @@ Int32 = npt.NDArray[np.int32]
 NO_TOKEN = -1  # nothing can be chosen
 
 
-class Choice(Protocol):
+class ChosenToken(Protocol):
     """All that a choice depends on; kvarn.backends.batch.RowSampling is one."""
 
     @property
@@ -76,7 +76,7 @@ class Choice(Protocol):
     def mask(self) -> npt.NDArray[np.uint32] | None: ...
 
 
-def choose(logits: Float32, choice: Choice) -> int:
+def choose(logits: Float32, choice: ChosenToken) -> int:
     """Choose a token."""
     if choice.mask is not None and not choice.mask.any():
         return NO_TOKEN
@@ -91,7 +91,7 @@ def choose(logits: Float32, choice: Choice) -> int:
     return int(ids[int(np.searchsorted(cumulative, target, side="left"))])
 
 
-def penalised(logits: Float32, choice: Choice) -> Float32:
+def penalised(logits: Float32, choice: ChosenToken) -> Float32:
     """Apply the mask, bias and penalties."""
     logits = add_bias(forbid(logits, choice.mask), choice.bias_ids, choice.bias_values)
     logits = penalise_repetition(logits, choice.seen_ids, choice.repetition_penalty)
@@ -100,7 +100,7 @@ def penalised(logits: Float32, choice: Choice) -> Float32:
     )
 
 
-def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+def candidates(logits: Float32, choice: ChosenToken) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
     """Sort and filter: the ids kept and their weights, the most probable first."""
     top_p, min_p, typical_p = (float(np.float32(p)) for p in (choice.top_p, choice.min_p, choice.typical_p))
     ids = np.argsort(-logits, kind="stable")
@@ -121,7 +121,7 @@ def candidates(logits: Float32, choice: Choice) -> tuple[npt.NDArray[np.intp], n
     return ids, weights
 
 
-def xtc_strikes(choice: Choice) -> bool:
+def xtc_strikes(choice: ChosenToken) -> bool:
     """Whether this choice drops the most probable tokens."""
     probability = float(np.float32(choice.xtc_probability))
     return probability > 0 and uniform(choice.seed, choice.position, choice.choice, XTC, choice.draw) < probability

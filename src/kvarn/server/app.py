@@ -16,33 +16,26 @@ from starlette.responses import JSONResponse, Response
 
 from kvarn import __version__
 from kvarn.errors import KvarnError
-from kvarn.server.auth import AuthMiddleware
+from kvarn.server.access.auth import AuthMiddleware
+from kvarn.server.access.priority_gate import PriorityGate
+from kvarn.server.api.anthropic import routes as messages
+from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
+from kvarn.server.api.responses import routes as responses
+from kvarn.server.api.system import health, metrics, requests, tokens
 from kvarn.server.call import Call
-from kvarn.server.edge import Edge
-from kvarn.server.entrance import Entrance
+from kvarn.server.collections import rerank_routes
+from kvarn.server.collections import routes as collections
 from kvarn.server.failures import failure_response, refuse
-from kvarn.server.lifecycle import LifecycleGate
+from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.http.edge import Edge
+from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
-from kvarn.server.patience import while_awaited
-from kvarn.server.routes import (
-    chat,
-    collections,
-    completions,
-    embeddings,
-    health,
-    messages,
-    metrics,
-    models,
-    requests,
-    rerank,
-    responses,
-    tokens,
-)
+from kvarn.server.process.lifecycle import LifecycleGate
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
-    *(chat, completions, responses, messages, embeddings, rerank, collections),
+    *(chat_routes, completions_routes, responses, messages, embeddings_routes, rerank_routes, collections),
     *(models, tokens, requests, health, metrics),
 )
 
@@ -61,7 +54,7 @@ def make_app(state: ServerState) -> FastAPI:
             Middleware(Edge, config=state.config),
             Middleware(AuthMiddleware, keys=keys, refuse=refuse, is_loopback=is_loopback),
             Middleware(LifecycleGate, lifecycle=state.lifecycle, refuse=refuse),
-            Middleware(Entrance),
+            Middleware(PriorityGate),
         ],
         exception_handlers={KvarnError: _fail, HTTPException: _fail},  # the edge answers for all others
     )

@@ -15,14 +15,14 @@ from starlette.responses import Response
 
 from kvarn.behalf import caller_priority
 from kvarn.errors import CapacityError, RateLimited
-from kvarn.server.body import read_json
-from kvarn.server.patience import while_awaited
+from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.http.json_body import read_json
 
 if TYPE_CHECKING:
-    from kvarn.server.generation import Generation
-    from kvarn.server.keys import Principal
-    from kvarn.server.limits import Reservation
-    from kvarn.server.shelf import ServedModel
+    from kvarn.server.access.keys import Principal
+    from kvarn.server.access.limits import Reservation
+    from kvarn.server.chat.generation import Generation
+    from kvarn.server.models.model_pool import ServedModel
     from kvarn.server.state import ServerState
 
 

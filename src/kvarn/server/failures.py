@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvarn import errors
-from kvarn.server.lifecycle import NotReady, ShuttingDown
-from kvarn.server.schema.common import InvalidField
-from kvarn.server.schema.names import AS_SENT, renamed
+from kvarn.server.api.field_names import AS_SENT, renamed
+from kvarn.server.api.schema import InvalidField
+from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 
 log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
@@ -57,7 +57,7 @@ class ClientGone(errors.RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StatusRule:
     """How one class of exceptions is told."""
 
     status: int
@@ -96,33 +96,35 @@ class Failure:
 
 
 # The rule of the nearest class in an exception's family counts.
-RULES: Mapping[type[BaseException], Rule] = {
-    errors.RequestError: Rule(400, "invalid_request_error", "invalid_request"),
-    errors.InvalidParameter: Rule(400, "invalid_request_error", "invalid_value"),
-    errors.PromptTooLong: Rule(400, "invalid_request_error", "context_length_exceeded"),
-    errors.TemplateError: Rule(400, "invalid_request_error", "template_error"),
-    errors.ConstraintError: Rule(400, "invalid_request_error", "constraint_error"),
-    errors.Cancelled: Rule(499, "invalid_request_error", "cancelled"),
-    errors.DeadlineExceeded: Rule(504, "timeout_error", "deadline_exceeded"),
-    BadBody: Rule(400, "invalid_request_error", "invalid_body"),
-    BodyTooLarge: Rule(413, "invalid_request_error", "body_too_large"),
-    UnsupportedMediaType: Rule(415, "invalid_request_error", "unsupported_media_type"),
-    UnknownRequest: Rule(404, "invalid_request_error", "request_not_found"),
-    ClientGone: Rule(499, "invalid_request_error", "client_closed_request"),
-    RetrievalUnavailable: Rule(501, "api_error", "retrieval_unavailable"),
-    errors.RetrievalError: Rule(400, "invalid_request_error", "retrieval_error"),
-    errors.CollectionNotFound: Rule(404, "invalid_request_error", "collection_not_found"),
-    errors.StorageError: Rule(503, "api_error", "storage_unavailable", STORAGE_FAULT),
-    errors.ModelNotFound: Rule(404, "invalid_request_error", "model_not_found"),
-    errors.UnsupportedModel: Rule(400, "invalid_request_error", "unsupported_by_model"),
-    errors.ModelError: Rule(503, "api_error", "model_unavailable", "the model could not be loaded; ask for another"),
-    errors.DoesNotFit: Rule(503, "api_error", "model_does_not_fit", "the model does not fit; ask for another"),
-    errors.AuthError: Rule(401, "authentication_error", "invalid_api_key"),
-    errors.CapacityError: Rule(429, "rate_limit_error", "overloaded"),
-    errors.RateLimited: Rule(429, "rate_limit_error", "rate_limit_exceeded"),
-    ShuttingDown: Rule(503, "api_error", "shutting_down"),
-    NotReady: Rule(503, "api_error", "not_ready"),
-    BaseException: Rule(500, "api_error", "internal_error", OUR_FAULT),
+RULES: Mapping[type[BaseException], StatusRule] = {
+    errors.RequestError: StatusRule(400, "invalid_request_error", "invalid_request"),
+    errors.InvalidParameter: StatusRule(400, "invalid_request_error", "invalid_value"),
+    errors.PromptTooLong: StatusRule(400, "invalid_request_error", "context_length_exceeded"),
+    errors.TemplateError: StatusRule(400, "invalid_request_error", "template_error"),
+    errors.ConstraintError: StatusRule(400, "invalid_request_error", "constraint_error"),
+    errors.Cancelled: StatusRule(499, "invalid_request_error", "cancelled"),
+    errors.DeadlineExceeded: StatusRule(504, "timeout_error", "deadline_exceeded"),
+    BadBody: StatusRule(400, "invalid_request_error", "invalid_body"),
+    BodyTooLarge: StatusRule(413, "invalid_request_error", "body_too_large"),
+    UnsupportedMediaType: StatusRule(415, "invalid_request_error", "unsupported_media_type"),
+    UnknownRequest: StatusRule(404, "invalid_request_error", "request_not_found"),
+    ClientGone: StatusRule(499, "invalid_request_error", "client_closed_request"),
+    RetrievalUnavailable: StatusRule(501, "api_error", "retrieval_unavailable"),
+    errors.RetrievalError: StatusRule(400, "invalid_request_error", "retrieval_error"),
+    errors.CollectionNotFound: StatusRule(404, "invalid_request_error", "collection_not_found"),
+    errors.StorageError: StatusRule(503, "api_error", "storage_unavailable", STORAGE_FAULT),
+    errors.ModelNotFound: StatusRule(404, "invalid_request_error", "model_not_found"),
+    errors.UnsupportedModel: StatusRule(400, "invalid_request_error", "unsupported_by_model"),
+    errors.ModelError: StatusRule(
+        503, "api_error", "model_unavailable", "the model could not be loaded; ask for another"
+    ),
+    errors.DoesNotFit: StatusRule(503, "api_error", "model_does_not_fit", "the model does not fit; ask for another"),
+    errors.AuthError: StatusRule(401, "authentication_error", "invalid_api_key"),
+    errors.CapacityError: StatusRule(429, "rate_limit_error", "overloaded"),
+    errors.RateLimited: StatusRule(429, "rate_limit_error", "rate_limit_exceeded"),
+    ShuttingDown: StatusRule(503, "api_error", "shutting_down"),
+    NotReady: StatusRule(503, "api_error", "not_ready"),
+    BaseException: StatusRule(500, "api_error", "internal_error", OUR_FAULT),
 }
 HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported"}
 ANTHROPIC_TYPES: Mapping[int, str] = {
@@ -144,7 +146,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(error.status_code, "invalid_request_error", code, str(error.detail), headers=headers)
     rule = next(RULES[family] for family in type(error).__mro__ if family in RULES)
     if isinstance(error, errors.AuthError) and error.reason == "forbidden":
-        rule = Rule(403, "permission_error", "forbidden")
+        rule = StatusRule(403, "permission_error", "forbidden")
     message = rule.told or str(error)[:MAX_MESSAGE] or OUR_FAULT
     headers = _headers(error)
     if isinstance(error, InvalidField):

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
-    from kvarn.server.collecting import CollectionShelf
+    from kvarn.server.access.keys import KeyRing
+    from kvarn.server.access.limits import RateLimits
+    from kvarn.server.chat.running_requests import RunningRequests
+    from kvarn.server.collections.collection_pool import CollectionPool
+    from kvarn.server.collections.document_reader import DocumentReader
+    from kvarn.server.collections.prefix_warmup import PrefixWarmup
     from kvarn.server.http.traffic import Traffic
-    from kvarn.server.keys import KeyRing
-    from kvarn.server.lifecycle import Lifecycle
-    from kvarn.server.limits import LimitBook
-    from kvarn.server.pdfs import PdfReader
-    from kvarn.server.priming import Primer
-    from kvarn.server.requests import RequestBook
-    from kvarn.server.settings import ServerConfig
-    from kvarn.server.shelf import ModelShelf
-    from kvarn.server.workers import Workers
+    from kvarn.server.models.model_pool import ModelPool
+    from kvarn.server.process.lifecycle import Lifecycle
+    from kvarn.server.process.settings import ServerConfig
+    from kvarn.server.process.worker_threads import WorkerThreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class ServerState:
     """Found by routes as request.app.state.kvarn."""
 
     config: ServerConfig
-    shelf: ModelShelf
-    collections: CollectionShelf
+    shelf: ModelPool
+    collections: CollectionPool
     keys: KeyRing
-    limits: LimitBook
+    limits: RateLimits
     metrics: Metrics
     lifecycle: Lifecycle
-    requests: RequestBook
-    primer: Primer
+    requests: RunningRequests
+    primer: PrefixWarmup
     traffic: Traffic
-    pdfs: PdfReader
-    workers: Workers
+    pdfs: DocumentReader
+    workers: WorkerThreads

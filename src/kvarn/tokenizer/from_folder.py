@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.tokenizer.bytelevel import text_bytes
-from kvarn.tokenizer.encoder import encode_plain, vocabulary_errors
-from kvarn.tokenizer.sentencepiece import SPACE
+from kvarn.tokenizer.encoders.bytelevel import text_bytes
+from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
+from kvarn.tokenizer.encoders.sentencepiece import SPACE
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import BYTE_TOKEN, MAX_TOKENS, Kind, Vocabulary, end_ids, token_as_bytes
 

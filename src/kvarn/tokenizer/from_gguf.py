@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.tokenizer.bytelevel import ByteLevelEncoder
-from kvarn.tokenizer.encoder import Encoder
-from kvarn.tokenizer.joining import rank_by_merges
-from kvarn.tokenizer.pretokenize import word_rule
-from kvarn.tokenizer.sentencepiece import SentencePieceEncoder, rank_by_score
+from kvarn.tokenizer.encoders.bpe import rank_by_merges
+from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder
+from kvarn.tokenizer.encoders.encoder import TextEncoder
+from kvarn.tokenizer.encoders.pretokenize import word_rule
+from kvarn.tokenizer.encoders.sentencepiece import SentencePieceEncoder, rank_by_score
+from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_merges, read_vocabulary
-from kvarn.tokenizer.wordpiece import WordPieceEncoder
 
 KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
 
@@ -41,7 +41,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
     )
 
 
-def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Encoder:
+def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> TextEncoder:
     if model == "gpt2":
         rule = word_rule(_text(metadata, "tokenizer.ggml.pre"))
         return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import InvalidParameter
-from kvarn.tokenizer.encoder import Encoder
-from kvarn.tokenizer.specials import SpecialMatcher
+from kvarn.tokenizer.encoders.encoder import TextEncoder
+from kvarn.tokenizer.special_tokens import SpecialMatcher
 from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class TokenizerParts:
     """All a Tokenizer is made of."""
 
     vocabulary: Vocabulary
-    encoder: Encoder
+    encoder: TextEncoder
     prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
     suffix_ids: tuple[int, ...] = ()  # put after it
     chat_template: str | None = None
@@ -138,15 +138,15 @@ class Tokenizer:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation, written by the model's chat template."""
-        from kvarn.tokenizer.chat_messages import ChatRequest
-        from kvarn.tokenizer.chat_template import encode_chat
+        from kvarn.tokenizer.chat.messages import ChatRequest
+        from kvarn.tokenizer.chat.template import encode_chat
 
         return encode_chat(self, ChatRequest.checked(messages, tools, add_generation_prompt, kwargs))
 
     def prepare_chat(self) -> None:
         """Start the process that renders templates, if there is a template; do not wait for it."""
         if self.chat_template is not None:
-            from kvarn.tokenizer.template_worker import shared_worker
+            from kvarn.tokenizer.chat.template_worker import shared_worker
 
             with suppress(OSError):  # then encode_chat will say so
                 shared_worker().start()

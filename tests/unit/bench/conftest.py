@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.bench.synthetic import Shape, write_shape
+from kvarn.bench.synthetic import ModelShape, write_shape
 
-TINY = Shape("llama", 2, 256, 512, 4, 2, 512, 2048, 1e4, 1e-5, "smollm")
+TINY = ModelShape("llama", 2, 256, 512, 4, 2, 512, 2048, 1e4, 1e-5, "smollm")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 
 from kvarn.backends.select import has_native
 from kvarn.bench.limits import Limits, Work, measure_limits
-from kvarn.bench.model import Plan, block_table, measure
+from kvarn.bench.model import ModelBench, block_table, measure
 from kvarn.bench.report import report
 from kvarn.bench.rows import ROWS, Row, Samples, chosen_rows
 from kvarn.config import EngineConfig
@@ -29,7 +29,9 @@ def _row(name: str) -> Row:
 @native
 def test_every_row_of_a_tiny_model_is_measured_and_reported(tiny: Path) -> None:
     seen: list[tuple[int, int]] = []
-    figures = measure(tiny, Plan(ROWS, 2, 2), EngineConfig(threads=1), lambda done, total: seen.append((done, total)))
+    figures = measure(
+        tiny, ModelBench(ROWS, 2, 2), EngineConfig(threads=1), lambda done, total: seen.append((done, total))
+    )
     found = json.loads(json.dumps(report(figures)))
     assert list(found["rows"]) == [row.name for row in ROWS]
     assert seen == [(1, 2), (2, 2)]
@@ -43,7 +45,7 @@ def test_every_row_of_a_tiny_model_is_measured_and_reported(tiny: Path) -> None:
 @native
 def test_a_row_deeper_than_the_models_context_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs 4,003 tokens, 'tiny' has 2,048"):
-        measure(tiny, Plan((Row("deep", batch=1, depth=4000),), 1, 2), EngineConfig(threads=1))
+        measure(tiny, ModelBench((Row("deep", batch=1, depth=4000),), 1, 2), EngineConfig(threads=1))
 
 
 @native

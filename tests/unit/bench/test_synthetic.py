@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from kvarn.bench.synthetic import FILE_TYPES, SHAPES, Shape, shapes_of, tensor_types, write_model, write_shape
+from kvarn.bench.synthetic import FILE_TYPES, SHAPES, ModelShape, shapes_of, tensor_types, write_model, write_shape
 from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
@@ -87,7 +87,7 @@ def test_an_unknown_shape_or_type_is_refused_with_the_known_ones(shape: str, typ
     assert not list(tmp_path.iterdir())
 
 
-def _num_bytes(shape: Shape, type: str) -> int:
+def _num_bytes(shape: ModelShape, type: str) -> int:
     types = tensor_types(shape, type)
     return sum(types[name].num_bytes(math.prod(size)) for name, size in shapes_of(shape).items())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kvarn.bench.diffusion import Plan
+from kvarn.bench.diffusion import DiffusionBench
 from tests.diffusing import write_talking_model
 from tests.unit.cli.conftest import Kvarn
 
@@ -51,7 +51,7 @@ def test_bench_diffusion_measures_every_way_and_what_is_beside(kvarn: Kvarn, mod
     assert table[0].split()[:2] == ["way", "tokens/s"]
     report = json.loads(last)
     ways = report["ways"]
-    assert tuple(ways) == Plan().ways
+    assert tuple(ways) == DiffusionBench().ways
     assert ways["full"]["steps"] == 16
     assert ways["full"]["rows"] == 16 * 25
     assert ways["dual"]["rows"] == 2 * 25 + 14 * 8

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.cli.chat import Interrupt
+from kvarn.cli.generate.chat import Interrupt
 from kvarn.engine.handle import EventStream
 from kvarn.engine.runner import Runner
 from kvarn.types import FinishReason, SamplingParams

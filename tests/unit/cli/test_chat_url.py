@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from kvarn.cli.remote import RemoteModel
+from kvarn.cli.generate.remote import RemoteModel
 from kvarn.errors import RequestError
 from kvarn.types import FinishReason, SamplingParams
 from tests.unit.bench.canned import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.cli.text import printable
+from kvarn.cli.terminal.text import printable
 
 
 @pytest.mark.parametrize("code", [0, 7, 8, 13, 27, 127, 0x9B])

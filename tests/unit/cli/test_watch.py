@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvarn.cli.watch import draw
+from kvarn.cli.generate.canvas_view import draw
 from kvarn.diffusion import CanvasView
 from kvarn.formats.open import open_weights
 from kvarn.tokenizer import load_tokenizer

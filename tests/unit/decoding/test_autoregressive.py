@@ -10,10 +10,10 @@ import pytest
 import kvarn
 from kvarn.backends.fake import FakeBackend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
-from kvarn.decoding.choice import SamplingDefaults
 from kvarn.decoding.decoder import Commit, Span
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.request import Request
-from kvarn.sampling.custom import Draw, Float32
+from kvarn.sampling.custom_samplers import Draw, Float32
 from kvarn.types import SamplingParams
 
 VOCAB = 16

@@ -11,7 +11,7 @@ from kvarn.backends.batch import Batch, KVLayout
 from kvarn.backends.fake import FakeBackend, Fault, Rule, hashed
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
-from kvarn.decoding.choice import SamplingDefaults
+from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream

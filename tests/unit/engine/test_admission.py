@@ -6,7 +6,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.throttle import MovingWindow
+from kvarn.engine.rate_limit import MovingWindow
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import SimulatedClock, complete, expected, is_idle, make_engine, run_to_end

@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from kvarn.engine.pacing import FIRST_ROWS, REFRESH_STEPS, BackgroundShare, Pacer
+from kvarn.engine.scheduling.pacing import FIRST_ROWS, REFRESH_STEPS, BackgroundShare, Pacer
 
 BASE_S, ROW_S = 0.010, 0.0004
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.config import POLICIES, EngineConfig
-from kvarn.engine.policy import Policy, make_policy
+from kvarn.engine.scheduling.policy import Policy, make_policy
 from kvarn.request import Request
 from kvarn.types import SamplingParams
 

@@ -6,7 +6,7 @@ import random
 import time
 import tracemalloc
 
-from kvarn.engine.queue import RequestQueue
+from kvarn.engine.scheduling.queue import RequestQueue
 from kvarn.request import Request
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import make_engine

@@ -12,8 +12,8 @@ import pytest
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket
-from kvarn.engine.plan import Plan
 from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.scheduling.plan import StepPlan
 from kvarn.errors import BackendError, RequestError
 from kvarn.request import RequestState
 from tests.unit.engine.fake import make_engine
@@ -52,7 +52,7 @@ def test_an_exception_outside_requests_ends_them_and_the_loop_goes_on(
 ) -> None:
     plan, left = engine.scheduler.plan, [1]
 
-    def fail_once() -> Plan:
+    def fail_once() -> StepPlan:
         if left and len(batch_sizes(engine)) == 3:
             left.pop()
             boom()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.hub import ALIASES, resolve, store
-from kvarn.hub.partfile import sha256_of
+from kvarn.hub.download.partfile import sha256_of
 from tests.assets import cache_folder
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import DownloadError
-from kvarn.hub import download
-from kvarn.hub.download import RemoteFile, ServerRefused, fetch, remote_size
+from kvarn.hub.download import fetch_file
+from kvarn.hub.download.fetch_file import RemoteFile, ServerRefused, fetch, remote_size
 from tests.unit.hub.servers import Site, serving
 from tests.unit.hub.wheels import random_bytes
 
@@ -17,7 +17,7 @@ SHA256 = hashlib.sha256(BODY).hexdigest()
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(fetch_file, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_broken_connections_are_continued_in_the_same_run(site: Site, remote: Re
 def test_a_connection_that_keeps_breaking_leaves_a_part_to_continue(
     site: Site, remote: RemoteFile, tmp_path: Path
 ) -> None:
-    site.cuts["/file"] = [10_000] * download.MAX_ATTEMPTS
+    site.cuts["/file"] = [10_000] * fetch_file.MAX_ATTEMPTS
     with pytest.raises(DownloadError, match=r"stopped at 50,000 bytes.*continues there"):
         fetch(remote, tmp_path / "file")
     assert part_of(tmp_path / "file").read_bytes() == BODY[:50_000]

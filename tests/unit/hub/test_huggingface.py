@@ -12,7 +12,8 @@ import pytest
 from kvarn.errors import DownloadError, ModelNotFound
 from kvarn.formats.gguf.writer import write_gguf
 from kvarn.formats.open import open_weights
-from kvarn.hub import download, locate, resolve, store
+from kvarn.hub import locate, resolve, store
+from kvarn.hub.download import fetch_file
 from kvarn.hub.names import HubName
 from tests.unit.hub.servers import COMMIT, Site, add_repository, serving
 from tests.unit.hub.wheels import random_bytes
@@ -31,7 +32,7 @@ FOLDER = {
 
 @pytest.fixture(autouse=True)
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(fetch_file, "FIRST_PAUSE_S", 0.001)
 
 
 def resolved_path(file: str, repo: str = "org/repo", commit: str = COMMIT) -> str:
@@ -103,7 +104,7 @@ def test_progress_counts_over_all_files(hub: Site) -> None:
 def test_an_interrupted_folder_continues_with_the_missing_bytes(hub: Site) -> None:
     add_repository(hub, "org/repo", FOLDER)
     second = resolved_path("model-00002-of-00002.safetensors")
-    hub.cuts[second] = [1000] * download.MAX_ATTEMPTS
+    hub.cuts[second] = [1000] * fetch_file.MAX_ATTEMPTS
     with pytest.raises(DownloadError, match="continues there"):
         resolve("hf:org/repo")
     assert store.list_models() == []
@@ -115,7 +116,7 @@ def test_an_interrupted_folder_continues_with_the_missing_bytes(hub: Site) -> No
 
 def test_parts_of_an_older_commit_are_not_mixed_with_a_newer_one(hub: Site) -> None:
     add_repository(hub, "org/repo", FOLDER)
-    hub.cuts[resolved_path("model-00002-of-00002.safetensors")] = [1000] * download.MAX_ATTEMPTS
+    hub.cuts[resolved_path("model-00002-of-00002.safetensors")] = [1000] * fetch_file.MAX_ATTEMPTS
     with pytest.raises(DownloadError):
         resolve("hf:org/repo")
     newer = {**FOLDER, "config.json": b'{"newer": true}'}

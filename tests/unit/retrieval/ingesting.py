@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvarn.retrieval import parts
 from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.storage import index_sync
 from kvarn.retrieval.types import Document
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -14,7 +14,7 @@ BATCH = 8
 
 
 def main(folder: str, first: int) -> None:
-    parts.CHECKPOINT = 20  # so that kills also fall into the writing of graph and manifest
+    index_sync.CHECKPOINT = 20  # so that kills also fall into the writing of graph and manifest
     collection = Collection("c", folder=Path(folder), model=WordEmbedder(dim=16))
     print("open", flush=True)
     batch = first

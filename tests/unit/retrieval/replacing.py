@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from kvarn.retrieval.milvus import MilvusIndex
-from kvarn.retrieval.types import Entry, Piece
+from kvarn.retrieval.types import ChunkRecord, TextChunk
 
 DOCUMENTS = 3
 
@@ -28,11 +28,11 @@ def main(uri: str) -> None:
         generation += 1
 
 
-def entry(generation: int, number: int) -> Entry:
+def entry(generation: int, number: int) -> ChunkRecord:
     """A document whose text is its generation; it has more chunks every second time."""
     text = str(generation)
-    pieces = [Piece(text, 0, len(text))] * num_chunks(generation)
-    return Entry(f"d{number}", "", f"{text} {number}".encode(), {}, pieces, np.ones((len(pieces), 2), np.float32))
+    pieces = [TextChunk(text, 0, len(text))] * num_chunks(generation)
+    return ChunkRecord(f"d{number}", "", f"{text} {number}".encode(), {}, pieces, np.ones((len(pieces), 2), np.float32))
 
 
 def num_chunks(generation: int) -> int:

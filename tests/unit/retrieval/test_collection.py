@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvarn.errors import CollectionNotFound, InvalidParameter, RetrievalError, StorageError
-from kvarn.retrieval import library
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.embedded import EmbeddedIndex
 from kvarn.retrieval.ingest.chunking import Chunking
+from kvarn.retrieval.storage import paths
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from kvarn.retrieval.types import Document, Tuning
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -256,11 +256,11 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:
 
 def test_a_dropped_collection_is_gone(tmp_path: Path) -> None:
     _filled(tmp_path).close()
-    assert library.list_names(tmp_path) == ["c"]
-    library.drop("c", tmp_path)
-    assert library.list_names(tmp_path) == []
+    assert paths.list_names(tmp_path) == ["c"]
+    paths.drop("c", tmp_path)
+    assert paths.list_names(tmp_path) == []
     with pytest.raises(CollectionNotFound):
-        library.drop("c", tmp_path)
+        paths.drop("c", tmp_path)
 
 
 def _filled(folder: Path) -> Collection:

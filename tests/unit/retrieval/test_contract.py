@@ -11,9 +11,9 @@ import pytest
 
 from kvarn.errors import RetrievalError
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.embedded import EmbeddedIndex
 from kvarn.retrieval.filters import parse_filter
-from kvarn.retrieval.protocol import Retriever
+from kvarn.retrieval.retriever import Retriever
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from kvarn.retrieval.types import Document, Tuning
 from tests.unit.retrieval.test_filters import FILTERS, ROWS
 from tests.unit.retrieval.words import WordEmbedder, clustered, entry

@@ -13,7 +13,7 @@ import pytest
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.embedded import EmbeddedIndex
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from tests.conftest import Size
 from tests.rules.tree import ROOT
 from tests.unit.retrieval.ingesting import BATCH, document

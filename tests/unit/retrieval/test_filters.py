@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.embedded import EmbeddedIndex
 from kvarn.retrieval.filters import parse_filter
+from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from tests.unit.retrieval.words import entry
 
 ONE = np.ones(1, np.float32)

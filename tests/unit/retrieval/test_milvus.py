@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from kvarn.errors import StorageError
-from kvarn.retrieval.milvus.commits import Commit, last_commit
-from kvarn.retrieval.types import Entry, Piece
+from kvarn.retrieval.milvus.commits import VersionRecord, last_commit
+from kvarn.retrieval.types import ChunkRecord, TextChunk
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
@@ -120,19 +120,19 @@ def test_a_collection_of_an_older_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_newest_record_counts_and_never_overwrites_the_last() -> None:
-    commit, facts = Commit(), {}
+    commit, facts = VersionRecord(), {}
     for version in (1, 1, 2, 3):
         before, commit = commit, commit.after(version)
         facts |= commit.fact()
         assert last_commit(facts) == commit
         if before.number:
             assert last_commit({k: v for k, v in facts.items() if k not in commit.fact()}) == before
-    assert last_commit({}) == Commit()
+    assert last_commit({}) == VersionRecord()
 
 
-def _entry(document: str, texts: list[str]) -> Entry:
-    pieces = [Piece(text, 0, len(text)) for text in texts]
-    return Entry(document, "", " ".join(texts).encode(), {}, pieces, np.ones((len(texts), 2), np.float32))
+def _entry(document: str, texts: list[str]) -> ChunkRecord:
+    pieces = [TextChunk(text, 0, len(text)) for text in texts]
+    return ChunkRecord(document, "", " ".join(texts).encode(), {}, pieces, np.ones((len(texts), 2), np.float32))
 
 
 def _contents(index: MilvusIndex) -> Contents:

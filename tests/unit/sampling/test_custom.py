@@ -11,7 +11,7 @@ import pytest
 import kvarn
 from kvarn.backends.batch import RowSampling
 from kvarn.errors import ConfigError, InvalidParameter
-from kvarn.sampling.custom import Draw, Float32, choose_by, find_sampler
+from kvarn.sampling.custom_samplers import Draw, Float32, choose_by, find_sampler
 from kvarn.sampling.philox import USER_SAMPLER, uniform
 
 LOGITS = np.array([0.0, 3.0, 1.0], np.float32)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import AuthError
-from kvarn.server.keyfile import draw_key, editing
-from kvarn.server.keys import KeyRing
+from kvarn.server.access.keyfile import draw_key, editing
+from kvarn.server.access.keys import KeyRing
 
 
 def add(file: Path, name: str, **given: object) -> str:

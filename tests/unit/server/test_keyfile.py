@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import ConfigError
-from kvarn.server.keyfile import KEY_PREFIX, draw_key, parse_keys, read_keys, write_keys
-from kvarn.server.keys import KeyRing
+from kvarn.server.access.keyfile import KEY_PREFIX, draw_key, parse_keys, read_keys, write_keys
+from kvarn.server.access.keys import KeyRing
 from tests.unit.server.ringing import add, bearer, refusal
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import AuthError, ConfigError
-from kvarn.server import keys as keys_module
-from kvarn.server.keyfile import KeyEntry, draw_key, editing, write_keys
-from kvarn.server.keys import ANONYMOUS, KeyRing
-from kvarn.server.tiers import DEFAULT_TIERS, UNLIMITED, Tier
+from kvarn.server.access import keys as keys_module
+from kvarn.server.access.keyfile import KeyEntry, draw_key, editing, write_keys
+from kvarn.server.access.keys import ANONYMOUS, KeyRing
+from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier
 from tests.conftest import Size
 from tests.unit.server.ringing import add, bearer, refusal
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from kvarn.errors import InvalidParameter, RateLimited
-from kvarn.server.keys import ANONYMOUS, Principal
-from kvarn.server.limits import MIN_ACCOUNTS, WINDOW_S, LimitBook, MinuteWindow, Reservation
-from kvarn.server.tiers import Tier
+from kvarn.server.access.keys import ANONYMOUS, Principal
+from kvarn.server.access.limits import MIN_ACCOUNTS, WINDOW_S, MinuteWindow, RateLimits, Reservation
+from kvarn.server.access.tiers import Tier
 from tests.conftest import Size
 
 
@@ -34,7 +34,7 @@ def caller(name: str = "alice", **limits: int) -> Principal:
     return Principal(name, Tier("test", **limits), name)  # type: ignore[arg-type]
 
 
-def reserve(book: LimitBook, principal: Principal, num_tokens: int) -> Reservation:
+def reserve(book: RateLimits, principal: Principal, num_tokens: int) -> Reservation:
     """What a call does: enter, then take what it may take; one that is refused gives its place back."""
     reservation = book.enter(principal)
     try:
@@ -45,14 +45,14 @@ def reserve(book: LimitBook, principal: Principal, num_tokens: int) -> Reservati
     return reservation
 
 
-def refusal(book: LimitBook, principal: Principal, num_tokens: int = 1) -> RateLimited:
+def refusal(book: RateLimits, principal: Principal, num_tokens: int = 1) -> RateLimited:
     with pytest.raises(RateLimited) as caught:
         reserve(book, principal, num_tokens)
     return caught.value
 
 
 def test_requests_beyond_the_minute_are_refused_until_the_first_has_left_it(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=3)
+    book, alice = RateLimits(clock), caller(requests_per_min=3)
     for _ in range(3):
         reserve(book, alice, 1).settle(1)
         clock.now += 1
@@ -65,7 +65,7 @@ def test_requests_beyond_the_minute_are_refused_until_the_first_has_left_it(cloc
 
 
 def test_whoever_comes_again_when_told_to_is_let_in(clock: Clock) -> None:
-    book, alice, dice = LimitBook(clock), caller(requests_per_min=5, tokens_per_min=300), random.Random(1)
+    book, alice, dice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=300), random.Random(1)
     for _ in range(300):
         num_tokens, met = dice.randint(1, 300), []
         while True:
@@ -84,7 +84,7 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
     dice = random.Random(7)
     for _ in range(size(20, 200)):
         limit = dice.randint(1, 50)
-        book, alice = LimitBook(clock), caller(tokens_per_min=limit)
+        book, alice = RateLimits(clock), caller(tokens_per_min=limit)
         taken: list[tuple[float, int]] = []
         for _ in range(400):
             clock.now += dice.choice([0.0, dice.random(), dice.random() * 10])
@@ -99,7 +99,7 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
 
 
 def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100)
     reservation = reserve(book, alice, 100)
     assert refusal(book, alice).reason == "tokens"
     clock.now += 5
@@ -109,14 +109,14 @@ def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> 
 
 
 def test_a_cancelled_request_gives_everything_back_but_its_place_among_the_requests(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
     reserve(book, alice, 100).settle(0)
     reserve(book, alice, 100).settle(0)
     assert refusal(book, alice).reason == "requests"
 
 
 def test_only_the_first_settlement_counts(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100, concurrency=2)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100, concurrency=2)
     first, second = reserve(book, alice, 40), reserve(book, alice, 40)
     for _ in range(3):
         first.settle(0)
@@ -127,13 +127,13 @@ def test_only_the_first_settlement_counts(clock: Clock) -> None:
 
 
 def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100)
     reserve(book, alice, 10).settle(95)
     assert refusal(book, alice, 6).reason == "tokens"
 
 
 def test_more_than_was_reserved_is_counted_even_when_the_reservation_has_left_the_minute(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100)
     reservation = reserve(book, alice, 10)
     clock.now += WINDOW_S + 2
     reservation.settle(95)
@@ -141,7 +141,7 @@ def test_more_than_was_reserved_is_counted_even_when_the_reservation_has_left_th
 
 
 def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
     reservation = reserve(book, alice, 40)
     clock.now += 30
     reservation.grow(50)
@@ -153,7 +153,7 @@ def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
 
 
 def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Clock) -> None:
-    book, alice, other = LimitBook(clock), caller(tokens_per_min=100), 50
+    book, alice, other = RateLimits(clock), caller(tokens_per_min=100), 50
     reserve(book, alice, other)
     reservation = reserve(book, alice, 40)
     with pytest.raises(RateLimited) as caught:
@@ -166,7 +166,7 @@ def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Cl
 
 
 def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100)
     old = reserve(book, alice, 100)
     clock.now += WINDOW_S + 2
     reserve(book, alice, 100)
@@ -175,7 +175,7 @@ def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> Non
 
 
 def test_at_most_so_many_run_at_once(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(concurrency=2)
+    book, alice = RateLimits(clock), caller(concurrency=2)
     running = [reserve(book, alice, 1) for _ in range(2)]
     error = refusal(book, alice)
     assert (error.reason, error.retry_after_s) == ("concurrency", 1.0)
@@ -184,7 +184,7 @@ def test_at_most_so_many_run_at_once(clock: Clock) -> None:
 
 
 def test_a_request_takes_its_place_before_its_size_is_known(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=2, concurrency=1)
+    book, alice = RateLimits(clock), caller(requests_per_min=2, concurrency=1)
     running = book.enter(alice)
     with pytest.raises(RateLimited, match="at once"):
         book.enter(alice)
@@ -195,7 +195,7 @@ def test_a_request_takes_its_place_before_its_size_is_known(clock: Clock) -> Non
 
 
 def test_every_answer_takes_a_place(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(concurrency=4)
+    book, alice = RateLimits(clock), caller(concurrency=4)
     first, second = book.enter(alice), book.enter(alice)
     first.grow(10, num_answers=3)
     with pytest.raises(RateLimited, match="4 answers at once"):
@@ -210,7 +210,7 @@ def test_every_answer_takes_a_place(clock: Clock) -> None:
 
 
 def test_requests_that_computed_nothing_say_nothing_about_how_long_others_take(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(concurrency=1)
+    book, alice = RateLimits(clock), caller(concurrency=1)
     for used in (1, 0) * 30:
         running = reserve(book, alice, 1)
         clock.now += 20 * used
@@ -220,7 +220,7 @@ def test_requests_that_computed_nothing_say_nothing_about_how_long_others_take(c
 
 
 def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(concurrency=1)
+    book, alice = RateLimits(clock), caller(concurrency=1)
     for _ in range(30):
         running = reserve(book, alice, 1)
         clock.now += 20
@@ -230,7 +230,7 @@ def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -
 
 
 def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(concurrency=4)
+    book, alice = RateLimits(clock), caller(concurrency=4)
     for _ in range(30):
         running = reserve(book, alice, 1)
         clock.now += 8
@@ -245,7 +245,7 @@ def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) ->
 
 
 def test_a_refused_request_takes_nothing(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=10, tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(requests_per_min=10, tokens_per_min=100)
     reserve(book, alice, 60)
     for _ in range(50):
         assert refusal(book, alice, 60).reason == "tokens"
@@ -253,7 +253,7 @@ def test_a_refused_request_takes_nothing(clock: Clock) -> None:
 
 
 def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
+    book, alice = RateLimits(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
     reservation = reserve(book, alice, 60)
     reservation.settle(0)
     assert reservation.num_tokens == 0
@@ -265,7 +265,7 @@ def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Cl
 
 
 def test_keys_do_not_see_each_other(clock: Clock) -> None:
-    book = LimitBook(clock)
+    book = RateLimits(clock)
     alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
     reserve(book, alice, 1)
     reserve(book, bob, 1)
@@ -273,13 +273,13 @@ def test_keys_do_not_see_each_other(clock: Clock) -> None:
 
 
 def test_what_could_never_fit_is_refused_as_a_wrong_request(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(tokens_per_min=100)
+    book, alice = RateLimits(clock), caller(tokens_per_min=100)
     with pytest.raises(InvalidParameter, match=r"101.*100"):
         reserve(book, alice, 101)
 
 
 def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=5, tokens_per_min=1000)
+    book, alice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=1000)
     headers = reserve(book, alice, 250).headers
     assert headers == {
         "x-ratelimit-limit-requests": "5",
@@ -297,7 +297,7 @@ def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
 
 
 def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=1)
+    book, alice = RateLimits(clock), caller(requests_per_min=1)
     reserve(book, alice, 1)
     error = refusal(book, alice)
     assert error.headers["x-ratelimit-remaining-requests"] == "0"
@@ -305,7 +305,7 @@ def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
 
 
 def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -> None:
-    book = LimitBook(clock)
+    book = RateLimits(clock)
     for _ in range(5_000):
         reservation = reserve(book, ANONYMOUS, 10**9)
     assert reservation.headers == {}
@@ -313,7 +313,7 @@ def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, -0.5])
 def test_a_clock_that_goes_back_neither_frees_nor_locks(clock: Clock, jump: float) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=2)
+    book, alice = RateLimits(clock), caller(requests_per_min=2)
     began = clock.now
     reserve(book, alice, 1)
     clock.now = began + jump
@@ -324,7 +324,7 @@ def test_a_clock_that_goes_back_neither_frees_nor_locks(clock: Clock, jump: floa
 
 
 def test_a_clock_that_leaps_ahead_begins_a_new_minute(clock: Clock) -> None:
-    book, alice = LimitBook(clock), caller(requests_per_min=1)
+    book, alice = RateLimits(clock), caller(requests_per_min=1)
     running = reserve(book, alice, 1)
     clock.now += 1e12
     reserve(book, alice, 1)
@@ -333,18 +333,18 @@ def test_a_clock_that_leaps_ahead_begins_a_new_minute(clock: Clock) -> None:
 
 
 def test_the_clock_by_default_is_the_one_nobody_can_set() -> None:
-    assert LimitBook().now() == pytest.approx(time.monotonic(), abs=5)
+    assert RateLimits().now() == pytest.approx(time.monotonic(), abs=5)
 
 
 def test_a_changed_tier_counts_from_the_next_request_on(clock: Clock) -> None:
-    book = LimitBook(clock)
+    book = RateLimits(clock)
     reserve(book, caller(requests_per_min=1), 1)
     reserve(book, caller(requests_per_min=2), 1)
     refusal(book, caller(requests_per_min=2))
 
 
 def test_many_keys_leave_little_behind(clock: Clock) -> None:
-    book = LimitBook(clock)
+    book = RateLimits(clock)
     for number in range(20 * MIN_ACCOUNTS):
         reserve(book, caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
         clock.now += 0.1

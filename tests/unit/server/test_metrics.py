@@ -12,8 +12,8 @@ from kvarn.engine.stats import EngineStats
 from kvarn.errors import BackendError, BrokenScores
 from kvarn.kv.pool import BlockPool
 from kvarn.machine import cpu_throttled_s
-from kvarn.observe.distribution import LONG_SECONDS, Distribution
-from kvarn.observe.families import FAMILIES
+from kvarn.observe.histogram import LONG_SECONDS, Histogram
+from kvarn.observe.metric_definitions import FAMILIES
 from kvarn.observe.metrics import Metrics
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, Usage
 from tests.unit.machine.tree import v1, v2
@@ -163,7 +163,7 @@ def test_an_engine_is_told_as_it_was_last_seen(metrics: Metrics) -> None:
 
 
 def test_counters_go_on_when_a_model_is_loaded_again(metrics: Metrics) -> None:
-    steps = Distribution(FAMILIES[13].bounds)
+    steps = Histogram(FAMILIES[13].bounds)
     steps.observe(5)
     first = replace(IDLE, preemptions=4, distributions={"iteration_tokens_total": steps.now()})
     for _ in range(3):  # looking counts nothing
@@ -229,7 +229,7 @@ def test_the_pool_knows_how_long_cached_blocks_live_lie_idle_and_wait_for_their_
 
 
 def test_a_distribution_counts_a_bound_as_inside() -> None:
-    distribution = Distribution(LONG_SECONDS)
+    distribution = Histogram(LONG_SECONDS)
     distribution.observe(0.1)
     distribution.observe(0.11, times=2)
     now = distribution.now()

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 import kvarn.server.app  # noqa: F401 - every body is defined
-from kvarn.server.schema.chat import ChatBody
-from kvarn.server.schema.common import Body, InvalidField
-from kvarn.server.schema.models import Page
+from kvarn.server.api.openai.chat_schema import ChatBody
+from kvarn.server.api.schema import Body, InvalidField
+from kvarn.server.models.schema import Page
 
 IDS = ["a", "b", "c", "d"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.errors import ConfigError
-from kvarn.server.tiers import DEFAULT_TIERS, read_tiers
+from kvarn.server.access.tiers import DEFAULT_TIERS, read_tiers
 
 
 def test_a_tier_is_configured_over_its_default() -> None:

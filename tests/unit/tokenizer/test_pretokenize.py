@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvarn.errors import UnsupportedModel
+from kvarn.tokenizer.encoders.pretokenize import RULES, pre_tokenizer, word_rule
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
-from kvarn.tokenizer.pretokenize import RULES, pre_tokenizer, word_rule
 from tests.unit.tokenizer.vocabularies import byte_level
 
 TEXT = "Hello, WORLD's  naïve 日本語 12345 ½\r\n\n\tdef f(x):  return x**2 '''café''' 🙂\u200d🙂 ಕನ್ನಡ  "

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.errors import FormatError
+from kvarn.tokenizer.encoders.bpe import join_pieces
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
-from kvarn.tokenizer.joining import join_pieces
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import sentence_piece
 
@@ -86,7 +86,7 @@ def test_text_never_becomes_a_control_or_byte_token() -> None:
 
 
 def test_many_different_words_do_not_grow_the_memory_of_words_without_end(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvarn.tokenizer.joining.MAX_REMEMBERED_WORDS", 8)
+    monkeypatch.setattr("kvarn.tokenizer.encoders.bpe.MAX_REMEMBERED_WORDS", 8)
     tokenizer = make()
     for number in range(100):
         word = "a" * (number % 50 + 1)

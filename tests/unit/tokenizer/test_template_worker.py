@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import TemplateError
-from kvarn.tokenizer.template_worker import TemplateLimits, TemplateWorker, shared_worker
+from kvarn.tokenizer.chat.template_worker import TemplateLimits, TemplateWorker, shared_worker
 
 MAX_REFUSAL_S = 0.25
 MAX_GROWTH_BYTES = 16 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvarn.tokenizer.bytelevel import byte_of_character
+from kvarn.tokenizer.encoders.bytelevel import byte_of_character
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 

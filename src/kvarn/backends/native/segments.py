@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.formats.wrapped import WrappedWeights
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 
 
-class SegmentedWeights(WrappedWeights):
+class SegmentedWeights(WeightProxy):
     """A WeightSource with token_embd = [E, E + types[1] - types[0]], always F32; types[0] is added to both later."""
 
     def __init__(self, source: WeightSource) -> None:

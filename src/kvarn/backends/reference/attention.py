@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kvarn.backends.batch import Batch, BlockCopy, Keep, KVLayout
 from kvarn.backends.reference.keep import Slots, kept_slots
 from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
-from kvarn.models.memory import Q8_GROUP
+from kvarn.models.memory_plan import Q8_GROUP
 from kvarn.models.spec import Attention, Rope
 
 Array = npt.NDArray[np.floating]

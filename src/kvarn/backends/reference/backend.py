@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
-from kvarn.backends.passage import WholePassage
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
 from kvarn.backends.reference.layers import (
@@ -25,6 +24,7 @@ from kvarn.backends.reference.layers import (
     normalise,
     softcap,
 )
+from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
@@ -77,9 +77,9 @@ class ReferenceBackend:
     def return_kv(self, block_ids: Iterable[int]) -> None:
         """Forget nothing: the arrays stay until close, their values are never read again."""
 
-    def begin(self, batch: Batch) -> WholePassage:
+    def begin(self, batch: Batch) -> SingleShotForward:
         """Nothing is done in pieces here."""
-        return WholePassage(self, batch)
+        return SingleShotForward(self, batch)
 
     def forward(self, batch: Batch) -> Float32:
         """Run all rows through all blocks; the states of the output rows after the output norm."""

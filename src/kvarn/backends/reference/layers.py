@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.models.spec import Activation, Embedding, FeedForward, MixtureOfExperts, Norm
+from kvarn.models.spec import Activation, FeedForward, InputEmbedding, MixtureOfExperts, Norm
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -47,7 +47,7 @@ def activate(x: Float32, activation: Activation) -> Float32:
     return y
 
 
-def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: Embedding) -> Float32:
+def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: InputEmbedding) -> Float32:
     """Turn tokens into the first state of the residual stream."""
     table = weights["token_embd.weight"]
     segments, tokens = np.divmod(tokens, len(table))  # all 0 but in the second of two texts

@@ -24,7 +24,7 @@ from kvarn.errors import UnsupportedModel
 from kvarn.formats.gguf import limits
 from kvarn.formats.gguf.cursor import Cursor
 from kvarn.formats.gguf.metadata import read_metadata
-from kvarn.formats.mapped import MappedFile
+from kvarn.formats.mapped_file import MappedFile
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
 

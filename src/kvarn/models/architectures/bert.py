@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from kvarn.models.facts import Facts
-from kvarn.models.sizes import model_name, read_pooling, read_sizes
-from kvarn.models.spec import Block, Classifier, Embedding, Encoder, FeedForward, ModelSpec, Norm, Pooling
+from kvarn.models.dimensions import model_name, read_pooling, read_sizes
+from kvarn.models.hparams import HParams
+from kvarn.models.spec import Block, Classifier, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm, Pooling
 
 POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -17,7 +17,7 @@ POOLING_FLAGS: dict[str, Pooling] = {
 }
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a BERT."""
     sizes = read_sizes(facts)
     norm = Norm("layer", facts.number("layer_eps"), has_bias=True)
@@ -47,21 +47,23 @@ def describe(facts: Facts) -> ModelSpec:
     )
 
 
-def _embedding(facts: Facts, positions: int, norm: Norm) -> Embedding:
+def _embedding(facts: HParams, positions: int, norm: Norm) -> InputEmbedding:
     """Classifiers read pairs of texts: the second one has the second token type."""
     types = facts.weights.tensors.get("token_types.weight")
     reads_pairs = facts.has("cls.output.weight") and types is not None and types.shape[0] > 1
-    return Embedding(positions=positions, token_types=types is not None, segments=2 if reads_pairs else 1, norm=norm)
+    return InputEmbedding(
+        positions=positions, token_types=types is not None, segments=2 if reads_pairs else 1, norm=norm
+    )
 
 
-def _generation(facts: Facts) -> Encoder:
+def _generation(facts: HParams) -> Encoder:
     if facts.has("cls.output.weight"):
         facts.count("pooling", default=0)  # GGUF says 4, "rank": the classifier always reads the first token
         return Encoder("cls", Classifier(facts.weights.tensors["cls.output.weight"].shape[0]))
     return Encoder(read_pooling(facts, default=None) or _folder_pooling(facts) or "mean")
 
 
-def _folder_pooling(facts: Facts) -> Pooling | None:
+def _folder_pooling(facts: HParams) -> Pooling | None:
     """Read what sentence-transformers wrote beside the weights."""
     folder = facts.weights.metadata.get("hf_folder")
     path = None if folder is None else Path(folder) / "1_Pooling" / "config.json"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvarn.models.architectures import qwen2
-from kvarn.models.denoising import denoiser
-from kvarn.models.facts import Facts
+from kvarn.models.hparams import HParams
+from kvarn.models.masked_diffusion import denoiser
 from kvarn.models.spec import ModelSpec
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Dream."""
     return denoiser(facts, qwen2.describe(facts), shift=True)

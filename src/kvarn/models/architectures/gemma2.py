@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import Sizes, decoder, read_sizes, rms_norm, window_layers
 from kvarn.models.spec import Block, FeedForward, ModelSpec
 
 LAYERS_OF_27B = 46
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Gemma 2."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
@@ -34,7 +34,7 @@ def describe(facts: Facts) -> ModelSpec:
     return decoder(facts, sizes, blocks, norm, scale=math.sqrt(sizes.width), softcap=logit_cap)
 
 
-def query_scale(facts: Facts, sizes: Sizes, layers_of_27b: int) -> float:
+def query_scale(facts: HParams, sizes: Dimensions, layers_of_27b: int) -> float:
     """Give the scale of the scores. GGUF does not record it: of each family only the 27B departs from head_dim."""
     usual = sizes.width // sizes.heads[0] if facts.is_gguf and sizes.blocks == layers_of_27b else sizes.head_dim
     return float(1.0 / math.sqrt(facts.number("query_scalar", default=usual)))

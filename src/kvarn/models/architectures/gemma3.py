@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 
 from kvarn.models.architectures.gemma2 import query_scale
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import frequencies, read_rope, rope
-from kvarn.models.sizes import Sizes, decoder, read_sizes, rms_norm, window_layers
 from kvarn.models.spec import Block, FeedForward, ModelSpec, Rope
 
 LAYERS_OF_27B = 62
@@ -24,7 +24,7 @@ HF_DEFAULTS = {
 }
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Gemma 3 (its text part)."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     ropes = {False: read_rope(facts, "half", sizes.head_dim, sizes.context), True: _local_rope(facts, sizes)}
@@ -52,7 +52,7 @@ def describe(facts: Facts) -> ModelSpec:
     return decoder(facts, sizes, blocks, norm, scale=math.sqrt(sizes.width), softcap=logit_cap)
 
 
-def _pattern(facts: Facts) -> int:
+def _pattern(facts: HParams) -> int:
     pattern = facts.raw("attention.sliding_window_pattern", "sliding_window_pattern")
     if pattern is None:
         return PATTERN
@@ -61,7 +61,7 @@ def _pattern(facts: Facts) -> int:
     return pattern
 
 
-def _local_rope(facts: Facts, sizes: Sizes) -> Rope:
+def _local_rope(facts: HParams, sizes: Dimensions) -> Rope:
     """Build the rope of windowed layers: its own base, never scaled."""
     by_kind = facts.raw(None, "rope_parameters")
     if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from kvarn.models.architectures.llama import mixture
-from kvarn.models.denoising import denoiser
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import decoder, read_sizes, rms_norm
+from kvarn.models.hparams import HParams
+from kvarn.models.masked_diffusion import denoiser
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import decoder, read_sizes, rms_norm
 from kvarn.models.spec import Block, ModelSpec
 
 MASK_ID = 156895  # of `<|mask|>` in the one vocabulary these models have; not in every config.json
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a LLaDA-MoE."""
     hidden = facts.count("expert_hidden")
     sizes, norm = read_sizes(facts, hidden=hidden), rms_norm(facts)
@@ -27,7 +27,7 @@ def describe(facts: Facts) -> ModelSpec:
     return denoiser(facts, decoder(facts, sizes, blocks, norm), shift=False, mask_id=MASK_ID)
 
 
-def _refuse_dense_layers(facts: Facts) -> None:
+def _refuse_dense_layers(facts: HParams) -> None:
     frequency = facts.raw(None, "moe_layer_freq")
     if frequency is not None and any(step != 1 for step in ([frequency] if isinstance(frequency, int) else frequency)):
         raise facts.unsupported(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import Sizes, decoder, read_sizes, rms_norm, window_layers
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Llama; GGUF files hold Q and K permuted for interleaved rotation, safetensors do not."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     rope = read_rope(facts, "interleaved" if facts.is_gguf else "half", sizes.head_dim, sizes.context)
@@ -28,11 +28,11 @@ def describe(facts: Facts) -> ModelSpec:
     return decoder(facts, sizes, blocks, norm)
 
 
-def _output_bias(facts: Facts) -> bool:
+def _output_bias(facts: HParams) -> bool:
     return facts.has("blk.0.attn_output.bias")
 
 
-def _feed_forward(facts: Facts, sizes: Sizes, layer: int) -> FeedForward | MixtureOfExperts:
+def _feed_forward(facts: HParams, sizes: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
     activation = facts.activation("silu")
     num_experts = facts.count("experts", default=0)
     if num_experts == 0:
@@ -40,7 +40,7 @@ def _feed_forward(facts: Facts, sizes: Sizes, layer: int) -> FeedForward | Mixtu
     return mixture(facts, num_experts, sizes.hidden[layer], renormalise=True)
 
 
-def mixture(facts: Facts, num_experts: int, hidden: int, *, renormalise: bool) -> MixtureOfExperts:
+def mixture(facts: HParams, num_experts: int, hidden: int, *, renormalise: bool) -> MixtureOfExperts:
     """Describe a layer of experts."""
     num_active = facts.count("active_experts")
     if not 1 <= num_active <= num_experts:

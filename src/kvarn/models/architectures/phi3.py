@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvarn.errors import FormatError
-from kvarn.formats.view import Entry, WeightView, row_slice
-from kvarn.models.facts import Facts
+from kvarn.formats.tensor_view import ViewEntry, WeightView, row_slice
+from kvarn.models.dimensions import decoder, read_sizes, rms_norm
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import decoder, read_sizes, rms_norm
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Phi-3."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
@@ -41,7 +41,7 @@ def split_fused(spec: ModelSpec, view: WeightView) -> WeightView:
     return WeightView(view.source, entries)
 
 
-def _cut(entries: dict[str, Entry], stem: str, fused: str, rows: dict[str, int]) -> None:
+def _cut(entries: dict[str, ViewEntry], stem: str, fused: str, rows: dict[str, int]) -> None:
     entry = entries.pop(f"{stem}{fused}.weight", None)
     if entry is None:
         return

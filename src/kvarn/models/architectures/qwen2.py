@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import Sizes, decoder, read_sizes, rms_norm, window_layers
 from kvarn.models.spec import Block, FeedForward, ModelSpec
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Qwen2."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
@@ -24,7 +24,7 @@ def describe(facts: Facts) -> ModelSpec:
     return decoder(facts, sizes, blocks, norm)
 
 
-def late_windows(facts: Facts, sizes: Sizes) -> tuple[int | None, ...]:
+def late_windows(facts: HParams, sizes: Dimensions) -> tuple[int | None, ...]:
     """Give each layer's window: Qwen turns it on by a flag, from a certain layer on."""
     window = facts.count("window", default=0)
     is_on = window > 0 and facts.flag(None, "use_sliding_window", default=facts.is_gguf)

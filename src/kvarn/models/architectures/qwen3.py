@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kvarn.models.architectures.llama import mixture
 from kvarn.models.architectures.qwen2 import late_windows
-from kvarn.models.facts import Facts
+from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm
+from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.sizes import Sizes, decoder, read_sizes, rms_norm
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe a Qwen3, dense or with experts."""
     sizes, norm = read_sizes(facts), rms_norm(facts)
     rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
@@ -34,7 +34,7 @@ def describe(facts: Facts) -> ModelSpec:
     return decoder(facts, sizes, blocks, norm)
 
 
-def _feed_forward(facts: Facts, sizes: Sizes, layer: int) -> FeedForward | MixtureOfExperts:
+def _feed_forward(facts: HParams, sizes: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
     num_experts = facts.count("experts", default=0)
     if num_experts == 0 or not _is_sparse(facts, layer):
         return FeedForward(sizes.hidden[layer], facts.activation("silu"))
@@ -42,7 +42,7 @@ def _feed_forward(facts: Facts, sizes: Sizes, layer: int) -> FeedForward | Mixtu
     return mixture(facts, num_experts, facts.count("expert_hidden"), renormalise=renormalise)
 
 
-def _is_sparse(facts: Facts, layer: int) -> bool:
+def _is_sparse(facts: HParams, layer: int) -> bool:
     dense = facts.raw(None, "mlp_only_layers") or ()
     if not isinstance(dense, list | tuple):
         raise facts.wrong(f"mlp_only_layers is {dense!r}; expected a list of layers")

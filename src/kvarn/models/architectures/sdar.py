@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvarn.models.architectures import qwen3
-from kvarn.models.denoising import denoiser
-from kvarn.models.facts import Facts
+from kvarn.models.hparams import HParams
+from kvarn.models.masked_diffusion import denoiser
 from kvarn.models.spec import ModelSpec
 
 # What the first of these models were trained with; not in every config.json.
@@ -12,7 +12,7 @@ MASK_ID = 151669
 BLOCK_LENGTH = 4
 
 
-def describe(facts: Facts) -> ModelSpec:
+def describe(facts: HParams) -> ModelSpec:
     """Describe an SDAR, dense or with experts."""
     block = facts.count("diffusion_block", default=BLOCK_LENGTH)
     return denoiser(facts, qwen3.describe(facts), shift=False, block=block, mask_id=MASK_ID)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.types import Document, Kind, Piece
+from kvarn.retrieval.types import Document, Kind, TextChunk
 
 Count = Callable[[str], int]
 Span = tuple[int, int]
@@ -51,7 +51,7 @@ class Chunking:
                 raise InvalidParameter(f"chunk {name} is {value!r:.40}; give a whole number from {low} to {high}")
 
 
-def cut(document: Document, chunking: Chunking, count: Count) -> list[Piece]:
+def cut(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
     """The pieces of a document, in order; blank ones are left out."""
     text = document.text
     pieces = []
@@ -59,7 +59,7 @@ def cut(document: Document, chunking: Chunking, count: Count) -> list[Piece]:
         head = heading[:MAX_HEADING_CHARS]
         room = chunking.tokens - (count(head) if head else 0)
         units = [(span, count(text[slice(*span)])) for span in _units(text, (start, end), max(room, 8), count)]
-        pieces += [Piece(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
+        pieces += [TextChunk(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
     return pieces
 
 

@@ -29,12 +29,12 @@ _HUGE_NUMBER = re.compile(r"&#[0-9]{8,};?")  # no character has it, and long one
 
 def html_to_text(html: str) -> str:
     """The readable text of a page, however broken its markup is."""
-    reader = _Reader(html)
+    reader = _HtmlReader(html)
     reader.read()
     return reader.page.text()
 
 
-class _Reader:
+class _HtmlReader:
     """Cuts a page into tags and what stands between them."""
 
     def __init__(self, html: str) -> None:

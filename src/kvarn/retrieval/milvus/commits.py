@@ -18,23 +18,23 @@ PLACES = ("commit-0", "commit-1")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class VersionRecord:
     """The last complete change. is_replacing: rows of earlier versions of the same documents may still be there."""
 
     number: int = 0  # of the record; the higher one counts
     version: int = 0
     is_replacing: bool = False
 
-    def after(self, version: int, *, is_replacing: bool = False) -> Commit:
+    def after(self, version: int, *, is_replacing: bool = False) -> VersionRecord:
         """The next record."""
-        return Commit(self.number + 1, version, is_replacing)
+        return VersionRecord(self.number + 1, version, is_replacing)
 
     def fact(self) -> dict[str, Any]:
         """The record under the name of its place."""
         return {PLACES[self.number % 2]: [self.number, self.version, int(self.is_replacing)]}
 
 
-def last_commit(facts: Mapping[str, Any]) -> Commit:
+def last_commit(facts: Mapping[str, Any]) -> VersionRecord:
     """The newest of the records that are there."""
-    found = [Commit(number, version, bool(flag)) for number, version, flag in facts.values()]
-    return max(found, key=lambda commit: commit.number, default=Commit())
+    found = [VersionRecord(number, version, bool(flag)) for number, version, flag in facts.values()]
+    return max(found, key=lambda commit: commit.number, default=VersionRecord())

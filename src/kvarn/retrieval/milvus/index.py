@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from kvarn.errors import RetrievalError, StorageError
-from kvarn.retrieval.analyse import terms
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.filters import Condition
-from kvarn.retrieval.milvus.commits import PLACES, Commit, last_commit
+from kvarn.retrieval.milvus.commits import PLACES, VersionRecord, last_commit
 from kvarn.retrieval.milvus.expressions import listed, to_expression
 from kvarn.retrieval.milvus.rows import CHUNK_FIELDS, chunk_of, create_chunks, create_facts, rows_of
-from kvarn.retrieval.types import MAX_K, Entry, Float32, Scored, StoredChunk
+from kvarn.retrieval.storage.text_analysis import terms
+from kvarn.retrieval.types import MAX_K, ChunkRecord, Float32, Scored, StoredChunk
 
 EXPANSION_SEARCH = 96
 BATCH = 500  # rows of one call
@@ -41,7 +41,7 @@ class MilvusIndex:
             self._dim = self.fact("dim")
             if self._dim is not None:
                 self._client.load_collection(self._name)
-        self._own: Commit | None = None  # known without asking once this process has changed something
+        self._own: VersionRecord | None = None  # known without asking once this process has changed something
         self._is_clean = False  # nothing incomplete is left, by an earlier process or a failed change of ours
         self._require_format()
 
@@ -61,7 +61,7 @@ class MilvusIndex:
     def dim(self) -> int | None:
         return None if self._dim is None else int(self._dim)
 
-    def put(self, entries: Sequence[Entry]) -> None:
+    def put(self, entries: Sequence[ChunkRecord]) -> None:
         """Add or replace documents: after a crash all of them are there, or none."""
         self._require_dim({entry.vectors.shape[1] for entry in entries if len(entry.vectors)})
         with self._changing() as version:
@@ -218,7 +218,7 @@ class MilvusIndex:
         values = {row["name"]: row["value"] for row in rows}
         return {name: bytes.fromhex(v["bytes"]) if "bytes" in v else v["plain"] for name, v in values.items()}
 
-    def _commit(self) -> Commit:
+    def _commit(self) -> VersionRecord:
         return self._own or last_commit(self._known_facts(PLACES))
 
     def _record(self, version: int, *, is_replacing: bool = False) -> None:
@@ -227,7 +227,7 @@ class MilvusIndex:
         self.set_facts(commit.fact())
         self._own = commit
 
-    def _visible(self, commit: Commit | None = None) -> str:
+    def _visible(self, commit: VersionRecord | None = None) -> str:
         """The rows that count: complete, and not replaced by the last change."""
         commit = commit or self._commit()
         written = f"version <= {commit.version}"
@@ -235,7 +235,7 @@ class MilvusIndex:
             return f"({written})"
         return f"({written} and not (version < {commit.version} and document in {listed(self._written_by(commit))}))"
 
-    def _written_by(self, commit: Commit) -> list[str]:
+    def _written_by(self, commit: VersionRecord) -> list[str]:
         """The documents of one change."""
         return sorted({row["document"] for row in self._all(("document",), f"version == {commit.version}")})
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.analyse import terms
 from kvarn.retrieval.extras import require
-from kvarn.retrieval.types import Entry, Piece, StoredChunk
+from kvarn.retrieval.storage.text_analysis import terms
+from kvarn.retrieval.types import ChunkRecord, StoredChunk, TextChunk
 
 HNSW = {"M": 16, "efConstruction": 128}
 MAX_TEXT_BYTES = 65_535
@@ -60,7 +60,7 @@ def create_facts(client: Any, name: str) -> None:
     client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
 
 
-def rows_of(entry: Entry, version: int) -> Iterator[dict[str, Any]]:
+def rows_of(entry: ChunkRecord, version: int) -> Iterator[dict[str, Any]]:
     """One row per chunk, written by the change of that version."""
     for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True)):
         words = " ".join(terms(piece.searchable))
@@ -91,5 +91,5 @@ def _key(document: str, ordinal: int, version: int) -> int:
 
 def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
     """A chunk from the fields CHUNK_FIELDS."""
-    piece = Piece(row["text"], row["start"], row["stop"], row["heading"])
+    piece = TextChunk(row["text"], row["start"], row["stop"], row["heading"])
     return StoredChunk(row["key"], row["document"], row["ordinal"], piece, row["source"], row["metadata"])

@@ -14,7 +14,7 @@ from kvarn.server.http.limits import MAX_BODIES, ConnectionLimits
 from kvarn.server.http.traffic import Traffic
 
 if TYPE_CHECKING:
-    from kvarn.server.http.ending import EndingProtocol
+    from kvarn.server.http.connection_end import ConnectionEnd
 
 
 class Connections:
@@ -26,15 +26,15 @@ class Connections:
         self.closes = closes
         self.traffic = traffic
         self.num_body_bytes = 0  # received for requests that are not answered yet
-        self._open: set[EndingProtocol] = set()
-        self._overflow: set[EndingProtocol] = set()
+        self._open: set[ConnectionEnd] = set()
+        self._overflow: set[ConnectionEnd] = set()
         self._tick: asyncio.TimerHandle | None = None
 
     @property
     def has_room_for_bodies(self) -> bool:
         return self.num_body_bytes <= MAX_BODIES * self.limits.max_body_bytes
 
-    def admit(self, connection: EndingProtocol) -> bool:
+    def admit(self, connection: ConnectionEnd) -> bool:
         """Watch a new connection; False: there are too many already, and it only gets told so."""
         self._schedule(connection.loop)
         if len(self._open) < self.limits.max_connections:
@@ -51,7 +51,7 @@ class Connections:
         """Whether a connection beyond the limit may stay for a moment to read why, and to send what we ignore."""
         return len(self._overflow) <= self.limits.max_overflow
 
-    def forget(self, connection: EndingProtocol) -> None:
+    def forget(self, connection: ConnectionEnd) -> None:
         self._open.discard(connection)
         self.traffic.num_open = len(self._open)
         self._overflow.discard(connection)

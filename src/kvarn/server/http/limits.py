@@ -6,7 +6,7 @@ import logging
 import resource
 from dataclasses import dataclass, replace
 
-from kvarn.server.settings import ServerConfig
+from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server.http")
 

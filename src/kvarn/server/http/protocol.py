@@ -18,14 +18,14 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from kvarn.server.http import refusals
+from kvarn.server.http.connection_end import ConnectionEnd
 from kvarn.server.http.connections import Connections
-from kvarn.server.http.ending import EndingProtocol
-from kvarn.server.http.head import check_headers, read_target, without_upgrade
 from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descriptors
 from kvarn.server.http.refusals import Refusal, Refused
+from kvarn.server.http.request_head import check_headers, read_target, without_upgrade
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.lifecycle import Lifecycle
-from kvarn.server.settings import ServerConfig
+from kvarn.server.process.lifecycle import Lifecycle
+from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server.http")
 
@@ -42,7 +42,7 @@ def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) 
     return type("ServerProtocol", (LimitedProtocol,), {"connections_of_server": connections})
 
 
-class LimitedProtocol(EndingProtocol):
+class LimitedProtocol(ConnectionEnd):
     """make_protocol() makes the class that uvicorn uses."""
 
     def __init__(

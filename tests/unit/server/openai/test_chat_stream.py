@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvarn.server.openai.chat_stream import ChatChoiceStream, ChunkFrame
-from kvarn.server.openai.heading import Heading, finish_word
-from kvarn.server.output.formats import OutputFormat
-from kvarn.server.output.parse import parse_output
-from kvarn.server.output.stream import Circumstances, OutputStream
+from kvarn.server.api.openai.chat_stream import ChatChoiceStream, ChunkFrame
+from kvarn.server.api.openai.envelope import Envelope, finish_word
+from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
+from kvarn.server.chat.output.parse import parse_output
 from kvarn.types import FinishReason, TokenEvent, TokenLogprob
-from tests.unit.sampling.constrained import tokenizer
+from tests.unit.structured.constrained import tokenizer
 
 CALL = '{"name": "f", "arguments": {"city": "Oslo"}}'
-FRAME = ChunkFrame(Heading("chatcmpl-1", "chat.completion.chunk", 1, "m", "x"), has_usage=False)
-ENFORCED = Circumstances("s", is_enforced=True)
+FRAME = ChunkFrame(Envelope("chatcmpl-1", "chat.completion.chunk", 1, "m", "x"), has_usage=False)
+ENFORCED = AnswerContext("s", is_enforced=True)
 FORM = OutputFormat("json")
 
 
@@ -66,7 +66,7 @@ def told(
     has_tools: bool,
     has_scores: bool = False,
     reason: FinishReason = FinishReason.STOP,
-    around: Circumstances | None = None,
+    around: AnswerContext | None = None,
 ) -> list[dict[str, Any]]:
     """The choice of each chunk, the text one character at a time."""
     reader = OutputStream(FORM, ["f"] if has_tools else [], around)

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from kvarn.server.answers import Piece
-from kvarn.server.openai.logprobs import TextScores
-from kvarn.server.output.deltas import ContentDelta
-from kvarn.server.output.formats import THINK, OutputFormat
-from kvarn.server.output.stream import OutputStream
-from kvarn.server.responses.stream import ResponseStream
-from kvarn.server.routes.responses import Teller
+from kvarn.server.api.openai.logprobs import TextScores
+from kvarn.server.api.responses.response_stream import ResponseStream
+from kvarn.server.api.responses.routes import Teller
+from kvarn.server.chat.delta_stream import AnswerPart
+from kvarn.server.chat.output.deltas import ContentDelta
+from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.tokenizer.incremental import IncrementalDecoder
 from kvarn.tokenizer.tokenizer import Tokenizer
 from kvarn.types import TokenLogprob
-from tests.unit.sampling.constrained import tokenizer
+from tests.unit.structured.constrained import tokenizer
 
 FORM = OutputFormat("hermes", THINK)
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -96,7 +96,7 @@ def scored(words: Tokenizer, ids: list[int], ends: list[int], *, num_held: int =
         num_certain = len(text) if is_last else max(num_told, len(text) - num_held)
         deltas = [*reader.push(text[num_told:num_certain]), *(reader.end() if is_last and begin < end else ())]
         scores = [TokenLogprob(ids[index], -float(index)) for index in range(begin, end)]
-        told += teller.tell(Piece(deltas, scores))
+        told += teller.tell(AnswerPart(deltas, scores))
         begin, num_told = end, num_certain
     items = stream.fail("", "")[-1]["response"]["output"]
     whole = [one["logprob"] for item in items if item["type"] == "message" for one in item["content"][0]["logprobs"]]

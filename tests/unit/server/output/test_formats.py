@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.server.output.formats import BRACKET_THINK, THINK, OutputFormat, Tags, detect_format
+from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat, Tags, detect_format
 from tests.assets import llama_cpp_models
 
 

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from kvarn.server.output.deltas import ContentDelta, ToolCallArguments, ToolCallStart
-from kvarn.server.output.formats import THINK, OutputFormat
-from kvarn.server.output.parse import parse_output
-from kvarn.server.output.sound_json import is_strict_object
-from kvarn.server.output.stream import Circumstances, OutputStream
+from kvarn.server.chat.output.deltas import ContentDelta, ToolCallArguments, ToolCallStart
+from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.json_repair import is_strict_object
+from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
+from kvarn.server.chat.output.parse import parse_output
 from tests.unit.server.output.texts import FORMATS, ODD_ARGUMENTS, TOOLS, read_pieces
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
@@ -132,7 +132,7 @@ def test_reasoning_is_split_off(text: str, reasoning: str | None, content: str |
     ],
 )
 def test_reasoning_may_begin_in_the_prompt(text: str, reasoning: str | None, content: str | None) -> None:
-    parsed = parse_output(text, OutputFormat(None, THINK), (), Circumstances(starts_in_reasoning=True))
+    parsed = parse_output(text, OutputFormat(None, THINK), (), AnswerContext(starts_in_reasoning=True))
     assert (parsed.reasoning, parsed.content) == (reasoning, content)
 
 
@@ -152,7 +152,7 @@ def test_content_is_released_as_soon_as_it_cannot_be_a_call() -> None:
 
 
 def test_a_free_call_comes_out_when_it_is_whole() -> None:
-    stream = OutputStream(FORMATS["hermes"], TOOLS, Circumstances("s"))
+    stream = OutputStream(FORMATS["hermes"], TOOLS, AnswerContext("s"))
     assert stream.push(f"<tool_call>{CALL}</tool_call") == []
     start, arguments = stream.push(">")
     assert isinstance(start, ToolCallStart)
@@ -160,7 +160,7 @@ def test_a_free_call_comes_out_when_it_is_whole() -> None:
 
 
 def test_enforced_arguments_come_out_while_they_are_written() -> None:
-    stream = OutputStream(FORMATS["hermes"], TOOLS, Circumstances("s", is_enforced=True))
+    stream = OutputStream(FORMATS["hermes"], TOOLS, AnswerContext("s", is_enforced=True))
     assert stream.push('<tool_call>\n{"name": "weather", "arguments": ') == []
     start, first = stream.push('{"ci')
     assert isinstance(start, ToolCallStart)
@@ -175,7 +175,7 @@ def test_enforced_arguments_come_out_while_they_are_written() -> None:
 @pytest.mark.parametrize("form", ["hermes", "mistral", "json", "llama3"])
 def test_an_enforced_call_that_was_cut_off_keeps_its_name_and_the_arguments_so_far(form: str) -> None:
     marker = {"hermes": "<tool_call>\n", "mistral": "[TOOL_CALLS][", "json": "", "llama3": ""}[form]
-    parsed = parse_output(marker + CALL[:-8], FORMATS[form], TOOLS, Circumstances(is_enforced=True))
+    parsed = parse_output(marker + CALL[:-8], FORMATS[form], TOOLS, AnswerContext(is_enforced=True))
     assert [(call.name, call.arguments_json) for call in parsed.tool_calls] == [("weather", '{"city": ')]
     assert parsed.content is None
     assert parsed.is_cut
@@ -183,7 +183,7 @@ def test_an_enforced_call_that_was_cut_off_keeps_its_name_and_the_arguments_so_f
 
 
 def test_an_enforced_call_whose_arguments_are_whole_is_not_cut_off() -> None:
-    enforced = Circumstances(is_enforced=True)
+    enforced = AnswerContext(is_enforced=True)
     assert parse_output(f"<tool_call>\n{CALL}\n", FORMATS["hermes"], TOOLS, enforced).has_whole_calls
     second = parse_output(f"[TOOL_CALLS][{CALL}, {CALL[:12]}", FORMATS["mistral"], TOOLS, enforced)
     assert (len(second.tool_calls), second.has_whole_calls) == (1, False)
@@ -202,7 +202,7 @@ def test_an_enforced_call_whose_arguments_are_whole_is_not_cut_off() -> None:
     ids=["half a pair", "half after a pair", "NUL", "too large", "too long", "text"],
 )
 def test_what_no_reader_takes_is_mended_in_an_enforced_call(written: str, told: str) -> None:
-    enforced = Circumstances(is_enforced=True)
+    enforced = AnswerContext(is_enforced=True)
     text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
     parsed = parse_output(text, FORMATS["hermes"], TOOLS, enforced)
     assert [call.arguments_json for call in parsed.tool_calls] == [told]
@@ -211,6 +211,6 @@ def test_what_no_reader_takes_is_mended_in_an_enforced_call(written: str, told: 
 
 
 def test_a_call_of_mistral_has_an_id_its_templates_accept() -> None:
-    parsed = parse_output("[TOOL_CALLS]f[ARGS]{}", FORMATS["mistral"], TOOLS, Circumstances("request:0"))
+    parsed = parse_output("[TOOL_CALLS]f[ARGS]{}", FORMATS["mistral"], TOOLS, AnswerContext("request:0"))
     assert parsed.tool_calls[0].id.isalnum()
     assert len(parsed.tool_calls[0].id) == 9

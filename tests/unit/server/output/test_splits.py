@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.server.output.deltas import ContentDelta, ToolCallStart
-from kvarn.server.output.parse import parse_output
-from kvarn.server.output.sound_json import is_strict_object
-from kvarn.server.output.stream import Circumstances
+from kvarn.server.chat.output.deltas import ContentDelta, ToolCallStart
+from kvarn.server.chat.output.json_repair import is_strict_object
+from kvarn.server.chat.output.output_stream import AnswerContext
+from kvarn.server.chat.output.parse import parse_output
 from tests.conftest import Size
 from tests.unit.server.output.texts import (
     FORMATS,
@@ -27,16 +27,16 @@ from tests.unit.server.output.texts import (
 )
 
 CIRCUMSTANCES = {
-    "free": Circumstances("seed"),
-    "enforced": Circumstances("seed", is_enforced=True),
-    "in reasoning": Circumstances("seed", starts_in_reasoning=True),
-    "enforced in reasoning": Circumstances("seed", is_enforced=True, starts_in_reasoning=True),
+    "free": AnswerContext("seed"),
+    "enforced": AnswerContext("seed", is_enforced=True),
+    "in reasoning": AnswerContext("seed", starts_in_reasoning=True),
+    "enforced in reasoning": AnswerContext("seed", is_enforced=True, starts_in_reasoning=True),
 }
 
 
 @pytest.mark.parametrize("around", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_any_split_adds_up_to_the_whole(form: str, around: Circumstances, size: Size) -> None:
+def test_any_split_adds_up_to_the_whole(form: str, around: AnswerContext, size: Size) -> None:
     rng = random.Random(f"{form} {around}")
     num_calls = 0
     for _ in range(size(100, 1000)):
@@ -50,7 +50,7 @@ def test_any_split_adds_up_to_the_whole(form: str, around: Circumstances, size: 
 
 @pytest.mark.parametrize("around", CIRCUMSTANCES.values(), ids=CIRCUMSTANCES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_content_tells_where_it_stands_in_the_answer(form: str, around: Circumstances, size: Size) -> None:
+def test_content_tells_where_it_stands_in_the_answer(form: str, around: AnswerContext, size: Size) -> None:
     rng = random.Random(f"{form} {around}")
     for _ in range(size(60, 1000)):
         text = hostile_text(rng) if rng.random() < 0.5 else nearly_right_text(rng, form)
@@ -104,7 +104,7 @@ def test_enforced_calls_are_sound_unless_they_were_cut_off(form: str, size: Size
     for _ in range(size(200, 2000)):
         text = "".join(written_call(rng, form) for _ in range(2))
         text = text[: rng.choice([len(text), rng.randint(0, len(text))])]
-        parsed = parse_output(text, FORMATS[form], TOOLS, Circumstances(is_enforced=True))
+        parsed = parse_output(text, FORMATS[form], TOOLS, AnswerContext(is_enforced=True))
         are_sound = [is_strict_object(call.arguments_json) for call in parsed.tool_calls]
         assert all(are_sound[:-1])
         assert all(are_sound) or parsed.is_cut
@@ -117,10 +117,10 @@ def test_calls_are_numbered_in_order_and_their_ids_follow_from_the_seed(form: st
     rng = random.Random(form)
     for _ in range(50):
         text = nearly_right_text(rng, form)
-        starts = [d for d in told(list(text), FORMATS[form], Circumstances("a")) if isinstance(d, ToolCallStart)]
+        starts = [d for d in told(list(text), FORMATS[form], AnswerContext("a")) if isinstance(d, ToolCallStart)]
         assert [start.index for start in starts] == list(range(len(starts)))
-        again = [call.id for call in parse_output(text, FORMATS[form], TOOLS, Circumstances("a")).tool_calls]
-        others = [call.id for call in parse_output(text, FORMATS[form], TOOLS, Circumstances("b")).tool_calls]
+        again = [call.id for call in parse_output(text, FORMATS[form], TOOLS, AnswerContext("a")).tool_calls]
+        others = [call.id for call in parse_output(text, FORMATS[form], TOOLS, AnswerContext("b")).tool_calls]
         assert [start.id for start in starts] == again
         assert not set(again) & set(others)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from kvarn.server.output.deltas import Delta, ParsedOutput, joined
-from kvarn.server.output.formats import BRACKET_THINK, THINK, OutputFormat
-from kvarn.server.output.stream import Circumstances, OutputStream
+from kvarn.server.chat.output.deltas import Delta, ParsedOutput, joined
+from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat
+from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 
 TOOLS = ("weather", "get-time", "f")
 
@@ -101,7 +101,7 @@ def cut(rng: random.Random, text: str) -> list[str]:
 
 
 def read_pieces(
-    pieces: list[str], form: OutputFormat, around: Circumstances | None = None, tools: tuple[str, ...] = TOOLS
+    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: tuple[str, ...] = TOOLS
 ) -> ParsedOutput:
     """What a stream makes of the pieces."""
     stream = OutputStream(form, tools, around)
@@ -110,7 +110,7 @@ def read_pieces(
 
 
 def told(
-    pieces: list[str], form: OutputFormat, around: Circumstances | None = None, tools: tuple[str, ...] = TOOLS
+    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: tuple[str, ...] = TOOLS
 ) -> list[Delta]:
     stream = OutputStream(form, tools, around)
     return [*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()]

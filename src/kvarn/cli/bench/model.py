@@ -1,0 +1,94 @@
+"""`kvarn bench model` and `kvarn bench make`: speed of one model, and models of standard shapes to measure it with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvarn.cli.terminal.options import Model, Threads
+from kvarn.config import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+RowNames = Annotated[list[str] | None, typer.Option("--row", "-r", help="Measure this row only; repeat for more.")]
+
+
+def bench_model(
+    *,
+    model: Model = DEFAULT_MODEL,
+    row: RowNames = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Measurements of each row.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=10_000, help="Decode steps of one measurement.")] = 32,
+    threads: Threads = None,
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="f16, f32 or q8_0.")] = "f16",
+    only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON only.")] = False,
+) -> None:
+    """Prefill, decode and batched decode in tokens per second, beside what this machine could do at most."""
+    from kvarn.bench.model import ModelBench, measure
+    from kvarn.bench.report import report
+    from kvarn.bench.rows import chosen_rows
+    from kvarn.cli.terminal.progress import download_bar
+    from kvarn.config import EngineConfig, is_offline
+    from kvarn.hub import resolve
+
+    plan = ModelBench(chosen_rows(row or ()), rounds, steps)
+    config = EngineConfig(threads=threads, kv_dtype=kv_dtype)
+    with download_bar() as draw:
+        path = resolve(model, offline=is_offline(), on_progress=draw)
+    figures = report(measure(path, plan, config, _say_round if sys.stderr.isatty() else None))
+    if not only_json:
+        from rich.console import Console
+
+        console = Console()
+        console.print(_table(figures))
+        console.print(_footer(figures), markup=False, highlight=False)
+    print(json.dumps(figures))
+
+
+def bench_make(
+    shape: Annotated[
+        str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b or llada-small.")
+    ],
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="Q4_0, Q8_0, Q4_K, ... or the mixes Q4_K_M, Q5_K_M.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="[default: SHAPE-TYPE.gguf]")] = None,
+) -> None:
+    """Write a model of a standard shape with random weights: as fast as the real one, and as big."""
+    from kvarn.bench.synthetic import write_model
+    from kvarn.cli.terminal.progress import download_bar
+
+    path = output or Path(f"{shape}-{type}.gguf")
+    with download_bar() as draw:
+        write_model(path, shape, type, lambda done, total: draw(done, total, path.name))
+    print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
+
+
+def _say_round(done: int, total: int) -> None:
+    print(f"\rround {done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("row", title=figures["model"], title_justify="left", box=None, pad_edge=False)
+    for heading in ("tokens/s", "spread", "ceiling", "of ceiling"):
+        table.add_column(heading, justify="right")
+    table.add_column("bound by")
+    for name, row in figures["rows"].items():
+        cells = [name, f"{row['tokens_per_s']:,.1f}", f"{row['spread']:.1%}"]
+        if "ceiling" in row:
+            cells += [f"{row['ceiling']:,.0f}", f"{row['of_ceiling']:.1%}", row["bound"]]
+        table.add_row(*cells)
+    return table
+
+
+def _footer(figures: dict[str, Any]) -> str:
+    machine, limits = figures["machine"], figures["limits"]
+    text = f"{machine['processor']}, {figures['threads']} threads, kernels {figures['isa'] or 'reference'}"
+    if limits:
+        text += f"; measured limits: read {limits['read_gbps']} GB/s, u8 x s8 {limits['dot_gops']} GOP/s"
+    return f"{text}; load {', '.join(map(str, machine['load']))}"

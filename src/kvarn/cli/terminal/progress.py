@@ -1,0 +1,76 @@
+"""A progress bar for downloads, on stderr so that stdout stays clean for answers and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from kvarn.hub import OnProgress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@contextmanager
+def download_bar() -> Iterator[OnProgress]:
+    """Give a callback that draws a bar from its first call on; nothing is shown, or imported, when it is not called."""
+    bar = _LazyProgressBar()
+    try:
+        yield bar.update
+    finally:
+        bar.stop()
+
+
+class _LazyProgressBar:
+    def __init__(self) -> None:
+        self._stop: Callable[[], None] = lambda: None
+        self._draw: OnProgress | None = None
+
+    def update(self, done: int, total: int | None, label: str) -> None:
+        if self._draw is None:
+            self._draw = self._start()
+        self._draw(done, total, label)
+
+    def stop(self) -> None:
+        self._stop()
+
+    def _start(self) -> OnProgress:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        return self._start_bar(console) if console.is_terminal else _log_lines(console)
+
+    def _start_bar(self, console: Console) -> OnProgress:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as SpeedColumn
+
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
+        progress = Progress(*columns, console=console, transient=True)
+        task = progress.add_task("", total=None)
+        progress.start()
+        self._stop = progress.stop
+        shown = ""
+
+        def draw(done: int, total: int | None, label: str) -> None:
+            nonlocal shown
+            if label != shown:  # a new file or phase: speed and remaining time start anew
+                progress.reset(task, description=label, total=total, completed=done)
+                shown = label
+            progress.update(task, completed=done, total=total)
+
+        return draw
+
+
+def _log_lines(console: Console) -> OnProgress:
+    """In a log, where a bar cannot move: one line per file or phase."""
+    shown: set[str] = set()
+
+    def draw(_done: int, total: int | None, label: str) -> None:
+        if label not in shown:
+            shown.add(label)
+            size = f" ({total / 1e6:,.1f} MB)" if total else ""
+            console.print(f"{label}{size}", markup=False, highlight=False)
+
+    return draw

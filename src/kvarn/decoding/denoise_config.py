@@ -1,0 +1,113 @@
+"""What a caller asked of a diffusion model, with the model's own values filled in; or a refusal by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarn.decoding.canvas import CanvasShape
+from kvarn.decoding.remasking import RULES, RemaskingRule
+from kvarn.diffusion import Cache, DiffusionParams, SparseConfig
+from kvarn.errors import InvalidParameter
+from kvarn.models.spec import MaskedDiffusion
+from kvarn.types import SamplingParams
+
+DEFAULT_BLOCK = 32  # of the published sampler
+DEFAULT_TOKENS = 256  # of a fixed canvas where max_tokens says nothing: all of it is computed
+
+
+@dataclass(frozen=True, slots=True)
+class DenoiseConfig:
+    """How one request is denoised; nothing is left open."""
+
+    params: DiffusionParams
+    rule: RemaskingRule
+    cache: Cache
+    block_length: int
+    sparse: SparseConfig
+    is_fixed: bool  # the whole canvas is there from the start
+    is_aligned: bool  # blocks are counted from position 0 and never see what is right of them
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether every step is also computed without the prompt."""
+        return self.params.cfg_scale > 0
+
+    def shape(self, num_prompt: int, num_total: int, context: int) -> CanvasShape:
+        """The canvas of a prompt and an answer that have num_total tokens together, rounded up to whole blocks."""
+        first = 0 if self.is_aligned else num_prompt
+        num_blocks = -(-(num_total - first) // self.block_length)
+        length = min(first + num_blocks * self.block_length, context)
+        return CanvasShape(num_prompt, length, self.block_length, self.is_aligned)
+
+
+def make_recipe(params: DiffusionParams | None, model: MaskedDiffusion) -> DenoiseConfig:
+    """Fill in what depends on the model."""
+    params = params or DiffusionParams()
+    sparse = params.sparse or SparseConfig()
+    is_aligned = model.block is not None
+    cache: Cache = params.cache or _default_cache(params, is_aligned=is_aligned)
+    if is_aligned:
+        _check_block_diffusion(params, cache, model)
+    elif cache == "block":
+        raise InvalidParameter(
+            "cache is 'block', and all tokens of this model see each other; use prefix, dual or sparse"
+        )
+    default = sparse.default_block_len if cache == "sparse" else DEFAULT_BLOCK
+    return DenoiseConfig(
+        params=params,
+        rule=RULES[params.policy],
+        cache=cache,
+        block_length=model.block or params.block_length or default,
+        sparse=sparse,
+        is_fixed=not is_aligned and params.canvas != "grow",
+        is_aligned=is_aligned,
+    )
+
+
+def check_honoured(params: SamplingParams) -> None:
+    """Refuse what only has a meaning where one token follows the other."""
+    refused = {
+        "repetition_penalty": params.repetition_penalty not in (None, 1.0),
+        "presence_penalty": params.presence_penalty != 0,
+        "frequency_penalty": params.frequency_penalty != 0,
+        "penalty_window": params.penalty_window is not None,
+        "dry_multiplier": params.dry_multiplier != 0,
+        "sampler": params.sampler is not None,
+        "constraint": params.constraint is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "prefill_only": params.prefill_only,
+    }
+    for name, is_asked in refused.items():
+        if is_asked:
+            raise InvalidParameter(f"{name} cannot be honoured by a diffusion model; leave it out or use another model")
+    if params.logprobs is not None and params.diffusion is not None and params.diffusion.pinned:
+        raise InvalidParameter("logprobs and pinned exclude each other: nothing was chosen at a pinned position")
+
+
+def check_pinned(params: DiffusionParams, max_tokens: int, vocab_size: int) -> None:
+    for index, token_id in params.pinned.items():
+        if index >= max_tokens:
+            raise InvalidParameter(f"pinned has index {index:,}, the answer at most {max_tokens:,} tokens")
+        if token_id >= vocab_size:
+            raise InvalidParameter(
+                f"token id {token_id:,} in pinned is outside the vocabulary; give 0 to {vocab_size - 1:,}"
+            )
+    if len(params.pinned) >= max_tokens:
+        raise InvalidParameter("every token of the answer is pinned; leave at least one to be filled in")
+
+
+def _default_cache(params: DiffusionParams, *, is_aligned: bool) -> Cache:
+    if params.sparse is not None and params.sparse.enabled:
+        return "sparse"
+    return "block" if is_aligned else "dual"
+
+
+def _check_block_diffusion(params: DiffusionParams, cache: Cache, model: MaskedDiffusion) -> None:
+    if cache not in ("none", "block"):
+        raise InvalidParameter(f"cache is {cache!r}, and this model denoises block by block; use 'block' or 'none'")
+    if params.block_length not in (None, model.block):
+        raise InvalidParameter(
+            f"block_length is {params.block_length:,}, the model's blocks have {model.block:,} tokens"
+        )
+    if params.cfg_scale > 0:
+        raise InvalidParameter("cfg_scale cannot be honoured by a block diffusion model; leave it out")

@@ -1,0 +1,129 @@
+"""What one request's choices of tokens depend on, kept from step to step: pure bookkeeping, no logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvarn.backends.batch import Float32, Int32, RowSampling
+from kvarn.decoding.penalty_counts import PenaltyCounts
+from kvarn.errors import ConstraintError
+from kvarn.request import Request
+from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
+from kvarn.types import SamplingParams
+
+BANNED = -1e9  # bias of a token that must not be chosen; finite, so that no inf - inf can arise
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What None in SamplingParams stands for, where the model's authors recommend nothing else."""
+
+    temperature: float = 0.7
+    top_k: int = 0
+    top_p: float = 0.95
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class SamplingState:
+    """Parameters with the model's recommendations filled in, biases, and tokens seen so far.
+
+    What does not change from token to token is made once: a step copies it and sets the position.
+    """
+
+    def __init__(
+        self, request: Request, defaults: SamplingDefaults, eos_ids: tuple[int, ...], breakers: Breakers = ()
+    ) -> None:
+        params = request.params
+        fixed = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
+        stops = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
+        self._row = biased_row(fixed, dict(params.logit_bias))
+        self._row_before_min = biased_row(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
+        self._seen = PenaltyCounts(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
+        self._repeats = DryBias(request, breakers) if params.dry_multiplier > 0 else None
+        self._matcher = None if request.constraint is None else request.constraint.matcher()
+        self._is_fixed = self._seen is None and self._repeats is None and self._matcher is None
+
+    def row(self, request: Request) -> RowSampling:
+        """Everything the choice of the next token depends on."""
+        row = self._row_before_min if request.num_output < request.params.min_tokens else self._row
+        if self._is_fixed:
+            return row.at(len(request.token_ids))
+        changes: dict[str, Any] = {}
+        if self._seen is not None:
+            self._seen.update(request.token_ids)
+            changes = {"seen_ids": self._seen.ids, "seen_counts": self._seen.counts}
+        if self._repeats is not None:
+            changes |= self._repeats.added_to(row, request)
+        if self._matcher is not None:
+            changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)
+        return row.at(len(request.token_ids), **changes)
+
+    @property
+    def error(self) -> ConstraintError | None:
+        """Why nothing can be chosen."""
+        return None if self._matcher is None else self._matcher.error
+
+    def take(self, token_id: int) -> bool:
+        """Take the token chosen from row(); whether the answer's constraint is satisfied and nothing may follow."""
+        return self._matcher is not None and self._matcher.take(token_id)
+
+
+class DryBias:
+    """The DRY penalties of one request, as entries of its bias."""
+
+    def __init__(self, request: Request, breakers: Breakers) -> None:
+        params = request.params
+        self._dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.penalty_window)
+        self._runs = RepeatedRuns(request.token_ids, breakers)
+
+    def added_to(self, row: RowSampling, request: Request) -> dict[str, Any]:
+        for token_id in request.token_ids[self._runs.num_tokens :]:
+            self._runs.append(token_id)
+        ids, values = self._runs.penalties(self._dry)
+        if not len(ids):
+            return {}
+        return {
+            "bias_ids": np.concatenate([row.bias_ids, ids]),
+            "bias_values": np.concatenate([row.bias_values, values]),
+        }
+
+
+def resolve(params: SamplingParams, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Fill in what the caller left open."""
+    return {
+        "temperature": _first(params.temperature, defaults.temperature),
+        "top_k": _first(params.top_k, defaults.top_k),
+        "top_p": _first(params.top_p, defaults.top_p),
+        "min_p": _first(params.min_p, defaults.min_p),
+        "typical_p": params.typical_p,
+        "repetition_penalty": _first(params.repetition_penalty, defaults.repetition_penalty),
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "xtc_probability": params.xtc_probability,
+        "xtc_threshold": params.xtc_threshold,
+    }
+
+
+def _first(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _has_penalties(row: RowSampling) -> bool:
+    return bool(row.repetition_penalty != 1.0 or row.presence_penalty or row.frequency_penalty)
+
+
+def biased_row(fixed: dict[str, Any], bias: dict[int, float]) -> RowSampling:
+    """A row of fixed parameters and a bias by token id."""
+    return RowSampling(**fixed, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
+
+
+def _ids(ids: list[int]) -> Int32:
+    return np.array(ids, np.int32)
+
+
+def _values(values: list[float]) -> Float32:
+    return np.array(values, np.float32)

@@ -1,0 +1,97 @@
+"""Whole passes over given tokens, beside the step loop: teacher-forced scores and embeddings.
+
+Each borrows blocks of the cache for its own time and always gives them back.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import Batch
+from kvarn.backends.protocol import Backend
+from kvarn.engine.scheduling.plan import pad_tables
+from kvarn.errors import BackendError, CapacityError
+from kvarn.kv.cache import KVCache
+from kvarn.models.spec import Pooling
+
+Float32 = npt.NDArray[np.float32]
+
+_names = itertools.count(1)
+
+
+def score_tokens(
+    backend: Backend, kv: KVCache, token_ids: Sequence[int], chunk: int, beat: Callable[[], None] | None = None
+) -> Float32:
+    """Log-probability of each token given those before it, (n - 1), in chunks of bounded size; beat after each."""
+    ids = np.asarray(token_ids, np.int32)
+    name = f"score-{next(_names)}"
+    scores = []
+    try:
+        for start in range(0, len(ids) - 1, chunk):
+            end = min(start + chunk, len(ids) - 1)
+            hidden = backend.forward(_batch(kv, [name], [ids[start:end]], start))
+            scores.append(backend.score(hidden, ids[start + 1 : end + 1], 0).logprobs)
+            if beat is not None:
+                beat()
+    finally:
+        kv.release(name)
+    result = np.concatenate(scores) if scores else np.empty(0, np.float32)
+    if np.isnan(result).any():
+        raise BackendError("the model's scores are not numbers; the model file may be damaged: fetch it again")
+    return result
+
+
+def embed_group(backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling) -> Float32:
+    """One vector per text, (n, width), in one batch."""
+    names = [f"embed-{next(_names)}" for _ in texts]
+    try:
+        batch = _batch(kv, names, [np.asarray(ids, np.int32) for ids in texts], 0)
+        vectors = backend.pool(backend.forward(batch), batch.row_starts, pooling)
+    finally:
+        for name in names:
+            kv.release(name)
+    if not np.isfinite(vectors).all():
+        raise BackendError("the embedding is not finite; the model file may be damaged: fetch it again")
+    return vectors
+
+
+def groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Consecutive texts that fit into one batch and into the cache together."""
+    group: list[Sequence[int]] = []
+    num_tokens = num_blocks = 0
+    for ids in texts:
+        blocks = kv.blocks_for(len(ids))
+        if group and (num_tokens + len(ids) > max_tokens or num_blocks + blocks > kv.num_blocks):
+            yield group
+            group, num_tokens, num_blocks = [], 0, 0
+        group.append(ids)
+        num_tokens += len(ids)
+        num_blocks += blocks
+    if group:
+        yield group
+
+
+def _batch(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.int32]], start: int) -> Batch:
+    """A batch of every row of every part, each part at positions from start on."""
+    for name, part in zip(names, parts, strict=True):
+        if kv.extend(name, len(part)) is None:
+            raise CapacityError(
+                f"the KV cache has no room for {len(part):,} more tokens; raise kv_bytes= or wait", retry_after_s=1.0
+            )
+    lengths = [len(part) for part in parts]
+    return Batch(
+        token_ids=np.concatenate(parts),
+        positions=np.concatenate([np.arange(start, start + n, dtype=np.int32) for n in lengths]),
+        row_starts=_cumulative(lengths),
+        context_lens=np.array([start + n for n in lengths], np.int32),
+        block_tables=pad_tables([kv.block_ids(name) for name in names]),
+        output_rows=np.arange(sum(lengths), dtype=np.int32),
+    )
+
+
+def _cumulative(lengths: Iterable[int]) -> npt.NDArray[np.int32]:
+    return np.array([0, *itertools.accumulate(lengths)], np.int32)

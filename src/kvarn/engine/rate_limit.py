@@ -1,0 +1,144 @@
+"""How much may enter now: requests and tokens over a moving window, and the length of the queue.
+
+Whoever is refused is told when to come again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvarn.config import EngineConfig
+from kvarn.errors import CapacityError, InvalidParameter
+from kvarn.request import Clock, Request
+
+MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
+
+
+@dataclass(slots=True)
+class Charge:
+    """What one request took from the window, when."""
+
+    at: float
+    amount: float
+
+
+class MovingWindow:
+    """At most rate_per_s x window_s within any window_s seconds."""
+
+    def __init__(self, rate_per_s: float, window_s: float) -> None:
+        self.capacity = rate_per_s * window_s
+        self.window_s = window_s
+        self._charges: deque[Charge] = deque()
+        self._total = 0.0
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until amount fits; 0.0: now. More than the capacity never fits and must not be asked for."""
+        self._expire(now)
+        excess = self._total + amount - self.capacity
+        for charge in self._charges:
+            if excess <= 1e-9:
+                break
+            excess -= charge.amount
+            if excess <= 1e-9:
+                return max(0.0, charge.at + self.window_s - now)
+        return 0.0
+
+    def charge(self, amount: float, now: float) -> Charge:
+        charge = Charge(now, amount)
+        self._charges.append(charge)
+        self._total += amount
+        return charge
+
+    def refund(self, charge: Charge, amount: float) -> None:
+        """Give back what was not used, unless it has left the window already."""
+        if self._charges and charge.at >= self._charges[0].at and charge.amount >= amount:
+            charge.amount -= amount
+            self._total -= amount
+
+    def _expire(self, now: float) -> None:
+        while self._charges and self._charges[0].at <= now - self.window_s:
+            self._total -= self._charges.popleft().amount
+        if not self._charges:
+            self._total = 0.0  # no rounding error lives longer than the window
+
+
+class RateLimiter:
+    """The three limits of a configuration."""
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._queue_limit = config.queue_limit
+        self._requests = _window(config.requests_per_s, config.window_s)
+        self._tokens = _window(config.tokens_per_s, config.window_s)
+        self._charges: dict[str, Charge] = {}
+        self._ended_at: deque[float] = deque(maxlen=16)
+
+    def admit(self, request: Request, num_waiting: int, num_beside: Callable[[int], int]) -> None:
+        """Charge a request, or refuse it and all its choices with the time to come again.
+
+        num_beside(priority) counts those waiting that count against such a request: lower ones fill nobody's queue.
+        """
+        now = self._clock()
+        num_answers = request.params.n if request.fork_of is None else 1
+        num_left = self._queue_limit - num_answers
+        if num_waiting > num_left and (num_waiting := num_beside(request.priority)) > num_left:
+            raise CapacityError(
+                f"{num_waiting:,} requests wait already, the queue holds {self._queue_limit:,}; try again later",
+                retry_after_s=self._queue_retry_s(),
+            )
+        own, others = self._tokens_of(request), (num_answers - 1) * _answer_tokens(request)
+        if self._tokens is not None:
+            _require(self._tokens, own + others, now, "tokens")
+        if self._requests is not None and request.fork_of is None:
+            _require(self._requests, 1, now, "requests")
+            self._requests.charge(1, now)
+        if self._tokens is not None:
+            self._charges[request.id] = self._tokens.charge(own, now)
+
+    def settle(self, request: Request) -> None:
+        """A request ended: the tokens it did not take are free again."""
+        self._ended_at.append(self._clock())
+        charge = self._charges.pop(request.id, None)
+        if charge is not None and self._tokens is not None:
+            used = request.num_output + (request.num_prompt if request.fork_of is None else 0)
+            self._tokens.refund(charge, max(0.0, charge.amount - used))
+
+    def _tokens_of(self, request: Request) -> float:
+        """What a request may take; forks share the prompt of the first, and an open end takes what there is."""
+        num_tokens = _answer_tokens(request) + (request.num_prompt if request.fork_of is None else 0)
+        if self._tokens is not None and request.params.max_tokens is None:
+            return min(num_tokens, self._tokens.capacity)
+        return num_tokens
+
+    def _queue_retry_s(self) -> float:
+        """The mean time between ends, lately."""
+        if len(self._ended_at) < 2:
+            return 1.0
+        mean_s = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
+        return min(max(mean_s, MIN_RETRY_S), MAX_RETRY_S)
+
+
+def _window(rate_per_s: float | None, window_s: float) -> MovingWindow | None:
+    """None: no limit. A window is long enough for one at least."""
+    return None if rate_per_s is None else MovingWindow(rate_per_s, max(window_s, 1 / rate_per_s))
+
+
+def _answer_tokens(request: Request) -> int:
+    return request.max_total_tokens - request.num_prompt
+
+
+def _require(window: MovingWindow, amount: float, now: float, what: str) -> None:
+    if amount > window.capacity + 1e-9:
+        raise InvalidParameter(
+            f"the request may take {amount:,.0f} {what}, {window.capacity:,.0f} are allowed within "
+            f"{window.window_s:g} s; shorten it or lower max_tokens or n"
+        )
+    wait_s = window.wait_s(amount, now)
+    if wait_s > 0:
+        raise CapacityError(
+            f"{amount:,.0f} more {what} would exceed the {window.capacity:,.0f} allowed within {window.window_s:g} s; "
+            f"try again in {wait_s:.2f} s",
+            retry_after_s=wait_s,
+        )

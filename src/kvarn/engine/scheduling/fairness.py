@@ -1,0 +1,162 @@
+"""Whose turn it is among the running requests: low priorities sit out steps, prompts get rows by time.
+
+Knows priorities and times; knows no block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvarn.config import EngineConfig
+from kvarn.decoding.decoder import Span
+from kvarn.engine.scheduling.pacing import BackgroundShare, Pacer
+from kvarn.engine.scheduling.policy import Policy
+from kvarn.request import Clock, Request
+
+Part = Literal["decodes", "prompts", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepShares:
+    """Who takes part in one step."""
+
+    decodes: Sequence[Request]  # least recently served first
+    prompts: Sequence[Request]
+    num_disturbed: int  # decodes that prompt rows would slow down; low priorities are no reason to hold a prompt back
+
+
+class FairShare:
+    """Takes turns between running requests, and learns from each step."""
+
+    def __init__(self, policy: Policy, pacer: Pacer, config: EngineConfig, clock: Clock) -> None:
+        self._policy = policy
+        self._pacer = pacer
+        self._clock = clock
+        self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
+        self._background: frozenset[str] = frozenset()
+        self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
+        self._part: Part | None = None  # of the background in the step being planned ...
+        self._extent = 1.0  # ... and how much of the time for prompts it may take
+        self._prefers_decodes = False
+        self._num_steps = 0
+
+    def take(self, running: Collection[Request], first_waiting: Request | None) -> StepShares:
+        """Choose who takes part in the next step; first_waiting would start next."""
+        self._background = self._find_background(running)
+        is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
+        self._is_owed = is_low_waiting or bool(self._background)
+        decodes, prompts = _split(request for request in running if request.id not in self._background)
+        low_decodes, low_prompts = _split(request for request in running if request.id in self._background)
+        num_disturbed = len(decodes)
+        has_prompts = bool(prompts) or (first_waiting is not None and not is_low_waiting)
+        self._part = self._background_part(has_prompts, num_disturbed, bool(low_decodes))
+        self._extent = self._share.extent(has_prompts, self._part == "prompts")
+        if self._part in ("decodes", "all"):
+            decodes += low_decodes[: self._num_low_decodes(num_disturbed, len(low_decodes))]
+        if self._part == "all":
+            prompts += low_prompts
+        elif self._part == "prompts" and (low_prompts or is_low_waiting):
+            prompts = low_prompts  # those of higher ones wait for one step: else these would never get a row
+        return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed)
+
+    def prompt_rows(self, turn: StepShares) -> int:
+        """How many prompt rows a step may have, by the time they take from others."""
+        if self._part == "prompts":
+            return self._pacer.background_rows(turn.num_disturbed, self._extent)
+        rows = self._pacer.prompt_rows(turn.num_disturbed)
+        return rows if self._part != "decodes" else math.ceil((1 - self._extent) * rows)
+
+    def extra_s(self, turn: StepShares) -> float:
+        """The same in seconds, for a chunk that goes through the layers in pieces."""
+        if self._part == "prompts":
+            return self._pacer.background_extra_s(turn.num_disturbed, self._extent)
+        seconds = self._pacer.extra_s(turn.num_disturbed)
+        return seconds if self._part != "decodes" else (1 - self._extent) * seconds
+
+    def includes(self, request: Request, running: Collection[Request]) -> bool:
+        """Whether a request that has just started takes part at once."""
+        if self._part in ("prompts", "all"):
+            return True
+        return not self._is_low(request, running)
+
+    def observe(self, spans: Sequence[Span], seconds: float, slow: Request | None = None, slow_s: float = 0.0) -> None:
+        """Learn from a step that was just done; slow_s of its seconds went into a chunk of slow's prompt."""
+        self._num_steps += 1
+        for request in [span.request for span in spans] + ([] if slow is None else [slow]):
+            request.served_in = self._num_steps
+        if self._is_owed:
+            background_s = self._background_s(spans, seconds - slow_s)
+            if slow is not None and slow.id in self._background:
+                background_s += slow_s
+            self._share.settle(seconds, background_s)
+        is_mixed = any(span.request.id in self._background for span in spans)
+        if spans:
+            self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
+
+    def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
+        """What low priorities may do in this step beside higher ones; None: they sit it out.
+
+        Decodes or prompts, in turn: both together would make a long step. Beside prompts of higher priorities rather
+        decodes, which leave those most of the rows.
+        """
+        if not self._is_owed:
+            self._share.reset()
+            return "all" if self._share.is_full else None
+        if not self._share.may_run(has_prompts):
+            return None
+        if num_disturbed == 0 or self._share.is_full:
+            return "all"
+        if self._pacer.wants_base(num_disturbed):
+            return None
+        self._prefers_decodes = has_low_decodes and (has_prompts or not self._prefers_decodes)
+        return "decodes" if self._prefers_decodes else "prompts"
+
+    def _num_low_decodes(self, num_disturbed: int, num_wanted: int) -> int:
+        if self._part == "all":
+            return num_wanted
+        return self._pacer.background_decodes(num_disturbed, num_wanted, self._extent)
+
+    def _is_low(self, request: Request, running: Collection[Request]) -> bool:
+        top = max((other.priority for other in running), default=request.priority)
+        return request.priority < top and self._policy.is_background(request, top, self._clock())
+
+    def _find_background(self, running: Collection[Request]) -> frozenset[str]:
+        top = max((request.priority for request in running), default=0)
+        lower = [request for request in running if request.priority < top]
+        if not lower:
+            return frozenset()
+        now = self._clock()
+        return frozenset(request.id for request in lower if self._policy.is_background(request, top, now))
+
+    def _background_s(self, spans: Sequence[Span], seconds: float) -> float:
+        """What low priorities took from the others: what the step lasted longer than it would have without them."""
+        higher = [span for span in spans if span.request.id not in self._background]
+        if not higher or len(higher) == len(spans):
+            return 0.0
+        expected_s = self._pacer.expected_s(*_count(higher))
+        if expected_s is not None:
+            return max(0.0, seconds - expected_s)
+        return seconds * (1 - sum(_count(higher)) / sum(_count(spans)))
+
+
+def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+    """Decodes, least recently served first, and prompts."""
+    decodes: list[Request] = []
+    prompts: list[Request] = []
+    for request in requests:
+        (prompts if request.is_prefilling else decodes).append(request)
+    return sorted(decodes, key=_served_in), prompts
+
+
+def _served_in(request: Request) -> int:
+    return request.served_in
+
+
+def _count(spans: Sequence[Span]) -> tuple[int, int]:
+    """Decodes and prompt rows; a single row from which nothing is chosen belongs to a prompt."""
+    num_rows = sum(len(span.token_ids) for span in spans)
+    num_decodes = sum(len(span.token_ids) == 1 and bool(span.outputs) for span in spans)
+    return num_decodes, num_rows - num_decodes

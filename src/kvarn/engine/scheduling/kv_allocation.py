@@ -1,0 +1,69 @@
+"""Which sequences of the KV cache a request holds: mostly one, more where it computes in several contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvarn.backends.batch import BlockCopy
+from kvarn.decoding.decoder import Decoder, Span
+from kvarn.engine.scheduling.plan import BatchEntry
+from kvarn.kv.cache import KVCache
+from kvarn.request import Request
+
+
+class KVAllocation:
+    """Room for spans, in however many sequences they want it; all of a request's go back together."""
+
+    def __init__(self, kv: KVCache, decoder: Decoder) -> None:
+        self._kv = kv
+        self._decoder = decoder
+        self._further: dict[str, set[str]] = {}  # sequences beside a request's own
+
+    def extend(self, span: Span) -> Sequence[BlockCopy] | None:
+        """Make room for what a span reads and writes; None: there is too little."""
+        if span.reach is None:
+            return self._kv.extend(span.request.id, span.end - self._kv.num_tokens(span.request.id))
+        for name, num_slots in span.needs():
+            if name != span.request.id:
+                self._further.setdefault(span.request.id, set()).add(name)
+            missing = num_slots - self._kv.num_tokens(name)
+            copies = self._kv.extend(name, missing) if missing > 0 else []
+            if copies is None:
+                return None
+            assert not copies, "sequences that are written over share whole blocks only"
+        return ()
+
+    def entry(self, span: Span, copies: Sequence[BlockCopy] = ()) -> BatchEntry:
+        """A span with the blocks it was given."""
+        reach = span.reach
+        if reach is None:
+            return BatchEntry(span, self._kv.block_ids(span.request.id), copies)
+        kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
+        companion = None if reach.companion is None else self.entry(reach.companion)
+        return BatchEntry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
+
+    def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
+        """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
+        kv = self._kv
+        wanted = self._num_wanted(request) - num_computed // kv.block_size
+        for other in running:
+            if self._decoder.cuts_spans:
+                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
+            else:
+                wanted += max(0, self._num_wanted(other) - self._num_blocks(other))
+        return wanted <= kv.num_free
+
+    def _num_wanted(self, request: Request) -> int:
+        """Blocks a request needs to run."""
+        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
+
+    def _num_blocks(self, request: Request) -> int:
+        """Blocks a request holds now."""
+        names = (request.id, *self._further.get(request.id, ()))
+        return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
+
+    def release(self, request: Request, *, forget: bool = False) -> None:
+        """Give everything back; forget: leave nothing findable behind."""
+        self._kv.release(request.id, forget=forget)
+        for name in self._further.pop(request.id, ()):
+            self._kv.release(name)

@@ -1,0 +1,123 @@
+"""One step as data: whose positions are computed, and the batch that says so to a backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep
+from kvarn.decoding.decoder import Span
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One request's part: its span, its block ids, and the blocks to copy before it may write."""
+
+    span: Span
+    table: Int32
+    copies: Sequence[BlockCopy] = ()
+    kept_table: Int32 | None = None  # where the span's kept keys and values go
+    companion: BatchEntry | None = None  # of the span's companion
+
+
+@dataclass(frozen=True, slots=True)
+class LayerwisePart:
+    """A chunk that advances for some seconds beside the batch; its copies are made when it begins."""
+
+    entry: BatchEntry
+    seconds: float
+    is_first: bool
+
+    @property
+    def copies(self) -> Sequence[BlockCopy]:
+        return self.entry.copies if self.is_first else ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Born complete; without a batch and a slow part there is nothing to do."""
+
+    entries: tuple[BatchEntry, ...] = ()
+    batch: Batch | None = None
+    slow: LayerwisePart | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self.batch is None and self.slow is None
+
+    @property
+    def spans(self) -> list[Span]:
+        return [entry.span for entry in self.entries]
+
+    @property
+    def copies(self) -> list[BlockCopy]:
+        copies = [copy for entry in self.entries for copy in entry.copies]
+        return copies if self.slow is None else [*copies, *self.slow.copies]
+
+
+def make_plan(entries: Sequence[BatchEntry], slow: LayerwisePart | None = None) -> StepPlan:
+    """Lay the spans out as one ragged batch."""
+    if not entries:
+        return StepPlan(slow=slow)
+    is_plain = all(entry.span.reach is None for entry in entries)
+    parts = entries if is_plain else list(_parts(entries))
+    token_ids: list[int] = []
+    positions: list[int] = []
+    outputs: list[int] = []
+    starts = [0]
+    for entry in parts:
+        span = entry.span
+        outputs.extend(starts[-1] + offset for offset in span.outputs)
+        token_ids.extend(span.token_ids)
+        positions.extend(range(span.start, span.end))
+        starts.append(len(token_ids))
+    batch = Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        row_starts=np.array(starts, np.int32),
+        context_lens=np.array([e.span.end if is_plain else e.span.num_slots for e in parts], np.int32),
+        block_tables=pad_tables([entry.table for entry in parts]),
+        output_rows=np.array(outputs, np.int32),
+        slot_shifts=None if is_plain else _slot_shifts(parts),
+        keep=() if is_plain else tuple(_keeps(parts)),
+    )
+    return StepPlan(tuple(entries), batch, slow)
+
+
+def _parts(entries: Sequence[BatchEntry]) -> Iterator[BatchEntry]:
+    """Every entry, and its companion right behind it."""
+    for entry in entries:
+        yield entry
+        if entry.companion is not None:
+            yield entry.companion
+
+
+def _slot_shifts(parts: Sequence[BatchEntry]) -> Int32 | None:
+    shifts = [0 if part.span.reach is None else part.span.reach.slot_shift for part in parts]
+    return np.array(shifts, np.int32) if any(shifts) else None
+
+
+def _keeps(parts: Sequence[BatchEntry]) -> Iterator[Keep]:
+    for index, part in enumerate(parts):
+        wanted = None if part.span.reach is None else part.span.reach.keep
+        if wanted is not None:
+            assert part.kept_table is not None
+            yield Keep(
+                sequence=index,
+                block_start=wanted.block_start,
+                block_end=wanted.block_end,
+                num_kept=wanted.num_kept,
+                table=part.kept_table,
+                per_head=wanted.per_head,
+                pool_kernel=wanted.pool_kernel,
+            )
+
+
+def pad_tables(tables: Sequence[Int32]) -> Int32:
+    """Stack tables of different lengths; -1 pads."""
+    stacked = np.full((len(tables), max(len(table) for table in tables)), -1, np.int32)
+    for row, table in enumerate(tables):
+        stacked[row, : len(table)] = table
+    return stacked

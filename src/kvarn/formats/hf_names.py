@@ -1,0 +1,151 @@
+"""The names Hugging Face gives to tensors, translated to GGUF's: one table for all models.
+
+Also stacks the matrices of single experts into GGUF's (experts, out, in). Does not know what a model is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from kvarn.errors import FormatError
+from kvarn.formats.tensor_view import Part, ViewEntry, WeightView, num_rows, stacked, whole
+from kvarn.formats.weights import TensorInfo, WeightSource
+
+Dialect = Literal["decoder", "sandwich", "encoder"]
+
+MAX_EXPERTS = 1024
+
+# Hugging Face on the left, without the model's prefix; {} is the number of the layer.
+DECODER = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "layers.{}.input_layernorm": "blk.{}.attn_norm",
+    "layers.{}.self_attn.q_proj": "blk.{}.attn_q",
+    "layers.{}.self_attn.k_proj": "blk.{}.attn_k",
+    "layers.{}.self_attn.v_proj": "blk.{}.attn_v",
+    "layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
+    "layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+    "layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+    "layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
+    "layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
+    "layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
+    "layers.{}.mlp.up_proj": "blk.{}.ffn_up",
+    "layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",  # gate rows, then up rows, as GGUF has them in ffn_up
+    "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+    "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
+    # LLaDA's own
+    "transformer.wte": "token_embd",
+    "transformer.ln_f": "output_norm",
+    "transformer.ff_out": "output",
+    "transformer.blocks.{}.attn_norm": "blk.{}.attn_norm",
+    "transformer.blocks.{}.q_proj": "blk.{}.attn_q",
+    "transformer.blocks.{}.k_proj": "blk.{}.attn_k",
+    "transformer.blocks.{}.v_proj": "blk.{}.attn_v",
+    "transformer.blocks.{}.attn_out": "blk.{}.attn_output",
+    "transformer.blocks.{}.ff_norm": "blk.{}.ffn_norm",
+    "transformer.blocks.{}.ff_proj": "blk.{}.ffn_gate",
+    "transformer.blocks.{}.up_proj": "blk.{}.ffn_up",
+    "transformer.blocks.{}.ff_out": "blk.{}.ffn_down",
+}
+SANDWICH = DECODER | {
+    "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
+    "layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
+    "layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
+}
+ENCODER = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+    "encoder.layer.{}.attention.self.query": "blk.{}.attn_q",
+    "encoder.layer.{}.attention.self.key": "blk.{}.attn_k",
+    "encoder.layer.{}.attention.self.value": "blk.{}.attn_v",
+    "encoder.layer.{}.attention.output.dense": "blk.{}.attn_output",
+    "encoder.layer.{}.attention.output.LayerNorm": "blk.{}.attn_output_norm",
+    "encoder.layer.{}.intermediate.dense": "blk.{}.ffn_up",
+    "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
+    "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
+    "pooler.dense": "cls",  # only where a classifier reads it, see canonical_view
+    "classifier": "cls.output",
+}
+TABLES: Mapping[Dialect, Mapping[str, str]] = {"decoder": DECODER, "sandwich": SANDWICH, "encoder": ENCODER}
+EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+
+_PREFIX = re.compile(r"^(?:(?:model|language_model|bert)\.)*")
+# Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions.
+_IGNORED = re.compile(r"(^|\.)(pooler|cls|vision_tower|multi_modal_projector)\.|\.(inv_freq|position_ids)$")
+_EXPERT = re.compile(
+    r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(w[123]|(?:gate|up|down)_proj)\.weight$"
+)
+_FUSED_EXPERTS = re.compile(r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(gate_up_proj|down_proj)$")
+
+
+def translate(name: str, dialect: Dialect) -> str | None:
+    """Give the GGUF name of a tensor; None for one this table does not know."""
+    stem, _, suffix = _PREFIX.sub("", name, count=1).rpartition(".")
+    number = re.search(r"\.(\d+)\.", stem)
+    pattern = stem if number is None else f"{stem[: number.start()]}.{{}}.{stem[number.end() :]}"
+    found = TABLES[dialect].get(pattern)
+    if found is None or suffix not in ("weight", "bias"):
+        return None
+    return f"{found.format(*number.groups() if number else ())}.{suffix}"
+
+
+def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
+    """Show a safetensors folder under GGUF's names. Unknown names stay as they are, for the caller to refuse."""
+    entries: dict[str, ViewEntry] = {}
+    experts: dict[str, dict[int, ViewEntry]] = {}
+    has_classifier = dialect == "encoder" and "classifier.weight" in source.tensors
+    for name, info in source.tensors.items():
+        if _IGNORED.search(name) and not (has_classifier and "pooler." in name):
+            continue
+        local = _PREFIX.sub("", name, count=1)
+        if match := _EXPERT.match(local):
+            layer, index, matrix = match.groups()
+            key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
+            experts.setdefault(key, {})[int(index)] = whole(info, name)
+        elif match := _FUSED_EXPERTS.match(local):
+            _add_all(entries, _split_fused(info, *match.groups()), source.path)
+        else:
+            canonical = translate(name, dialect) or name
+            _add_all(entries, {canonical: whole(info, canonical)}, source.path)
+    _add_all(entries, {key: _stack(key, members, source.path) for key, members in experts.items()}, source.path)
+    return WeightView(source, entries)
+
+
+def _add_all(entries: dict[str, ViewEntry], new: Mapping[str, ViewEntry], path: str) -> None:
+    for name, entry in new.items():
+        if name in entries:
+            raise FormatError(f"two tensors are {name}: one of them is {entry.parts[0].tensor}", file=path)
+        entries[name] = entry
+
+
+def _stack(name: str, members: Mapping[int, ViewEntry], path: str) -> ViewEntry:
+    count = max(members) + 1
+    if count > MAX_EXPERTS:
+        raise FormatError(f"{name} has expert {count - 1}; at most {MAX_EXPERTS} experts are allowed", file=path)
+    missing = [index for index in range(count) if index not in members]
+    if missing:
+        raise FormatError(f"{name} lacks expert {missing[0]} of {count}; the download may be incomplete", file=path)
+    return stacked(name, (members[index] for index in range(count)))
+
+
+def _split_fused(info: TensorInfo, layer: str, matrix: str) -> dict[str, ViewEntry]:
+    """Cut (experts, gate rows + up rows, in) into its two stacks; (experts, out, in) needs a name only."""
+    stem = f"blk.{layer}.ffn_"
+    if matrix == "down_proj":
+        return {f"{stem}down_exps.weight": whole(info, f"{stem}down_exps.weight")}
+    if len(info.shape) != 3 or info.shape[1] % 2:
+        raise FormatError(f"tensor {info.name} has shape {info.shape}; expected (experts, 2 * hidden, width)")
+    count, rows, width = info.shape
+    half, found = rows // 2, {}
+    assert num_rows(info) == count * rows
+    for start, part in ((0, "gate"), (half, "up")):
+        name = f"{stem}{part}_exps.weight"
+        parts = tuple(Part(info.name, index * rows + start, half) for index in range(count))
+        found[name] = ViewEntry(TensorInfo(name, info.type, (count, half, width)), parts)
+    return found

@@ -1,0 +1,33 @@
+"""Weights stored as floats, held as Q8_0: a quarter of the memory, and int8 kernels instead of float ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.formats.quants import dequantize, quantize
+from kvarn.formats.weight_proxy import WeightProxy
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+
+FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+
+
+class Q8Weights(WeightProxy):
+    """A WeightSource whose layers' float matrices appear as Q8_0; embeddings, norms and biases stay as they are."""
+
+    def __init__(self, source: WeightSource) -> None:
+        matrices = {name: info for name, info in source.tensors.items() if _is_compacted(info)}
+        super().__init__(source, {name: replace(info, type=TensorType.Q8_0) for name, info in matrices.items()})
+
+    def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return quantize(self._source.array(name), TensorType.Q8_0)
+
+    def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
+        return dequantize(self.raw(name), TensorType.Q8_0, self.tensors[name].shape)
+
+
+def _is_compacted(info: TensorInfo) -> bool:
+    is_matrix = len(info.shape) == 2 and info.name.startswith("blk.") and info.name.endswith(".weight")
+    return is_matrix and info.type in FLOATS and info.shape[1] % TensorType.Q8_0.block_values == 0

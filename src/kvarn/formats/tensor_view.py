@@ -1,0 +1,139 @@
+"""A WeightSource seen under other names: renamed, sliced by rows, stacked, shifted. Copies nothing it need not.
+
+Rows are the tensor flattened to (rows, last axis). Quantised rows are contiguous: a slice of rows is a slice of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.errors import FormatError
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows [first, first + num_rows) of one tensor of the source."""
+
+    tensor: str
+    first: int
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEntry:
+    """One tensor of a view: the parts one after the other, plus a constant (then always F32)."""
+
+    info: TensorInfo
+    parts: tuple[Part, ...]
+    offset: float = 0.0
+
+
+def whole(info: TensorInfo, name: str) -> ViewEntry:
+    """Rename a tensor."""
+    return ViewEntry(replace(info, name=name), (Part(info.name, 0, num_rows(info)),))
+
+
+def shifted(entry: ViewEntry, offset: float) -> ViewEntry:
+    """Add a constant to every value."""
+    return ViewEntry(replace(entry.info, type=TensorType.F32), entry.parts, entry.offset + offset)
+
+
+def row_slice(entry: ViewEntry, name: str, first: int, count: int) -> ViewEntry:
+    """Take rows [first, first + count) of an unstacked tensor of one or two axes."""
+    (part,) = entry.parts
+    if first < 0 or count < 1 or first + count > part.num_rows:
+        raise FormatError(
+            f"tensor {entry.info.name} has {part.num_rows} rows, {name} needs rows {first} to {first + count}; "
+            "the metadata does not belong to these weights"
+        )
+    info = TensorInfo(name, entry.info.type, (count, *entry.info.shape[1:]))
+    return ViewEntry(info, (Part(part.tensor, part.first + first, count),), entry.offset)
+
+
+def stacked(name: str, members: Iterable[ViewEntry]) -> ViewEntry:
+    """Put equally shaped tensors behind one another along a new first axis."""
+    entries = list(members)
+    first = entries[0].info
+    for entry in entries:
+        if (entry.info.type, entry.info.shape) != (first.type, first.shape):
+            raise FormatError(
+                f"{name}: {entry.info.name} is {entry.info.type.name} {entry.info.shape}, "
+                f"{first.name} is {first.type.name} {first.shape}; all experts must be alike"
+            )
+    info = TensorInfo(name, first.type, (len(entries), *first.shape))
+    return ViewEntry(info, tuple(part for entry in entries for part in entry.parts))
+
+
+def num_rows(info: TensorInfo) -> int:
+    """Count the rows of a tensor; a vector has one value per row."""
+    return info.num_values // _row_values(info)
+
+
+class WeightView:
+    """The tensors named in entries, taken from source."""
+
+    def __init__(self, source: WeightSource, entries: Mapping[str, ViewEntry]) -> None:
+        self.source = source
+        self.entries = dict(entries)
+        self._stored = source.tensors
+        self._tensors = {name: entry.info for name, entry in self.entries.items()}
+
+    @property
+    def path(self) -> str:
+        return self.source.path
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.source.metadata
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._tensors
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        entry = self.entries[name]
+        if entry.offset != 0.0:
+            return self.array(name).reshape(-1).view(np.uint8)
+        pieces = [self._raw_part(part) for part in entry.parts]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        entry = self.entries[name]
+        pieces = [self._array_part(part) for part in entry.parts]
+        values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        values = values.reshape(entry.info.shape)
+        return values if entry.offset == 0.0 else values + np.float32(entry.offset)
+
+    def forget(self, names: Iterable[str]) -> None:
+        self.source.forget({part.tensor for name in names for part in self.entries[name].parts})
+
+    def verify_unchanged(self) -> None:
+        self.source.verify_unchanged()
+
+    def close(self) -> None:
+        self.source.close()
+
+    def _raw_part(self, part: Part) -> npt.NDArray[np.uint8]:
+        info = self._stored[part.tensor]
+        raw = self.source.raw(part.tensor)
+        if part.num_rows == num_rows(info):
+            return raw
+        if _row_values(info) % info.type.block_values:
+            raise FormatError(f"tensor {info.name} of type {info.type.name} cannot be cut into rows", file=self.path)
+        row_bytes = info.type.num_bytes(_row_values(info))
+        return raw[part.first * row_bytes : (part.first + part.num_rows) * row_bytes]
+
+    def _array_part(self, part: Part) -> npt.NDArray[np.float32]:
+        info = self._stored[part.tensor]
+        rows = self.source.array(part.tensor).reshape(num_rows(info), -1)
+        return rows[part.first : part.first + part.num_rows]
+
+
+def _row_values(info: TensorInfo) -> int:
+    return info.shape[-1] if len(info.shape) > 1 else 1

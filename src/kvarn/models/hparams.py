@@ -1,0 +1,262 @@
+"""A model's hyperparameters, whichever file they come from, each checked against its bounds when read.
+
+A fact has one name here and two spellings: a GGUF key (after the architecture's prefix) and a key of config.json.
+Remembers what was asked for, so that a GGUF key nobody understood is refused and never silently ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.formats.weights import WeightSource
+from kvarn.models.spec import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class HParam:
+    gguf: str | None
+    hf: tuple[str, ...]
+    low: float
+    high: float
+
+
+FACTS: Final[Mapping[str, HParam]] = {
+    "blocks": HParam("block_count", ("num_hidden_layers", "n_layers"), 1, 1024),
+    "width": HParam("embedding_length", ("hidden_size", "d_model"), 1, 2**20),
+    "vocab": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
+    "context": HParam("context_length", ("max_position_embeddings", "max_sequence_length"), 1, 2**30),
+    "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size"), 1, 2**22),
+    "heads": HParam("attention.head_count", ("num_attention_heads", "n_heads"), 1, 1024),
+    "kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
+    "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
+    "value_dim": HParam("attention.value_length", (), 1, 2**14),
+    "window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
+    "rms_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
+    "layer_eps": HParam("attention.layer_norm_epsilon", ("layer_norm_eps",), 0, 1),
+    "score_cap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
+    "logit_cap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
+    "query_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
+    "experts": HParam("expert_count", ("num_local_experts", "num_experts"), 0, 1024),
+    "active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
+    "expert_hidden": HParam(
+        "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
+    ),
+    "sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
+    "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
+    "diffusion_block": HParam("diffusion.block_length", ("block_size",), 1, 2**16),
+    "pooling": HParam("pooling_type", (), 0, 16),
+    "token_types": HParam(None, ("type_vocab_size",), 0, 2**16),
+    "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
+    "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
+    "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
+    "rotary_share": HParam(None, ("partial_rotary_factor",), 0, 1),
+    "rope_factor": HParam("rope.scaling.factor", ("factor",), 1e-6, 1e6),
+    "rope_original_context": HParam(
+        "rope.scaling.original_context_length", ("original_max_position_embeddings",), 1, 2**30
+    ),
+    "rope_magnitude": HParam("rope.scaling.attn_factor", ("attention_factor",), 0, 1e3),
+    "rope_beta_fast": HParam("rope.scaling.yarn_beta_fast", ("beta_fast",), 1e-3, 1e6),
+    "rope_beta_slow": HParam("rope.scaling.yarn_beta_slow", ("beta_slow",), 1e-3, 1e6),
+    "rope_low_frequency": HParam(None, ("low_freq_factor",), 1e-3, 1e6),
+    "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
+}
+# GGUF keys that describe a file but change no arithmetic.
+HARMLESS: Final = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "embedding_length_per_head"}
+# Keys that do change it, with the one value that makes them harmless.
+GGUF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "expert_gating_func": (0, 1),  # 1 is softmax
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "use_parallel_residual": (False,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "attention.sliding_window": (0,),
+    "attention.causal": (True,),
+    "pooling_type": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+}
+HF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "quantization_config": (None,),
+    "mlp_bias": (None, False),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "use_bidirectional_attention": (None, False),
+    "position_embedding_type": (None, "absolute"),
+    "is_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "shared_expert_intermediate_size": (None, 0),
+    "n_shared_experts": (None, 0),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "clip_qkv": (None,),
+    "no_rope_layers": (None,),
+    "scale_logits": (None, False),
+    "input_emb_norm": (None, False),
+    "attention_layer_norm": (None, False),
+    "alibi": (None, False),
+    "include_bias": (None, False),
+    "include_qkv_bias": (None, False),
+    "multi_query_attention": (None, False),
+    "layer_norm_type": (None, "rms"),
+    "activation_type": (None, "silu"),
+    "block_type": (None, "llama"),
+}
+ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_MISSING: Final = object()
+
+
+class HParams:
+    """Reads one model's facts. tensors are under canonical names."""
+
+    def __init__(
+        self,
+        weights: WeightSource,
+        architecture: str,
+        context: int | None = None,
+        hf_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.weights = weights
+        self.architecture = architecture
+        self.wanted_context = context
+        hf = weights.metadata.get("hf")
+        self.is_gguf = hf is None
+        self._table = weights.metadata if hf is None else {**(hf_defaults or {}), **text_config(hf)}
+        self._asked: set[str] = set()
+
+    def lookup(self, gguf: str | None, *hf: str, table: Mapping[str, Any] | None = None) -> tuple[str, Any]:
+        """Return the spelling found and its value, or the first spelling and _MISSING; null counts as missing."""
+        names = ((f"{self.architecture}.{gguf}",) if gguf else ()) if self.is_gguf else hf
+        self._asked.update(names)
+        for name in names:
+            value = (self._table if table is None else table).get(name)
+            if value is not None:
+                return name, value
+        return (names[0] if names else (gguf or hf[0])), _MISSING
+
+    def count(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
+        """Read a whole number."""
+        fact = FACTS[name]
+        key, value = self.lookup(fact.gguf, *fact.hf, table=table)
+        return self._checked(key, value, fact, default, whole=True)
+
+    def number(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
+        """Read a real number."""
+        fact = FACTS[name]
+        key, value = self.lookup(fact.gguf, *fact.hf, table=table)
+        return self._checked(key, value, fact, default, whole=False)
+
+    def counts(self, name: str, num_layers: int, default: Any = _MISSING) -> tuple[int, ...]:
+        """Read one whole number per layer; a single one is meant for all."""
+        fact = FACTS[name]
+        key, value = self.lookup(fact.gguf, *fact.hf)
+        if value is _MISSING or not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+            return (self._checked(key, value, fact, default, whole=True),) * num_layers
+        if len(value) != num_layers:
+            raise self.wrong(f"{key} has {len(value)} entries for {num_layers} layers")
+        return tuple(self._checked(f"{key}[{i}]", v, fact, default, whole=True) for i, v in enumerate(value))
+
+    def flag(self, gguf: str | None, hf: str, default: bool) -> bool:
+        """Read a truth value."""
+        key, value = self.lookup(gguf, hf)
+        if value is _MISSING:
+            return default
+        if not isinstance(value, bool | np.bool_):
+            raise self.wrong(f"{key} is {_short(value)}; expected true or false")
+        return bool(value)
+
+    def raw(self, gguf: str | None, *hf: str) -> Any:
+        """Read a value of any kind; None when absent."""
+        value = self.lookup(gguf, *hf)[1]
+        return None if value is _MISSING else value
+
+    def activation(self, default: Activation) -> Activation:
+        """Read the feed-forward activation; GGUF leaves it to the architecture."""
+        key, value = self.lookup(None, "hidden_activation", "hidden_act")
+        if self.is_gguf or value is _MISSING:
+            return default
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise self.unsupported(f"{key} is {_short(value)}; known are {', '.join(ACTIVATIONS)}", key)
+        return ACTIVATIONS[value]
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.weights.tensors
+
+    def vector(self, tensor: str, length: int) -> npt.NDArray[np.float32] | None:
+        """Read a small tensor of positive values; None when there is none."""
+        info = self.weights.tensors.get(tensor)
+        if info is None:
+            return None
+        if info.shape != (length,):
+            raise self.wrong(f"tensor {tensor} has shape {info.shape}; expected ({length},)")
+        return self.positive(tensor, self.weights.array(tensor), length)
+
+    def positive(self, name: str, values: Any, length: int) -> npt.NDArray[np.float32]:
+        """Check a list of factors."""
+        try:
+            array = np.asarray(values, np.float32)
+        except (TypeError, ValueError):
+            raise self.wrong(f"{name} is {_short(values)}; expected {length} numbers") from None
+        if array.shape != (length,) or not np.all(np.isfinite(array) & (array > 0)):
+            raise self.wrong(f"{name} must be {length} positive numbers")
+        return array
+
+    def refuse_unread(self) -> None:
+        """Refuse every key that would change the arithmetic and that nobody asked for."""
+        neutral = GGUF_NEUTRAL if self.is_gguf else HF_NEUTRAL
+        prefix = f"{self.architecture}." if self.is_gguf else ""
+        strange = []
+        for key, value in self._table.items():
+            short = key.removeprefix(prefix)
+            matters = short not in HARMLESS if self.is_gguf else short in neutral
+            if key in self._asked or not key.startswith(prefix) or not matters:
+                continue
+            if not isinstance(value, int | float | str | None) or value not in neutral.get(short, ()):
+                strange.append(key)
+        if strange:
+            listed = ", ".join(f"{key} = {_short(self._table[key])}" for key in strange[:8])
+            raise self.unsupported(f"the model is changed by {listed}", *strange)
+
+    def wrong(self, message: str) -> FormatError:
+        return FormatError(message, file=self.weights.path)
+
+    def unsupported(self, message: str, *fields: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{self.weights.path}: {message}; this version of Kvarn cannot run it, choose another model", fields=fields
+        )
+
+    def _checked(self, key: str, value: Any, fact: HParam, default: Any, *, whole: bool) -> Any:
+        if value is _MISSING:
+            if default is _MISSING:
+                raise self.wrong(f"{key} is missing; the file may be incomplete")
+            return default
+        kinds: Any = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool | np.bool_)
+        if not is_number or not math.isfinite(value) or not fact.low <= value <= fact.high:
+            raise self.wrong(f"{key} is {_short(value)}; expected a number from {fact.low:g} to {fact.high:g}")
+        return int(value) if whole else float(value)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text part of config.json, where a model has several parts."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

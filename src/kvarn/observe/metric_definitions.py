@@ -1,0 +1,174 @@
+"""Every metric of a server: name, kind, labels, bounds, and what it tells. Data only.
+
+Names are those of vLLM where it has them, because dashboards and gateways look for them (docs/metrics.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvarn.observe.histogram import COUNTS, LONG_SECONDS, SECONDS, TOKENS
+from kvarn.types import FinishReason
+
+MODEL = ("model_name",)
+REFUSALS = ("requests", "tokens", "concurrency", "queue")
+MODES = ("hybrid", "dense", "sparse")
+PHASES = ("queued", "prefill", "decode")
+WAITING_REASONS = ("capacity", "prompt")
+STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
+PARTS = ("weights", "kv", "scratch", "runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric. The last label's values are known beforehand; models and tiers are the server's to name."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = MODEL
+    values: Sequence[str] = ()  # of the last label, if it is neither model_name nor tier
+    bounds: tuple[float, ...] = ()
+    is_vllms: bool = True  # vLLM has it under the same name
+
+
+def _seconds(name: str, text: str) -> MetricSpec:
+    return MetricSpec(name, "histogram", text, bounds=SECONDS)
+
+
+def _of_http(name: str, kind: Literal["counter", "gauge"], text: str) -> MetricSpec:
+    return MetricSpec(name, kind, text, labels=(), is_vllms=False)
+
+
+FAMILIES: tuple[MetricSpec, ...] = (
+    MetricSpec("num_requests_running", "gauge", "Requests that take part in steps."),
+    MetricSpec("num_requests_waiting", "gauge", "Requests that wait for their first step."),
+    MetricSpec(
+        "num_requests_waiting_by_reason",
+        "gauge",
+        "Those waiting for room in the cache or the batch (capacity), or for a prompt they share (prompt).",
+        labels=(*MODEL, "reason"),
+        values=WAITING_REASONS,
+    ),
+    MetricSpec("kv_cache_usage_perc", "gauge", "Share of the KV cache that requests hold, 0 to 1."),
+    MetricSpec("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
+    MetricSpec("prefix_cache_hits", "counter", "Prompt tokens found there."),
+    MetricSpec("num_preemptions", "counter", "Requests that gave their blocks back and waited again."),
+    MetricSpec("prompt_tokens", "counter", "Prompt tokens of ended requests, as reported to clients."),
+    MetricSpec("prompt_tokens_cached", "counter", "Those of them that were not computed again."),
+    MetricSpec("generation_tokens", "counter", "Answer tokens of ended requests, as reported to clients."),
+    MetricSpec(
+        "request_success",
+        "counter",
+        "Ended answers by the reason of their end.",
+        labels=(*MODEL, "finished_reason"),
+        values=tuple(FinishReason),
+    ),
+    MetricSpec("request_prompt_tokens", "histogram", "Prompt tokens of a request.", bounds=TOKENS),
+    MetricSpec("request_generation_tokens", "histogram", "Tokens of an answer.", bounds=TOKENS),
+    MetricSpec("iteration_tokens_total", "histogram", "Tokens computed in one step.", bounds=TOKENS),
+    MetricSpec("request_params_n", "histogram", "n of a request.", bounds=COUNTS),
+    MetricSpec("request_params_max_tokens", "histogram", "max_tokens of a request that named it.", bounds=TOKENS),
+    _seconds("time_to_first_token_seconds", "From submission to the first token."),
+    _seconds("inter_token_latency_seconds", "Between two tokens of one answer."),
+    _seconds("request_time_per_output_token_seconds", "Mean time between the tokens of one answer."),
+    _seconds("e2e_request_latency_seconds", "From the request to its end."),
+    _seconds("request_queue_time_seconds", "From submission to the first step."),
+    _seconds("request_prefill_time_seconds", "From the first step to the first token."),
+    _seconds("request_decode_time_seconds", "From the first token to the last."),
+    MetricSpec("corrupted_requests", "counter", "Requests that failed because the model's scores were not numbers."),
+    MetricSpec(
+        "kv_block_lifetime_seconds", "histogram", "From the filling of a cached block to its loss.", bounds=LONG_SECONDS
+    ),
+    MetricSpec(
+        "kv_block_idle_before_evict_seconds",
+        "histogram",
+        "From the last use of a cached block to its loss.",
+        bounds=LONG_SECONDS,
+    ),
+    MetricSpec(
+        "kv_block_reuse_gap_seconds",
+        "histogram",
+        "From the last use of a cached block to the next.",
+        bounds=LONG_SECONDS,
+    ),
+    MetricSpec("num_aborted_requests", "counter", "Requests that their client cancelled or left.", is_vllms=False),
+    MetricSpec(
+        "grammar_compilation_time_seconds",
+        "histogram",
+        "To compile a schema, pattern or grammar.",
+        bounds=SECONDS,
+        is_vllms=False,
+    ),
+    MetricSpec("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", is_vllms=False),
+    MetricSpec("dllm_denoise_steps", "counter", "Passes that filled positions of an answer.", is_vllms=False),
+    MetricSpec("evicted_tokens", "counter", "Cached tokens that gave way to others.", is_vllms=False),
+    MetricSpec(
+        "memory_budget_bytes",
+        "gauge",
+        "Memory planned for a model, by purpose.",
+        labels=(*MODEL, "part"),
+        values=PARTS,
+        is_vllms=False,
+    ),
+    MetricSpec(
+        "cancelled",
+        "counter",
+        "Requests that were cancelled, by how far they had come.",
+        labels=("phase",),
+        values=PHASES,
+        is_vllms=False,
+    ),
+    _of_http("http_requests_active", "gauge", "HTTP requests being served."),
+    _of_http("http_connections_open", "gauge", "Connections, those beyond the limit not counted."),
+    _of_http("http_connections", "counter", "Connections accepted."),
+    _of_http("http_connections_refused", "counter", "Connections beyond the limit, told so and closed."),
+    _of_http("http_connections_dropped", "counter", "Connections ended because their client did not read."),
+    _of_http("http_received_bytes", "counter", "Bytes that clients sent."),
+    _of_http("http_sent_bytes", "counter", "Bytes written for clients."),
+    MetricSpec(
+        "http_responses",
+        "counter",
+        "Responses by status; 499: the client left before there was one.",
+        labels=("status",),
+        values=STATUSES,
+        is_vllms=False,
+    ),
+    MetricSpec(
+        "cpu_throttled_seconds",
+        "counter",
+        "Time for which the system held this process's cgroup back (cpu.stat).",
+        labels=(),
+        is_vllms=False,
+    ),
+    MetricSpec(
+        "rate_limited",
+        "counter",
+        "Requests refused, by tier and by the limit they met.",
+        labels=("tier", "reason"),
+        values=REFUSALS,
+        is_vllms=False,
+    ),
+    MetricSpec(
+        "retrieval_search_seconds",
+        "histogram",
+        "To search a collection, the query's embedding included.",
+        labels=("mode",),
+        values=MODES,
+        bounds=SECONDS,
+        is_vllms=False,
+    ),
+    MetricSpec("retrieval_hot_hits", "counter", "Searches answered from memory.", labels=(), is_vllms=False),
+    MetricSpec("retrieval_hot_misses", "counter", "Searches that were computed.", labels=(), is_vllms=False),
+    MetricSpec("retrieval_documents_added", "counter", "Documents added or replaced.", labels=(), is_vllms=False),
+    MetricSpec("retrieval_chunks_added", "counter", "Chunks they were cut into.", labels=(), is_vllms=False),
+    MetricSpec("retrieval_collections_open", "gauge", "Collections open now.", labels=(), is_vllms=False),
+    MetricSpec(
+        "retrieval_primed", "counter", "Prompts of hot questions computed while idle.", labels=(), is_vllms=False
+    ),
+    MetricSpec(
+        "cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")
+    ),
+)

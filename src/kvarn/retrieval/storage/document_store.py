@@ -1,0 +1,262 @@
+"""The truth of one collection: documents, chunks and vectors in one SQLite file, a version for every change.
+
+The search indexes are made from it and can always be made again. Knows no HNSW and no BM25.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.errors import StorageError
+from kvarn.retrieval.filters import Condition, to_sql
+from kvarn.retrieval.types import ChunkRecord, Float32, StoredChunk, TextChunk
+
+FILE = "truth.sqlite"
+FORMAT = 1
+BUSY_S = 30.0
+VARIABLES = 500  # in one statement
+CACHE_KIB = 65_536  # of pages: a search reads a few hundred vectors from all over the file
+_TABLES = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS documents (
+  key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL, digest BLOB NOT NULL,
+  metadata TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS documents_by_digest ON documents (digest);
+CREATE TABLE IF NOT EXISTS chunks (
+  key INTEGER PRIMARY KEY AUTOINCREMENT, document INTEGER NOT NULL, ordinal INTEGER NOT NULL, start INTEGER NOT NULL,
+  stop INTEGER NOT NULL, heading TEXT NOT NULL, text TEXT NOT NULL, vector BLOB NOT NULL, version INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS chunks_by_document ON chunks (document);
+CREATE INDEX IF NOT EXISTS chunks_by_version ON chunks (version);
+CREATE TABLE IF NOT EXISTS removed (key INTEGER PRIMARY KEY, version INTEGER NOT NULL);
+"""
+
+
+class DocumentStore:
+    """One SQLite file. Methods may be called from several threads; changes come from one process at a time."""
+
+    def __init__(self, folder: Path, *, is_writable: bool) -> None:
+        self._path = folder / FILE
+        self._lock = threading.RLock()
+        with _storage_errors(self._path):
+            self._reader = _connect_reader(self._path) if not is_writable else _connect(self._path)
+            self._writer = _connect(self._path) if is_writable else None
+            if self._writer is not None:
+                self._writer.executescript(_TABLES)
+        self._reader_lock = threading.RLock()
+        if self.fact("format", FORMAT) != FORMAT:
+            raise StorageError(f"{self._path} was written by another version of Kvarn; index the documents again")
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return int(self.fact("version", 0))
+
+    @property
+    def num_chunks(self) -> int:
+        return int(self._one("SELECT count(*) FROM chunks")[0])
+
+    @property
+    def num_documents(self) -> int:
+        return int(self._one("SELECT count(*) FROM documents")[0])
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """A value about the whole collection."""
+        row = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
+        return row[0][0] if row else default
+
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        with self._transaction() as cursor:
+            cursor.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", list(facts.items()))
+
+    def put(self, entries: Sequence[ChunkRecord]) -> int:
+        """Add or replace documents, all of them or none; returns the new version."""
+        with self._transaction() as cursor:
+            version = self._next_version(cursor)
+            for entry in entries:
+                _remove(cursor, [entry.id], version)
+                _insert(cursor, entry, version)
+        return version
+
+    def remove(self, document_ids: Sequence[str]) -> tuple[int, int]:
+        """Remove documents; returns how many were there, and the version."""
+        with self._transaction() as cursor:
+            version = self._next_version(cursor)
+            return _remove(cursor, document_ids, version), version
+
+    def changed_since(self, version: int) -> tuple[list[int], list[int]]:
+        """Keys of chunks added and removed after a version."""
+        added = [key for (key,) in self._rows("SELECT key FROM chunks WHERE version > ? ORDER BY key", (version,))]
+        removed = [key for (key,) in self._rows("SELECT key FROM removed WHERE version > ? ORDER BY key", (version,))]
+        return added, removed
+
+    def forget_removed(self, version: int) -> None:
+        """Drop the record of removals that every index has seen."""
+        with self._transaction() as cursor:
+            cursor.execute("DELETE FROM removed WHERE version <= ?", (version,))
+
+    def chunks(self, keys: Sequence[int]) -> dict[int, StoredChunk]:
+        """The chunks with these keys; those that are gone are left out."""
+        rows = self._many(
+            "SELECT c.key, d.id, c.ordinal, c.text, c.start, c.stop, c.heading, d.source, d.metadata"
+            " FROM chunks c JOIN documents d ON d.key = c.document WHERE c.key IN ({})",
+            keys,
+        )
+        return {
+            key: StoredChunk(key, document, ordinal, TextChunk(*piece), source, json.loads(metadata))
+            for key, document, ordinal, *piece, source, metadata in rows
+        }
+
+    def vectors(self, keys: Sequence[int]) -> dict[int, Float32]:
+        """The vectors of these chunks, as they were given."""
+        rows = self._many("SELECT key, vector FROM chunks WHERE key IN ({})", keys)
+        return {key: np.frombuffer(blob, np.float32) for key, blob in rows}
+
+    def matching(self, condition: Condition) -> list[int]:
+        """Keys of the chunks whose document meets a condition."""
+        sql, arguments = to_sql(condition)
+        wanted = f"SELECT key FROM documents WHERE {sql}"
+        return [key for (key,) in self._rows(f"SELECT key FROM chunks WHERE document IN ({wanted})", arguments)]
+
+    def documents(self) -> list[dict[str, Any]]:
+        """id, source, metadata and number of chunks of every document."""
+        rows = self._rows(
+            "SELECT d.id, d.source, d.metadata, count(c.key) FROM documents d LEFT JOIN chunks c ON c.document = d.key"
+            " GROUP BY d.key ORDER BY d.id"
+        )
+        return [
+            {"id": id_, "source": source, "metadata": json.loads(metadata), "chunks": chunks}
+            for id_, source, metadata, chunks in rows
+        ]
+
+    def digests(self, document_ids: Sequence[str]) -> dict[str, bytes]:
+        """Content hashes of the documents that are there."""
+        return dict(self._many("SELECT id, digest FROM documents WHERE id IN ({})", document_ids))
+
+    def owners(self, digests: Sequence[bytes]) -> dict[bytes, str]:
+        """Which document has a content hash."""
+        return dict(self._many("SELECT digest, id FROM documents WHERE digest IN ({})", digests))
+
+    def ids_from(self, source: str) -> list[str]:
+        """Documents of a source, or of a folder of sources."""
+        prefix = source.rstrip("/") + "/"
+        sql = "SELECT id FROM documents WHERE source = ? OR substr(source, 1, ?) = ? ORDER BY id"
+        return [id_ for (id_,) in self._rows(sql, (source, len(prefix), prefix))]
+
+    def check(self) -> None:
+        """Raise if the file is damaged or its parts disagree."""
+        with _storage_errors(self._path):
+            verdict = self._one("PRAGMA quick_check")[0]
+            orphans = self._one("SELECT count(*) FROM chunks WHERE document NOT IN (SELECT key FROM documents)")[0]
+        if verdict != "ok" or orphans:
+            raise StorageError(f"{self._path} is damaged ({verdict}, {orphans} orphans); index the documents again")
+
+    def close(self) -> None:
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+
+    def _next_version(self, cursor: sqlite3.Cursor) -> int:
+        cursor.execute("INSERT OR IGNORE INTO facts VALUES ('version', 0)")
+        cursor.execute("UPDATE facts SET value = value + 1 WHERE name = 'version'")
+        return int(cursor.execute("SELECT value FROM facts WHERE name = 'version'").fetchone()[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Cursor]:
+        with self._lock, _storage_errors(self._path):
+            if self._writer is None:
+                raise StorageError(f"{self._path.parent} cannot be changed: it is open for reading only")
+            cursor = self._writer.cursor()
+            cursor.execute("BEGIN IMMEDIATE")
+            try:
+                yield cursor
+                cursor.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    cursor.execute("ROLLBACK")
+                raise
+
+    def _rows(self, sql: str, arguments: Sequence[Any] = ()) -> list[Any]:
+        with self._reader_lock, _storage_errors(self._path):
+            return self._reader.execute(sql, arguments).fetchall()
+
+    def _one(self, sql: str) -> Any:
+        return self._rows(sql)[0]
+
+    def _many(self, sql: str, values: Sequence[Any]) -> Iterable[Any]:
+        """Rows for a list of values of any length."""
+        rows: list[Any] = []
+        for start in range(0, len(values), VARIABLES):
+            part = list(values[start : start + VARIABLES])
+            rows += self._rows(sql.format(",".join("?" * len(part))), part)
+        return rows
+
+
+def _insert(cursor: sqlite3.Cursor, entry: ChunkRecord, version: int) -> None:
+    metadata = json.dumps(dict(entry.metadata), ensure_ascii=False, sort_keys=True)
+    cursor.execute(
+        "INSERT INTO documents (id, source, digest, metadata) VALUES (?, ?, ?, ?)",
+        (entry.id, entry.source, entry.digest, metadata),
+    )
+    document = cursor.lastrowid
+    cursor.executemany(
+        "INSERT INTO chunks (document, ordinal, start, stop, heading, text, vector, version)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (document, ordinal, piece.start, piece.end, piece.heading, piece.text, vector.tobytes(), version)
+            for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True))
+        ],
+    )
+
+
+def _remove(cursor: sqlite3.Cursor, document_ids: Sequence[str], version: int) -> int:
+    num_removed = 0
+    for document_id in document_ids:
+        row = cursor.execute("SELECT key FROM documents WHERE id = ?", (document_id,)).fetchone()
+        if row is None:
+            continue
+        cursor.execute("INSERT INTO removed SELECT key, ? FROM chunks WHERE document = ?", (version, row[0]))
+        cursor.execute("DELETE FROM chunks WHERE document = ?", row)
+        cursor.execute("DELETE FROM documents WHERE key = ?", row)
+        num_removed += 1
+    return num_removed
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+    return connection
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    """Read-only; where the folder forbids the shared-memory file of the log, the file alone, which is whole."""
+    for options in ("mode=ro", "mode=ro&immutable=1"):
+        try:
+            uri = f"{path.absolute().as_uri()}?{options}"
+            connection = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, uri=True, check_same_thread=False)
+            connection.execute("SELECT count(*) FROM facts")
+        except sqlite3.OperationalError:
+            continue
+        return connection
+    raise StorageError(f"{path} cannot be read; check its permissions")
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.ProgrammingError as error:
+        if "closed" in str(error):
+            raise StorageError(f"the collection in {path.parent} was closed; open it again") from None
+        raise
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise StorageError(f"{path}: {error}; what was stored before is kept: check the disk and try again") from error

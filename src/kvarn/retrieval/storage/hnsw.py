@@ -1,0 +1,146 @@
+"""The dense index of one collection: an HNSW graph of unit vectors (usearch).
+
+Built by one thread, so that two equal builds agree. Distances are taken in bf16, and the best candidates are scored
+again from the f32 vectors of the truth. Knows keys and vectors; knows no texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.errors import StorageError
+from kvarn.retrieval.extras import require
+from kvarn.retrieval.search.fusion import top_k
+from kvarn.retrieval.types import Float32, Scored
+
+CONNECTIVITY = 16  # edges of a node; twice as many on the lowest level
+EXPANSION_ADD = 128
+EXPANSION_SEARCH = 96
+ADD_BATCH = 256  # held under the lock: searches wait at most this long
+RESCORE = 20  # candidates beyond those wanted, at least as many as those
+EXACT_SHARE = 0.1  # filters that let less than this pass are scanned exactly
+Vectors = Callable[[Sequence[int]], Mapping[int, Float32]]
+
+
+class DenseIndex:
+    """Nearest neighbours by cosine. Searches may come from several threads, changes from one at a time."""
+
+    def __init__(self, dim: int, seed: int, vectors: Vectors) -> None:
+        self.dim = dim
+        self._seed = seed
+        self._vectors = vectors
+        self._lock = threading.RLock()
+        self._graph = _new_graph(dim)
+
+    def __len__(self) -> int:
+        return len(self._graph)
+
+    def load(self, path: Path) -> None:
+        """Take over a saved graph; raises what usearch raises, or ValueError if it is of another shape."""
+        graph = require("usearch.index").Index.restore(str(path))
+        if graph is None or graph.ndim != self.dim:
+            raise ValueError(f"{path} holds no graph of {self.dim} dimensions")
+        graph.expansion_add, graph.expansion_search = EXPANSION_ADD, EXPANSION_SEARCH
+        self._graph = graph
+
+    def save(self, path: Path) -> None:
+        """Write the graph under a temporary name, then give it its own."""
+        part = path.with_suffix(".part")
+        try:
+            with self._lock:
+                self._graph.save(str(part))
+            with part.open("rb+") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except (OSError, RuntimeError) as error:
+            raise StorageError(f"{path} cannot be written: {error}; nothing is lost, free the disk") from error
+
+    def add(self, keys: Sequence[int], vectors: Float32) -> None:
+        """Insert vectors, in an order drawn from the seed and the first key; known keys are replaced."""
+        if not len(keys):
+            return
+        order = np.random.default_rng([self._seed, int(keys[0])]).permutation(len(keys))
+        chosen = np.asarray(keys, np.uint64)[order]
+        for start in range(0, len(order), ADD_BATCH):
+            part = chosen[start : start + ADD_BATCH]
+            with self._lock:
+                self._drop(part)
+                self._graph.add(part, vectors[order[start : start + ADD_BATCH]], threads=1)
+
+    def remove(self, keys: Sequence[int]) -> None:
+        """Take vectors out of the graph."""
+        with self._lock:
+            self._drop(np.asarray(keys, np.uint64))
+
+    def search(self, query: Float32, k: int, allowed: Sequence[int] | None = None) -> list[Scored]:
+        """The k nearest, best first; only among allowed ones if those are given."""
+        if allowed is None:
+            return self._rescored(query, self._nearest(query, _num_rescored(k)), k)
+        if len(allowed) > EXACT_SHARE * len(self):
+            enough = _num_rescored(k)
+            wanted = min(len(self), 2 * enough * len(self) // len(allowed))
+            passing = set(allowed)
+            found = [key for key in self._nearest(query, wanted) if key in passing]
+            if len(found) >= enough:
+                return self._rescored(query, found[:enough], k)
+        return self._scan(query, allowed, k)
+
+    def _nearest(self, query: Float32, count: int) -> list[int]:
+        with self._lock:
+            if not len(self._graph):
+                return []
+            self._graph.expansion_search = max(EXPANSION_SEARCH, count)
+            matches = self._graph.search(query, min(count, len(self._graph)), threads=1)
+        return [int(key) for key in matches.keys]
+
+    def _scan(self, query: Float32, allowed: Sequence[int], k: int) -> list[Scored]:
+        """Score all allowed ones in the graph's precision, then the best of them exactly."""
+        keys = np.asarray(allowed, np.uint64)
+        with self._lock:
+            keys = keys[self._graph.contains(keys)] if len(keys) else keys
+            if not len(keys):
+                return []
+            scores = np.asarray(self._graph.get(keys, np.float32), np.float32) @ query
+        count = min(_num_rescored(k), len(keys))
+        best = np.argpartition(-scores, count - 1)[:count]
+        return self._rescored(query, [int(key) for key in keys[best]], k)
+
+    def _rescored(self, query: Float32, keys: Sequence[int], k: int) -> list[Scored]:
+        vectors = self._vectors(keys)
+        if not vectors:
+            return []
+        scores = np.array(list(vectors.values()), np.float32) @ query
+        return top_k(zip(vectors, scores.tolist(), strict=True), k)
+
+    def _drop(self, keys: Any) -> None:
+        known = keys[self._graph.contains(keys)] if len(keys) and len(self._graph) else keys[:0]
+        for key in known:
+            self._graph.remove(int(key))
+
+
+def _num_rescored(k: int) -> int:
+    return k + max(k, RESCORE)
+
+
+def file_digest(path: Path) -> str:
+    """What a file must still hash to when it is opened again."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _new_graph(dim: int) -> Any:
+    return require("usearch.index").Index(
+        ndim=dim,
+        metric="ip",
+        dtype="bf16",
+        connectivity=CONNECTIVITY,
+        expansion_add=EXPANSION_ADD,
+        expansion_search=EXPANSION_SEARCH,
+    )

@@ -1,0 +1,64 @@
+"""Samplers of the user's own: a registry by name, filled by register_sampler. docs/adding-a-sampler.md shows one.
+
+A sampler is a function sampler(logits, token_ids, draw) -> token id:
+    logits     float32 (vocabulary), with bias and penalties applied, before temperature; yours to change.
+               -inf: the request's constraint does not allow that token, and choosing it is an error
+    token_ids  prompt and answer so far
+    draw()     the next of the random numbers in [0, 1) that belong to this request's seed and this position
+With these it gives the same token whenever the request is run again, whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.errors import ConfigError, InvalidParameter
+from kvarn.sampling.philox import USER_SAMPLER, uniform
+from kvarn.sampling.sampler import ChosenToken, penalised
+from kvarn.sampling.token_masks import is_allowed
+
+Float32 = npt.NDArray[np.float32]
+Draw = Callable[[], float]
+SamplerFunction = Callable[[Float32, Sequence[int], Draw], int]
+
+MAX_NAME = 64
+
+_samplers: dict[str, SamplerFunction] = {}
+
+
+def register_sampler(name: str, function: SamplerFunction) -> None:
+    """Make a sampler available as SamplingParams(sampler=name); a second one of that name takes its place."""
+    if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
+        raise ConfigError(f"the name of a sampler is {name!r:.80}; give a string of 1 to {MAX_NAME} characters")
+    if not callable(function):
+        raise ConfigError(
+            f"sampler {name!r} is {function!r:.80}; give a function (logits, token_ids, draw) -> token id"
+        )
+    _samplers[name] = function
+
+
+def find_sampler(name: str) -> SamplerFunction:
+    """The sampler of that name, or a refusal that names the known ones."""
+    if name not in _samplers:
+        known = ", ".join(sorted(_samplers)) or "none"
+        raise InvalidParameter(f"sampler is {name!r:.80}; registered with kvarn.register_sampler: {known}")
+    return _samplers[name]
+
+
+def choose_by(function: SamplerFunction, logits: Float32, choice: ChosenToken, token_ids: Sequence[int]) -> int:
+    """Let a user's sampler choose; what it returns is checked."""
+    purposes = itertools.count(USER_SAMPLER)
+
+    def draw() -> float:
+        return uniform(choice.seed, choice.position, choice.choice, next(purposes), choice.draw)
+
+    token_id = function(penalised(logits, choice), tuple(token_ids), draw)
+    if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):
+        raise ValueError(f"it returned {token_id!r:.80}, not a token id below {len(logits)}")
+    if choice.mask is not None and not is_allowed(choice.mask, int(token_id)):
+        raise ValueError(f"it returned token {token_id}, which the constraint does not allow (its logit was -inf)")
+    return int(token_id)

@@ -1,0 +1,154 @@
+"""Who is calling: API keys, hashed at rest in a TOML file that is read again when it changes.
+
+A key itself is known to its owner only. Here are SHA-256 digests: a key is 256 random bits, so there is nothing to
+guess and no salt to add. Knows no HTTP beyond the values of two headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from kvarn.errors import AuthError, ConfigError
+from kvarn.server.access.keyfile import KeyEntry, read_keys
+from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier
+
+log = logging.getLogger("kvarn.server.keys")
+
+LOOK_EVERY_S = 0.5  # at the file: a revoked key works no longer than this
+BEARER = re.compile(rb"bearer +([^ ]+)", re.IGNORECASE)
+# RFC 6750 calls it b64token; nothing else can be a key, so nothing else is hashed.
+KEY = re.compile(rb"[A-Za-z0-9._~+/-]{1,256}={0,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """On whose behalf a request runs."""
+
+    key_id: str  # the key's name; never the key
+    tier: Tier
+    tenant: str  # salts the prefix cache: keys of one group share what they computed, nobody else does
+
+
+ANONYMOUS = Principal("anonymous", UNLIMITED, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The file as last read."""
+
+    entries: tuple[KeyEntry, ...]
+    signature: tuple[int, int, int]  # of the file: when, how long, which
+
+
+class KeyRing:
+    """All keys of one file; without a file everybody is the anonymous principal."""
+
+    def __init__(self, path: Path | None, tiers: Mapping[str, Tier] | None = None) -> None:
+        """Read the file, or raise what is wrong with it."""
+        self._path = path
+        self._tiers = dict(DEFAULT_TIERS if tiers is None else tiers)
+        self._keys = _Keys((), (0, 0, 0))
+        self._looked_at = time.monotonic()
+        if path is not None:
+            self._keys = _read(path)
+            self._check_tiers()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may call, because there are no keys at all."""
+        return self._path is None
+
+    def authenticate(self, authorization: Sequence[bytes] = (), api_key: Sequence[bytes] = ()) -> Principal:
+        """Tell who calls from the values of the Authorization and x-api-key headers."""
+        if self.is_open:
+            return ANONYMOUS
+        self.refresh()
+        entry = self._find(_given_key(authorization, api_key))
+        if entry is None or entry.is_revoked or entry.has_expired(datetime.now().astimezone()):
+            # The same words for all of them: whether a key ever was one is nobody's business.
+            raise AuthError("this API key is not known here, or no longer valid; give another", reason="invalid")
+        tier = self._tiers.get(entry.tier)
+        if tier is None:
+            raise AuthError(f"tier {entry.tier!r:.80} of this key is not served here", reason="forbidden")
+        return Principal(entry.name, tier, entry.group)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; one that cannot be read leaves the keys as they were."""
+        assert self._path is not None
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        try:
+            if _signature(self._path) == self._keys.signature:
+                return
+            if not self._path.is_file():  # a pipe would keep all requests waiting
+                raise ConfigError("it is no regular file any more")
+            self._keys = _read(self._path)
+            log.info("%d API keys are valid now", len(self._keys.entries))
+        except (OSError, ConfigError) as error:
+            log.error("the API keys were not read again, those from before stay valid: %s", error)
+        except Exception as error:  # whatever is wrong with a file must not reach those who have a key
+            log.error("the API keys were not read again, those from before stay valid: %s", type(error).__name__)
+
+    def _find(self, key: bytes) -> KeyEntry | None:
+        """Compare with every key, so that the time tells nothing about any of them."""
+        digest = hashlib.sha256(key).digest()
+        found: KeyEntry | None = None
+        for entry in self._keys.entries:
+            is_equal = hmac.compare_digest(entry.digest, digest)
+            found = (found, entry)[is_equal]
+        return found
+
+    def _check_tiers(self) -> None:
+        for entry in self._keys.entries:
+            if entry.tier not in self._tiers:
+                raise ConfigError(
+                    f"key {entry.name!r:.80} has tier {entry.tier!r:.80}; choose one of {', '.join(self._tiers)} "
+                    "or configure it under [tiers]"
+                )
+
+
+def _given_key(authorization: Sequence[bytes], api_key: Sequence[bytes]) -> bytes:
+    if not authorization and not api_key:
+        raise AuthError("no API key was given; send it as `Authorization: Bearer KEY`", reason="missing")
+    if len(authorization) > 1 or len(api_key) > 1:
+        raise AuthError("more than one API key was given; send one", reason="invalid")
+    given = {*(_bearer(value) for value in authorization), *api_key}
+    if len(given) > 1:
+        raise AuthError("Authorization and x-api-key differ; send one of them", reason="invalid")
+    (key,) = given
+    if not KEY.fullmatch(key):
+        raise AuthError("what was given is no API key: letters, digits and -._~+/ make one", reason="invalid")
+    return key
+
+
+def _bearer(value: bytes) -> bytes:
+    match = BEARER.fullmatch(value)
+    if match is None:
+        raise AuthError("the Authorization header is not `Bearer KEY`", reason="invalid")
+    return match[1]
+
+
+def _read(path: Path) -> _Keys:
+    # The signature first: a change while reading is then seen the next time.
+    try:
+        signature = _signature(path)
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
+    return _Keys(tuple(read_keys(path)), signature)
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,270 @@
+"""Body and answer of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+
+from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
+from kvarn.server.api.schema import Answer, Body
+from kvarn.server.collections.schema import RetrievalBody
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 128
+MAX_SCHEMA_NAME = 64
+
+
+def _require_false(value: bool) -> bool:
+    if value:
+        raise ValueError("nothing is stored here; give false or leave it out")
+    return value
+
+
+Never = Annotated[bool, AfterValidator(_require_false), WithJsonSchema({"const": False})]
+
+
+class TextPart(Body):
+    """Text; other kinds of parts are not read here."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+Speaker = Annotated[
+    str | None, Field(description="Told to the chat template; without effect on models whose template does not read it")
+]
+
+
+class CalledFunction(Body):
+    """A function and its arguments, as JSON in a string."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})  # the client's own, beside arguments
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str
+
+
+class ToolCallPart(Body):
+    """A call the model made earlier."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"index"})  # its place in a stream
+    id: str = Field(min_length=1, max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class InstructionMessage(Body):
+    """What the operator wants."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    role: Literal["system", "developer"]
+    content: Content
+    name: Speaker = None
+
+
+class UserMessage(Body):
+    """What the user says."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    role: Literal["user"]
+    content: Content
+    name: Speaker = None
+
+
+class AssistantMessage(Body):
+    """What the model said; content may be left out beside tool_calls."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "annotations", "parsed"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"audio", "function_call", "refusal"})
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: Speaker = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCallPart], Field(max_length=MAX_TOOLS)] | None = None
+
+
+class ToolMessage(Body):
+    """What a called function returned."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str = Field(min_length=1, max_length=256)
+    name: Speaker = None
+
+
+def _role(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    role = "system" if role == "developer" else role
+    return role if isinstance(role, str) else "?"
+
+
+ChatMessage = Annotated[
+    Annotated[InstructionMessage, Tag("system")]
+    | Annotated[UserMessage, Tag("user")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")],
+    Discriminator(
+        _role,
+        custom_error_type="unknown_role",
+        custom_error_message="give an object with a role of system, developer, user, assistant or tool",
+    ),
+]
+
+
+class FunctionDefinition(Body):
+    """A function the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = Field(None, max_length=16_384)
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """Functions are the only tools."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Body):
+    """Names a function."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The model must call this one."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchemaFormat(Body):
+    """A schema the answer validates against."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"description"})
+    name: str = Field(min_length=1, max_length=MAX_SCHEMA_NAME)
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Body):
+    """JSON that validates."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaFormat
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class ChatBody(SamplingBody):
+    """A conversation, and how to go on with it."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+        | {"prediction"}  # would make the answer come faster, not different
+    )
+    REFUSED: ClassVar[frozenset[str]] = frozenset(
+        {"audio", "web_search_options", "functions", "function_call", "reasoning_effort", "verbosity"}
+        | {"chat_template", "best_of", "suffix", "echo", "moderation", "prompt_cache_options"}
+    )
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: int | None = Field(None, ge=1, le=INT31)
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT31)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[Literal["text"]] | None = None
+    store: Never | None = None
+    retrieval: RetrievalBody | None = None
+
+
+class ChatTopLogprob(Answer):
+    """A token and its log-probability; bytes are the token's own, which need not be whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(ChatTopLogprob):
+    """One token of the answer, the one that ended it included."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(Answer):
+    """One entry for each token of the answer."""
+
+    content: list[ChatLogprob]
+
+
+class ChatFunction(Answer):
+    """A function the model wants to be called."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Answer):
+    """A call, to be answered by a message with role tool and this id."""
+
+    id: str
+    type: Literal["function"]
+    function: ChatFunction
+
+
+class ChatAnswerMessage(Answer):
+    """What the model said, apart from what it thought and what it calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ChatToolCall] | None = None
+
+
+FinishReasonAnswer = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+class ChatChoice(Answer):
+    """One of the n answers."""
+
+    index: int
+    message: ChatAnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReasonAnswer
+
+
+class ChatAnswer(Answer):
+    """The whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    system_fingerprint: str
+    prompt_logprobs: list[ChatLogprob | None] | None = None

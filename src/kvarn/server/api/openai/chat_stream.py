@@ -1,0 +1,168 @@
+"""A chat as a stream of chunks. Text is written by hand around one constant frame: this runs once for every token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from kvarn.diffusion import CanvasView
+from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
+from kvarn.server.api.openai.logprobs import chat_logprobs
+from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.tokenizer.canvas import canvas_text
+from kvarn.types import FinishReason, TokenEvent, Usage
+
+if TYPE_CHECKING:
+    from kvarn.server.chat.conversation import Conversation
+    from kvarn.server.chat.generation import Generation
+    from kvarn.tokenizer.tokenizer import Tokenizer
+
+ROLE = '{"role":"assistant","content":""}'
+ROLE_WITH_TOOLS = '{"role":"assistant","content":null}'  # an answer of calls alone has no content
+EMPTY = '{"content":""}'
+
+
+class ChunkFrame:
+    """The part of a chunk that never changes."""
+
+    def __init__(self, heading: Envelope, *, has_usage: bool) -> None:
+        written = json.dumps(heading.fields(), separators=(",", ":"))
+        self._head = f'data: {written[:-1]},"choices":['
+        self._tail = '],"usage":null}\n\n' if has_usage else "]}\n\n"
+
+    def chunk(self, choice: str) -> str:
+        """One event with one choice, given as JSON."""
+        return f"{self._head}{choice}{self._tail}"
+
+    def canvas_chunk(self, index: int, canvas: CanvasView, tokenizer: Tokenizer) -> str:
+        """A step of a diffusion model: an event without a choice, which clients that do not know it pass over."""
+        fields = {
+            "index": index,
+            "step": canvas.step,
+            "block": [canvas.block_start, canvas.block_end],
+            "token_ids": canvas.token_ids,
+            "text": canvas_text(tokenizer, canvas.token_ids),
+        }
+        return f'{self._head}],"diffusion":{_json(fields)}{self._tail.removeprefix("]")}'
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The last event, which has no choice."""
+        written = json.dumps(usage_fields(usage), separators=(",", ":"))
+        return f'{self._head}],"usage":{written}}}\n\n'.encode()
+
+
+class ChatChoiceStream:
+    """One of the n answers, event by event."""
+
+    def __init__(
+        self,
+        index: int,
+        frame: ChunkFrame,
+        tokenizer: Tokenizer,
+        reader: OutputStream | None,
+        *,
+        has_tools: bool = False,
+    ) -> None:
+        """reader: None when the text needs no parsing; has_tools: the answer may be calls."""
+        self._index = index
+        self._frame = frame
+        self._tokenizer = tokenizer
+        self._reader = reader
+        self._has_tools = has_tools
+        self._has_begun = False
+        self._has_calls = False
+        self._has_content = not has_tools  # the first chunk has it, if nothing else may come
+        self._before, _, self._after = self._chunk('{"content":@}').rpartition("@")  # around the text of a plain chunk
+
+    def chunks(self, event: TokenEvent) -> str:
+        """The chunks of one event, often one, sometimes none."""
+        if event.canvas is not None:
+            return self._frame.canvas_chunk(self._index, event.canvas, self._tokenizer)
+        if self._is_plain(event):
+            return f"{self._before}{json.dumps(event.text)}{self._after}" if event.text else ""
+        logprobs = "null"
+        if event.logprob is not None:
+            logprobs = _json({"content": chat_logprobs(self._tokenizer, [event.logprob])})
+        deltas = self._deltas(event)
+        if not deltas and event.logprob is not None:
+            deltas = ["{}" if self._has_tools else EMPTY]
+        written = [] if self._has_begun else [self._chunk(ROLE_WITH_TOOLS if self._has_tools else ROLE)]
+        self._has_begun = True
+        for delta in deltas:
+            written.append(self._chunk(delta, logprobs))
+            logprobs = "null"
+        reason = event.finish_reason
+        if reason is not None and reason is not FinishReason.DEADLINE:  # an error tells about that
+            written.append(self._last_chunk(reason))
+        return "".join(written)
+
+    def _last_chunk(self, reason: FinishReason) -> str:
+        """Why it ended; an answer without calls has content, if only an empty one."""
+        is_cut = self._reader is not None and self._reader.is_cut
+        word = finish_word(reason, has_whole_calls=self._has_calls and not is_cut)
+        return self._chunk("{}" if self._has_content or self._has_calls else EMPTY, finish=f'"{word}"')
+
+    def _is_plain(self, event: TokenEvent) -> bool:
+        """Text and nothing else, as almost all events are."""
+        has_more = event.finish_reason is not None or event.logprob is not None
+        return self._has_begun and self._reader is None and not has_more
+
+    def _chunk(self, delta: str, logprobs: str = "null", finish: str = "null") -> str:
+        return self._frame.chunk(
+            f'{{"index":{self._index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
+        )
+
+    def _deltas(self, event: TokenEvent) -> list[str]:
+        if self._reader is None:
+            return ['{"content":' + json.dumps(event.text) + "}"] if event.text else []
+        deltas = list(self._reader.push(event.text)) if event.text else []
+        if event.finish_reason is not None:
+            deltas += self._reader.end()
+        return [self._written(delta) for delta in deltas]
+
+    def _written(self, delta: Delta) -> str:
+        match delta:
+            case ContentDelta():
+                self._has_content = True
+                return _json({"content": delta.text})
+            case ReasoningDelta():
+                return _json({"reasoning_content": delta.text})
+            case ToolCallStart():
+                self._has_calls = True
+                function = {"name": delta.name, "arguments": ""}
+                call = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+                return _json({"tool_calls": [call]})
+            case ToolCallArguments():
+                return _json({"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]})
+
+
+async def chat_events(
+    generation: Generation, heading: Envelope, chat: Conversation, *, has_usage: bool
+) -> AsyncIterator[bytes]:
+    """Everything but [DONE]."""
+    frame = ChunkFrame(heading, has_usage=has_usage)
+    tokenizer = generation.served.llm.llm.tokenizer
+    has_tools = bool(chat.plan(generation.served).tools)
+    choices = [
+        ChatChoiceStream(index, frame, tokenizer, _reader(generation, chat, index), has_tools=has_tools)
+        for index in range(chat.params.n)
+    ]
+    async for batch in generation.batches():
+        written = "".join([choices[event.token.choice].chunks(event.token) for event in batch])
+        if written:
+            yield written.encode()
+    if has_usage:
+        yield frame.usage_chunk(generation.usage())
+
+
+def _reader(generation: Generation, chat: Conversation, choice: int) -> OutputStream | None:
+    form = generation.served.output_format
+    if form.reasoning is None and not chat.tools:
+        return None
+    return OutputStream(form, chat.tool_names, chat.circumstances(generation, choice))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,94 @@
+"""Body and answer of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from kvarn.server.api.openai.chat_schema import ChatLogprob
+from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
+from kvarn.server.api.schema import Answer
+
+Prompts = list[str] | list[list[int]]
+MAX_PROMPTS = 1024
+
+
+def _listed(given: Any) -> Prompts:
+    """Texts or lists of token ids; a single one becomes a list."""
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, list) or not given:
+        raise ValueError("give a text, token ids, or a list of them that is not empty")
+    if _is_id(given[0]):
+        given = [given]
+    if len(given) > MAX_PROMPTS:
+        raise ValueError(f"{len(given):,} prompts are too many, at most {MAX_PROMPTS:,} are allowed")
+    if not all(isinstance(one, type(given[0])) for one in given) or not isinstance(given[0], str | list):
+        raise ValueError("give texts only, or lists of token ids only")
+    for one in given:
+        if not one:
+            raise ValueError("a prompt is empty; give at least one character or token")
+        if isinstance(one, list) and not all(_is_id(token_id) and 0 <= token_id <= INT31 for token_id in one):
+            raise ValueError("token ids are whole numbers from 0 to the size of the vocabulary")
+    prompts: Prompts = given
+    return prompts
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT31}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ]
+}
+
+
+class CompletionBody(SamplingBody):
+    """Texts to continue. Without max_tokens an answer has at most 16 tokens, as at OpenAI."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"suffix", "messages", "tools", "response_format"})
+    prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_PROMPT_SCHEMA)]  # Prompts
+    max_tokens: int | None = Field(None, ge=0, le=INT31, description="0 with echo only: nothing is generated")
+    echo: bool | None = Field(None, description="The prompt stands before the answer")
+    logprobs: TopLogprobs | None = None
+    best_of: int | None = Field(None, ge=1, le=1, description="More are not supported; use n")
+
+
+class LegacyLogprobs(Answer):
+    """Lists of the same length: one entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """One answer; index counts through all prompts and their n answers."""
+
+    index: int
+    text: str
+    logprobs: LegacyLogprobs | None
+    finish_reason: Literal["stop", "length", "cancelled"]
+    prompt_logprobs: list[ChatLogprob | None] | None = None
+
+
+class CompletionAnswer(Answer):
+    """All answers."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageAnswer
+    system_fingerprint: str

@@ -1,0 +1,120 @@
+"""POST /v1/embeddings: one vector for each input, computed a few at a time so that others get their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.errors import BackendError, DeadlineExceeded
+from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody, Inputs
+from kvarn.server.api.schema import InvalidField, body_of, parse
+from kvarn.server.call import Call, Charged
+from kvarn.server.chat.prompt_limits import encode_bounded
+from kvarn.server.failures import ClientGone
+from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.process.lifecycle import ShuttingDown
+from kvarn.types import Usage
+from kvarn.vectors import Float32
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+    from kvarn.server.models.model_pool import ServedModel
+
+router = APIRouter(tags=["embeddings"])
+BATCH_TOKENS = 2048  # paid for when they are done; the engine cuts them smaller
+Ids = Sequence[Sequence[int]]
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingsAnswer, openapi_extra=body_of(EmbeddingsBody))
+async def embed(call: Charged) -> Response:
+    """Turn texts or token ids into vectors. For encoder models such as minilm."""
+    body = parse(EmbeddingsBody, await call.json(), call)
+    served = await call.use_model(body.model)
+    llm = served.llm.llm
+    ids = await while_awaited(call, asyncio.to_thread(_encode, llm, body))
+    num_tokens = sum(map(len, ids))
+    call.reserve(num_tokens)
+    vectors = await _embed(call, served, body, ids)
+    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    content = await while_awaited(call, asyncio.to_thread(_written, vectors, body, num_tokens))
+    return Response(content, headers=call.headers, media_type="application/json")
+
+
+def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
+    """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
+    llm.vectors.pooling(body.pooling)
+    if body.dimensions is not None and body.dimensions > llm.spec.width:
+        raise InvalidField(
+            f"dimensions is {body.dimensions:,}, the model's vectors have {llm.spec.width:,}; give at most that many",
+            "dimensions",
+        )
+    inputs: Inputs = body.input
+    ids = [_encoded(llm, one) for one in inputs]
+    for one in ids:
+        llm.admission.check_tokens("input", one)
+        llm.admission.check_length(len(one), llm.context)
+    return ids
+
+
+def _encoded(llm: LLM, one: str | list[int]) -> list[int]:
+    return encode_bounded(llm, one, "input") if isinstance(one, str) else one
+
+
+async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids) -> Float32:
+    """Vectors of the wished length; only what was computed is paid for, also when the client goes away."""
+    num_used = 0
+    vectors = []
+    try:
+        for batch in _batches(ids):
+            work = served.llm.embed(batch, body.pooling, normalize=False)
+            vectors.append(await while_awaited(call, work))
+            num_used += sum(map(len, batch))
+    except BackendError as error:
+        call.state.metrics.request_failed(served.id, error)
+        raise
+    except (ClientGone, DeadlineExceeded, ShuttingDown):
+        call.state.metrics.request_abandoned(served.id, Usage(num_used, 0), "prefill")
+        raise
+    finally:
+        call.reservation.settle(num_used)
+    wanted = np.concatenate(vectors)[:, : body.dimensions]
+    return _normalized(wanted) if body.normalize else wanted
+
+
+def _batches(ids: Ids) -> Iterator[Ids]:
+    batch: list[Sequence[int]] = []
+    num_tokens = 0
+    for one in ids:
+        if batch and num_tokens + len(one) > BATCH_TOKENS:
+            yield batch
+            batch, num_tokens = [], 0
+        batch.append(one)
+        num_tokens += len(one)
+    yield batch
+
+
+def _normalized(vectors: Float32) -> Float32:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
+
+
+def _written(vectors: Float32, body: EmbeddingsBody, num_tokens: int) -> bytes:
+    """Runs in a worker thread, vector by vector: one dump of them all would hold everybody up for a second."""
+    usage = json.dumps({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
+    written = (_one(index, vector, body.encoding_format) for index, vector in enumerate(vectors))
+    head = f'{{"object":"list","model":{json.dumps(body.model)},"usage":{usage},"data":['
+    return (head + ",".join(written) + "]}").encode()
+
+
+def _one(index: int, vector: Float32, encoding: str) -> str:
+    is_text = encoding == "base64"
+    embedding = base64.b64encode(vector.astype("<f4").tobytes()).decode() if is_text else vector.tolist()
+    return json.dumps({"object": "embedding", "index": index, "embedding": embedding}, separators=(",", ":"))

@@ -1,0 +1,57 @@
+"""What every answer in the OpenAI manner begins and ends with: id, time, model, fingerprint, usage."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvarn import __version__
+from kvarn.types import FinishReason, Usage
+
+if TYPE_CHECKING:
+    from kvarn.server.call import Call
+    from kvarn.server.models.model_pool import ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The same for all chunks of one answer."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @staticmethod
+    def make(call: Call, served: ServedModel, prefix: str, kind: str) -> Envelope:
+        return Envelope(f"{prefix}{call.id}", kind, int(time.time()), served.id, fingerprint(served))
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+def fingerprint(served: ServedModel) -> str:
+    """Build, weights and kernels: with the same three, the same request gives the same bytes."""
+    return f"kvarn-{__version__}-{(served.card.digest or 'local')[:12]}-{served.llm.llm.isa}"
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def finish_word(reason: FinishReason, *, has_whole_calls: bool = False) -> str:
+    """OpenAI's word for the end of an answer; `cancelled`, which it does not have, is ours."""
+    return "tool_calls" if has_whole_calls and reason is FinishReason.STOP else str(reason)

@@ -1,0 +1,123 @@
+"""A body of /v1/responses as the chat the engine knows: OpenAI messages, tools and tool choice. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvarn.server.api.responses.schema import (
+    FunctionCallItem,
+    FunctionChoice,
+    FunctionOutputItem,
+    FunctionTool,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ResponsesBody,
+    ResponseSchemaFormat,
+    ResponseTextPart,
+)
+from kvarn.server.api.schema import InvalidField
+
+ChatMessage = dict[str, Any]
+WITH_LOGPROBS = "message.output_text.logprobs"  # of include
+
+
+def chat_fields(body: ResponsesBody) -> dict[str, Any]:
+    """The same conversation as a body of /v1/chat/completions."""
+    has_logprobs = body.top_logprobs is not None or WITH_LOGPROBS in (body.include or ())
+    fields = {
+        "model": body.model,
+        "messages": chat_messages(body),
+        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "tool_choice": _tool_choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _response_format(body),
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "logprobs": has_logprobs or None,
+        "top_logprobs": body.top_logprobs,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def chat_messages(body: ResponsesBody) -> list[ChatMessage]:
+    """The conversation, its instructions first."""
+    system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    if isinstance(body.input, str):
+        return [*system, {"role": "user", "content": body.input}]
+    _check_outputs(body.input)
+    return [*system, *_items(body.input)]
+
+
+def _tool_choice(choice: str | FunctionChoice | None) -> str | dict[str, Any] | None:
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
+
+
+def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
+    given = None if body.text is None else body.text.format
+    if given is None or given.type == "text":
+        return None
+    if not isinstance(given, ResponseSchemaFormat):
+        return {"type": "json_object"}
+    schema = {"name": given.name, "schema": given.schema_}
+    return {"type": "json_schema", "json_schema": schema if given.strict is None else schema | {"strict": given.strict}}
+
+
+def _items(items: Iterable[Item]) -> list[ChatMessage]:
+    """Reasoning, text and calls that stand next to each other are one message of the assistant."""
+    messages: list[ChatMessage] = []
+    for item in items:
+        if isinstance(item, FunctionOutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append({"role": item.role, "content": _text(item.content)})
+        else:
+            _extend(_open_turn(messages, is_text=isinstance(item, MessageItem)), item)
+    return messages
+
+
+def _check_outputs(items: Iterable[Item]) -> None:
+    """An output answers a call that was made before it."""
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        if isinstance(item, FunctionOutputItem) and item.call_id not in called:
+            where = f"input.{index}"
+            raise InvalidField(f"{where} is the output of a call that no item before it has", f"{where}.call_id")
+
+
+def _open_turn(messages: list[ChatMessage], *, is_text: bool) -> ChatMessage:
+    """The assistant's message that an item belongs to; a second text begins a second message."""
+    if not messages or messages[-1]["role"] != "assistant" or (is_text and messages[-1]["content"]):
+        messages.append({"role": "assistant", "content": ""})
+    return messages[-1]
+
+
+def _extend(turn: ChatMessage, item: MessageItem | FunctionCallItem | ReasoningItem) -> None:
+    match item:
+        case MessageItem():
+            turn["content"] += _text(item.content)
+        case FunctionCallItem():
+            function = {"name": item.name, "arguments": item.arguments}
+            turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+        case ReasoningItem():
+            thoughts = "".join(part.text for part in item.content or ())
+            if thoughts:
+                turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    given = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    return {
+        "type": "function",
+        "function": {"name": tool.name} | {name: value for name, value in given.items() if value is not None},
+    }
+
+
+def _text(content: str | Sequence[ResponseTextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)

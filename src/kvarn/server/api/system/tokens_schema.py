@@ -1,0 +1,68 @@
+"""Bodies and answers of /tokenize, /detokenize and /apply-template."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
+from kvarn.server.api.openai.sampling_schema import TokenId
+from kvarn.server.api.schema import Answer, Body
+
+MAX_TOKENS = 2**20
+_TEMPLATES: frozenset[str] = frozenset({"chat_template"})  # a template from a request is never run
+
+
+class ChatTextBody(Body):
+    """A conversation to be written by the model's chat template."""
+
+    REFUSED: ClassVar[frozenset[str]] = _TEMPLATES
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(Body):
+    """A text or a conversation to be cut into tokens."""
+
+    REFUSED: ClassVar[frozenset[str]] = _TEMPLATES
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    """Tokens to be turned into text."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    skip_special_tokens: bool = False
+
+
+class TokenizeAnswer(Answer):
+    """The tokens, and how many of them the model's context holds."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeAnswer(Answer):
+    """The text of the tokens."""
+
+    prompt: str
+
+
+class ChatTextAnswer(Answer):
+    """What the template wrote."""
+
+    prompt: str

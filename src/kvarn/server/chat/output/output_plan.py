@@ -1,0 +1,105 @@
+"""All that tools and reasoning change about one chat request, from its prompt to its answer.
+
+1. OutputPlan.of(served.output_format, tools, choice, is_parallel) refuses what cannot be done.
+2. messages() and template_tools go into the prompt, constraint() and visible_ids into the submission.
+3. circumstances() goes into OutputStream or parse_output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.output_stream import AnswerContext
+from kvarn.server.chat.output.tool_grammar import after_reasoning, is_enforced, tool_constraint
+from kvarn.server.chat.output.tool_prompt import with_tools
+from kvarn.server.chat.output.tool_results import in_order_of_calls
+from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
+from kvarn.structured.constraints import Constraint
+
+TAIL_TOKENS = 16  # of the prompt: enough for a tag that opens reasoning and the white space after it
+
+
+class SkippingDecoder(Protocol):
+    """What is needed of a tokenizer."""
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, at_start: bool = True) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPlan:
+    """Checked tools, in the manner of one model. Tools that may not be called are left out altogether."""
+
+    format: OutputFormat
+    tools: tuple[ToolSpec, ...]
+    choice: ToolChoice
+    is_parallel: bool
+    given: tuple[Mapping[str, Any], ...]  # the tools in OpenAI's form, for templates
+
+    @staticmethod
+    def of(
+        format: OutputFormat,
+        tools: Sequence[Mapping[str, Any]] = (),
+        choice: ToolChoice | None = None,
+        is_parallel: bool = True,
+    ) -> OutputPlan:
+        """Check tools and choice against each other and the model, or raise InvalidField."""
+        checked = check_tools(tools)
+        choice = choice or "auto"
+        check_choice(checked, choice)
+        if choice == "none" or not checked:
+            return OutputPlan(format, (), "none", is_parallel, ())
+        if format.tool_format is None:
+            raise InvalidField(
+                "the model's chat template writes tool calls in a form that Kvarn does not read; leave tools out, set "
+                'tool_choice to "none", or ask another model',
+                "tools",
+            )
+        return OutputPlan(format, checked, choice, is_parallel, tuple(tools))
+
+    @property
+    def template_tools(self) -> list[Mapping[str, Any]] | None:
+        """Tools for the chat template; None where it has no place for them or there are none."""
+        return list(self.given) if self.given and self.format.shows_tools else None
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The conversation as the template can write it."""
+        ordered = in_order_of_calls(messages)
+        if self.format.shows_tools:
+            return ordered
+        return with_tools(ordered, self.tools, takes_system=self.format.takes_system)
+
+    @property
+    def visible_ids(self) -> frozenset[int]:
+        """Control tokens that must stay in the text of the answer."""
+        return self.format.visible_ids(has_tools=bool(self.tools))
+
+    def constraint(
+        self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], wanted: Constraint | None = None
+    ) -> Constraint | None:
+        """On the whole answer, reasoning included: what makes the model call, or what the caller wanted."""
+        assert wanted is None or not self.tools
+        is_open = self.opens_reasoning(tokenizer, prompt_ids)
+        if wanted is not None:
+            return after_reasoning(self.format, wanted) if is_open else wanted
+        return tool_constraint(
+            self.format, self.tools, self.choice, is_parallel=self.is_parallel, starts_in_reasoning=is_open
+        )
+
+    def circumstances(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
+        """What OutputStream and parse_output need beside the text; give each answer a seed of its own."""
+        return AnswerContext(
+            id_seed,
+            is_enforced(self.tools, self.choice, is_parallel=self.is_parallel),
+            self.opens_reasoning(tokenizer, prompt_ids),
+        )
+
+    def opens_reasoning(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends with the tag that opens the reasoning, as some templates have it."""
+        if self.format.reasoning is None:
+            return False
+        tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special=False, at_start=False)
+        return tail.rstrip().endswith(self.format.reasoning.open)

@@ -1,0 +1,291 @@
+"""An answer taken apart while it is being written: reasoning, content and tool calls.
+
+    opening ──<think>──> reasoning ──</think>──> content <──whole, or failed──> candidate
+
+One reader, fed character by character in effect: what comes out depends on the text, never on how it was cut, and
+parse_output is this reader fed once. Nothing that came out is ever taken back, so a call waits until it is whole; only
+where a grammar enforces the form (is_enforced) do its arguments come out as they are written, and mended: that which
+must come out can no longer turn into content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kvarn.server.chat.output.call_candidate import OPENINGS, Candidate, Opening
+from kvarn.server.chat.output.call_scan import WHITESPACE, Status
+from kvarn.server.chat.output.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    call_id,
+)
+from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.json_repair import JsonMender
+
+__all__ = [
+    "AnswerContext",
+    "ContentDelta",
+    "Delta",
+    "OutputStream",
+    "ReasoningDelta",
+    "ToolCallArguments",
+    "ToolCallStart",
+]
+
+SEPARATOR = ";"  # between bare calls
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """What the text alone does not tell."""
+
+    id_seed: str = ""  # ids of calls are derived from it and their index
+    is_enforced: bool = False  # a grammar lets no text look like a call that is none
+    starts_in_reasoning: bool = False  # the prompt ends with the tag that opens the reasoning
+
+
+class _Phase(Enum):
+    OPENING = auto()
+    REASONING = auto()
+    CONTENT = auto()
+    CANDIDATE = auto()
+
+
+class OutputStream:
+    """Takes one answer apart: push its text in any pieces, then end()."""
+
+    def __init__(
+        self, format: OutputFormat, tools: Collection[str] = (), circumstances: AnswerContext | None = None
+    ) -> None:
+        """tools: the names that may be called; without any, calls are not looked for."""
+        self.is_cut = False  # the answer ended within an enforced call
+        self._around = circumstances or AnswerContext()
+        self._names = frozenset(tools)
+        self._is_mistral = format.tool_format == "mistral"
+        has_tools = bool(self._names) and format.tool_format is not None
+        self._opening = OPENINGS[format.tool_format] if has_tools and format.tool_format else Opening()
+        self._tags = format.reasoning
+        self._phase = _Phase.OPENING if self._tags is not None else _Phase.CONTENT
+        self._is_plain = self._tags is None and not has_tools
+        self._num_read = 0  # characters of the answer
+        self._rest = ""  # text not decided yet: the end of what was read
+        self._deltas: list[Delta] = []
+        self._candidate: Candidate | None = None
+        self._may_be_bare = self._opening.is_bare  # the next thing may be a call without a marker
+        self._space = ""  # white space that counts only if content follows
+        self._has_content = False
+        self._has_reasoning = False
+        self._has_parts = False  # reasoning or a call came out: white space around those is not content
+        self._is_after_call = False
+        self._num_calls = 0
+        self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
+        self._told = 0  # arguments of that one came out up to here
+        self._mender = JsonMender()  # of that one
+
+    def push(self, text: str) -> list[Delta]:
+        """What became certain with more text."""
+        at, self._num_read = self._num_read, self._num_read + len(text)
+        if self._is_plain:
+            return [ContentDelta(text, at)] if text else []
+        self._rest += text
+        while self._advance():
+            pass
+        return self._taken()
+
+    def end(self) -> list[Delta]:
+        """What was held back, now that no more will come."""
+        while self._rest or self._candidate is not None:
+            self._give_up()
+            while self._advance():
+                pass
+        if self._space and not self._is_after_call and (self._has_content or not self._has_parts):
+            self._deltas.append(ContentDelta(self._space, self._num_read - len(self._space)))
+        self._space = ""
+        return self._taken()
+
+    def _taken(self) -> list[Delta]:
+        taken, self._deltas = self._deltas, []
+        return taken
+
+    def _advance(self) -> bool:
+        """Decide as much as one phase can; True: another phase goes on with the rest."""
+        if self._phase is _Phase.CANDIDATE:
+            return self._read_candidate()
+        if not self._rest:
+            return False
+        match self._phase:
+            case _Phase.OPENING:
+                return self._read_opening()
+            case _Phase.REASONING:
+                return self._read_reasoning()
+            case _:
+                return self._read_content()
+
+    def _give_up(self) -> None:
+        """The end of the text decides what was open: it is not what it might have been."""
+        if self._candidate is not None:
+            self._drop_candidate(len(self._candidate.text))
+        elif self._phase is _Phase.OPENING:
+            self._leave_opening()
+        elif self._phase is _Phase.REASONING:
+            self._think(self._rest)
+            self._rest = ""
+        else:
+            said, self._rest = self._rest, ""
+            self._say(said)
+
+    def _read_opening(self) -> bool:
+        assert self._tags is not None
+        text = self._rest.lstrip(WHITESPACE)
+        if text.startswith(self._tags.open):
+            self._rest = text.removeprefix(self._tags.open)
+            self._enter_reasoning()
+            return True
+        if self._tags.open.startswith(text):
+            return False
+        self._leave_opening()
+        return True
+
+    def _leave_opening(self) -> None:
+        if self._around.starts_in_reasoning:
+            self._enter_reasoning()
+        else:
+            self._phase = _Phase.CONTENT
+
+    def _enter_reasoning(self) -> None:
+        self._phase, self._has_parts = _Phase.REASONING, True
+
+    def _read_reasoning(self) -> bool:
+        assert self._tags is not None
+        thought, is_closed, self._rest = _split_at(self._rest, self._tags.close)
+        self._think(thought)
+        if is_closed:
+            self._phase, self._space = _Phase.CONTENT, ""
+        return is_closed
+
+    def _read_content(self) -> bool:
+        if self._may_be_bare:
+            text = self._rest.lstrip(WHITESPACE)
+            space, self._rest = self._rest[: len(self._rest) - len(text)], text
+            self._say(space)
+            if not text:
+                return False
+            if text[0] in "{[":
+                return self._open_candidate("")
+            if text[0] == SEPARATOR and self._is_after_call:
+                return self._open_candidate(SEPARATOR)
+            self._may_be_bare = False
+        said, is_marked, after = _split_at(self._rest, self._opening.marker)
+        self._rest = self._opening.marker + after if is_marked else after
+        self._say(said)
+        return is_marked and self._open_candidate(self._opening.marker)
+
+    def _open_candidate(self, marker: str) -> bool:
+        self._candidate = Candidate(self._opening, marker, self._names, is_trusted=self._around.is_enforced)
+        self._num_started = 0
+        self._phase = _Phase.CANDIDATE
+        return True
+
+    def _read_candidate(self) -> bool:
+        assert self._candidate is not None
+        self._candidate.feed(self._rest)
+        self._rest = ""
+        if self._around.is_enforced or self._candidate.status is Status.DONE:
+            self._tell_calls(self._candidate)
+        if self._candidate.status is Status.DONE:
+            self._close_candidate(self._candidate.at)
+        elif self._candidate.status is Status.FAILED:
+            self._drop_candidate(self._candidate.at)
+        return self._phase is not _Phase.CANDIDATE
+
+    def _tell_calls(self, candidate: Candidate) -> None:
+        """Give out what is known of the candidate's calls and has not come out yet."""
+        for position, call in enumerate(candidate.calls):
+            if call.name is None or call.start is None or position + 1 < self._num_started:
+                continue
+            if position == self._num_started:
+                self._start_call(call.name, call.start)
+            end = candidate.at if call.end is None else call.end
+            if end > self._told:
+                self._argue(self._mended(candidate.text[self._told : end]))
+                self._told = end
+
+    def _mended(self, text: str) -> str:
+        return self._mender.push(text) if self._around.is_enforced else text
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
+
+    def _start_call(self, name: str, at: int) -> None:
+        identity = call_id(self._around.id_seed, self._num_calls, is_mistral=self._is_mistral)
+        self._deltas.append(ToolCallStart(self._num_calls, identity, name))
+        self._num_calls += 1
+        self._num_started += 1
+        self._told, self._mender = at, JsonMender()
+        self._space, self._has_parts, self._is_after_call = "", True, True
+
+    def _drop_candidate(self, at: int) -> None:
+        """What was read is content, unless calls of it came out already."""
+        assert self._candidate is not None
+        candidate = self._candidate
+        self._close_candidate(at)
+        has_open_call = not candidate.calls or candidate.calls[-1].end is None
+        self.is_cut |= self._around.is_enforced and has_open_call
+        if self._num_started:
+            self._argue(self._mender.end())
+        else:
+            self._say(candidate.text[:at])
+            self._may_be_bare = False
+
+    def _close_candidate(self, at: int) -> None:
+        assert self._candidate is not None
+        if self._num_started:
+            self._may_be_bare = self._opening.is_bare
+        self._rest = self._candidate.text[at:] + self._rest
+        self._candidate = None
+        self._phase = _Phase.CONTENT
+
+    def _say(self, text: str) -> None:
+        """Content that ends where the rest begins; white space that waited stands right before it."""
+        text = self._space + text
+        said = text.rstrip(WHITESPACE)
+        self._space = text[len(said) :]
+        if self._has_parts and not self._has_content:
+            said = said.lstrip(WHITESPACE)
+        if said:
+            at = self._num_read - len(self._rest) - len(self._space) - len(said)
+            last = self._deltas[-1] if self._deltas else None
+            if isinstance(last, ContentDelta):  # one chunk costs less than two
+                self._deltas[-1] = ContentDelta(last.text + said, last.at)
+            else:
+                self._deltas.append(ContentDelta(said, at))
+            self._has_content, self._is_after_call = True, False
+
+    def _think(self, text: str) -> None:
+        text = self._space + text
+        thought = text.rstrip(WHITESPACE)
+        self._space = text[len(thought) :]
+        if not self._has_reasoning:
+            thought = thought.lstrip(WHITESPACE)
+        if thought:
+            self._deltas.append(ReasoningDelta(thought))
+            self._has_reasoning = True
+
+
+def _split_at(text: str, word: str) -> tuple[str, bool, str]:
+    """Text before word, whether it is there, and what follows; or what cannot begin it, False, and what might."""
+    if not word:
+        return text, False, ""
+    before, found, after = text.partition(word)
+    if found:
+        return before, True, after
+    for length in range(min(len(text), len(word) - 1), 0, -1):
+        if word.startswith(text[-length:]):
+            return text[:-length], False, text[-length:]
+    return text, False, ""

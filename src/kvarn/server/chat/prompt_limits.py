@@ -1,0 +1,42 @@
+"""Encode clients' texts; what cannot fit is refused before it costs time.
+
+Counting stops where the refusal is certain. It goes piece by piece and may cut words, so it leaves room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from kvarn.server.api.schema import InvalidField
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+
+PIECE_CHARACTERS = 16384
+SHORT = 8  # characters for each token of the context: encoded at once, twice what prose of the context's length has
+ROOM = 2  # contexts: a text of more tokens is refused without being encoded to its end
+
+
+def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: int = ROOM) -> None:
+    """Refuse texts that together have more tokens than room times the context."""
+    limit = room * llm.context
+    if sum(map(len, texts)) <= SHORT * llm.context:
+        return
+    num_tokens = 0
+    for text in texts:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            num_tokens += len(llm.tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special=False))
+            if num_tokens > limit:
+                raise InvalidField(
+                    f"{param or 'the prompt'} has more than {limit:,} tokens; the context allows {llm.context:,}; "
+                    "shorten it",
+                    param,
+                    "context_length_exceeded",
+                )
+
+
+def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True, room: int = ROOM) -> list[int]:
+    """Token ids of a text that is not hopelessly long for the model."""
+    check_bounded(llm, [text], param, room=room)
+    return llm.tokenizer.encode(text, add_special=add_special)

@@ -1,0 +1,181 @@
+"""The collections of one server: opened when first asked for, the least recently used one closed, apart by tenant.
+
+Imports retrieval when the first request needs it. Lives in one event loop; files are touched in worker threads only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvarn.errors import CapacityError, ConfigError, InvalidParameter, StorageError
+from kvarn.server.failures import RetrievalUnavailable
+from kvarn.server.http.limits import max_open_collections
+
+if TYPE_CHECKING:
+    from kvarn.llm import LLM
+    from kvarn.retrieval.collection import Collection
+    from kvarn.retrieval.ingest.chunking import Chunking
+    from kvarn.server.models.model_pool import ModelPool
+
+log = logging.getLogger("kvarn.server.retrieval")
+T = TypeVar("T")
+RETRY_AFTER_S = 2.0
+
+
+class CollectionPool:
+    """Open collections by tenant and name."""
+
+    def __init__(self, models: ModelPool) -> None:
+        self._models = models
+        self._open: OrderedDict[tuple[str, str], _CollectionEntry] = OrderedDict()
+        self._changing = asyncio.Lock()  # one collection comes or goes at a time
+        self._hot_before = (0, 0)  # hits and misses of collections that were closed
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def hot_counts(self) -> tuple[int, int]:
+        """Searches answered from memory, and all others, since the start."""
+        counts = [place.collection.hot.counts for place in self._open.values()]
+        hits, misses = self._hot_before
+        return hits + sum(one.hits for one in counts), misses + sum(one.misses for one in counts)
+
+    @property
+    def embedding_model(self) -> str:
+        """The first encoder among the models of the server."""
+        for card in self._models.cards():
+            if card.kind == "embed":
+                return card.id
+        raise InvalidParameter("this server has no embedding model; start it with --model minilm beside the others")
+
+    async def names(self, tenant: str) -> list[str]:
+        paths = _library()
+        return await asyncio.to_thread(paths.list_names, paths.shelf(tenant))
+
+    async def create(self, tenant: str, name: str, chunking: Chunking) -> None:
+        """Begin a collection; one that exists stays as it is."""
+        await _to_its_end(self._placed(tenant, name, chunking))
+
+    async def drop(self, tenant: str, name: str) -> None:
+        """Remove a collection with everything in it."""
+        await _to_its_end(self._drop(tenant, name))
+
+    @asynccontextmanager
+    async def use(self, tenant: str, name: str) -> AsyncIterator[Collection]:
+        """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have."""
+        key = (tenant, name)
+        while (place := self._open.get(key)) is None:  # again if it was closed before we had it
+            await _to_its_end(self._placed(tenant, name, None))
+        place.num_users += 1
+        self._open.move_to_end(key)
+        try:
+            yield place.collection
+        finally:
+            place.num_users -= 1
+
+    async def close(self) -> None:
+        """Save and close everything."""
+        async with self._changing:
+            for key in list(self._open):
+                await self._close_one(key)
+
+    async def _drop(self, tenant: str, name: str) -> None:
+        paths = _library()
+        async with self._changing:
+            place = self._open.get((tenant, name))
+            if place is not None and place.num_users:
+                raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
+            await self._close_one((tenant, name))
+            await _in_thread(lambda: paths.drop(name, paths.shelf(tenant)))
+
+    async def _placed(self, tenant: str, name: str, chunking: Chunking | None) -> None:
+        """Have a collection open. Without a chunking it must exist."""
+        paths = _library()
+        async with self._changing:
+            if (tenant, name) in self._open:
+                return
+            if chunking is None:
+                await _in_thread(lambda: paths.existing_folder(name, paths.shelf(tenant)))
+            await self._make_room()
+            collection = await _in_thread(lambda: self._opened(tenant, name, chunking))
+            self._open[tenant, name] = _CollectionEntry(collection)
+
+    def _opened(self, tenant: str, name: str, chunking: Chunking | None) -> Collection:
+        """Runs in a worker thread."""
+        from kvarn.retrieval.collection import Collection
+        from kvarn.retrieval.embedder import ModelEmbedder
+
+        folder = _library().shelf(tenant)
+        embedder = ModelEmbedder(self.embedding_model, find=self._encoder)
+        exists = name in _library().list_names(folder)
+        try:
+            return Collection(name, model=embedder, folder=folder, chunking=None if exists else chunking)
+        except StorageError as error:
+            if not exists:
+                raise
+            log.info("a collection is open for reading only: %s", error)
+            return Collection.open(name, model=embedder, folder=folder)
+
+    def _encoder(self, name: str) -> LLM:
+        """The loaded encoder; callers hold it by call.use_model."""
+        for served in self._models.loaded:
+            if served.id == name:
+                return served.llm.llm
+        raise CapacityError("the embedding model was unloaded meanwhile; try again", retry_after_s=RETRY_AFTER_S)
+
+    async def _make_room(self) -> None:
+        max_open = max_open_collections()
+        idle = [key for key, place in self._open.items() if not place.num_users]
+        num_surplus = len(self._open) + 1 - max_open
+        if num_surplus > len(idle):
+            raise CapacityError(f"{max_open} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
+        for key in idle[: max(num_surplus, 0)]:
+            await self._close_one(key)
+
+    async def _close_one(self, key: tuple[str, str]) -> None:
+        place = self._open.pop(key, None)
+        if place is None:
+            return
+        counts = place.collection.hot.counts
+        self._hot_before = (self._hot_before[0] + counts.hits, self._hot_before[1] + counts.misses)
+        try:
+            await asyncio.to_thread(place.collection.close)
+        except StorageError:
+            log.exception("a collection was not closed cleanly")
+
+
+@dataclass(slots=True)
+class _CollectionEntry:
+    """One open collection."""
+
+    collection: Collection
+    num_users: int = field(default=0)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that goes on when this caller gives up: half done, it would leave a folder locked."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if nobody waits any more
+    return await asyncio.shield(task)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    try:
+        return await asyncio.to_thread(work)
+    except ConfigError as error:
+        raise RetrievalUnavailable(str(error)) from None
+
+
+def _library() -> Any:
+    """The module, imported when first needed."""
+    from kvarn.retrieval.storage import paths
+
+    return paths

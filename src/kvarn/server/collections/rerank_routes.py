@@ -1,0 +1,48 @@
+"""POST /rerank, also as /v1/rerank and /v2/rerank: documents in the order in which they answer a query."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from kvarn.server.api.schema import body_of, parse
+from kvarn.server.call import Charged
+from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
+from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.process.worker_threads import TokenMeter
+
+router = APIRouter(tags=["rerank"])
+
+
+@router.post("/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody))
+@router.post("/v1/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
+@router.post("/v2/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
+async def rerank(call: Charged) -> Response:
+    """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
+    body = parse(RerankBody, await call.json(), call)
+    served = await call.use_model(body.model)
+    workers = call.state.workers
+    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    groups = await while_awaited(call, judgements(workers, served.llm.llm, body.query, documents))
+    costs = await while_awaited(call, num_tokens_of(workers, groups))
+    num_tokens = sum(costs)
+    call.reserve(num_tokens)
+    spending = TokenMeter(call)
+    try:
+        scores = await while_awaited(call, scores_of(spending, groups, costs, call.principal.tenant))
+    finally:
+        call.reservation.settle(spending.num_tokens)
+    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
+    results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+    return call.reply({"id": f"rerank-{call.id}", "model": served.id, "results": results, "usage": usage})
+
+
+def _result(index: int, score: float, document: str | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"index": index, "relevance_score": score}
+    return told if document is None else {**told, "document": {"text": document}}

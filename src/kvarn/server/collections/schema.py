@@ -1,0 +1,123 @@
+"""Bodies and answers of /v1/collections, and the retrieval field of chats."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvarn.server.api.openai.embeddings_schema import EmbeddingsUsage
+from kvarn.server.api.schema import Answer, Body
+
+MAX_DOCUMENTS = 1024
+MAX_QUERIES = 64
+MAX_HITS = 1000
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Scalar = str | int | float | bool
+Filter = dict[str, Any]
+
+
+class CollectionBody(Body):
+    """A collection to begin."""
+
+    name: str = Field(pattern=NAME)
+    chunk_tokens: int = Field(200, ge=16, le=8192)
+    overlap: int = Field(32, ge=0, le=4096)
+
+
+class DocumentBody(Body):
+    """A text to be found again, or a PDF; of HTML and PDF the readable text is kept."""
+
+    text: str | None = Field(None, min_length=1)
+    data: str | None = Field(None, min_length=1, description="The bytes of a PDF in base64, instead of text")
+    id: str | None = Field(None, min_length=1, max_length=1024)
+    source: str = Field("", max_length=1024)
+    metadata: dict[str, Scalar] = Field(default_factory=dict, max_length=256)
+    kind: Literal["text", "markdown", "html", "pdf", "code"] = "text"
+
+
+class DocumentsBody(Body):
+    """Documents to add, or to replace by id."""
+
+    documents: Annotated[list[DocumentBody], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class DeleteBody(Body):
+    """Documents to remove."""
+
+    ids: Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class HowBody(Body):
+    """How to search."""
+
+    k: int = Field(10, ge=1, le=MAX_HITS)
+    mode: Literal["hybrid", "dense", "sparse"] = "hybrid"
+    filter: Filter | None = None
+    fusion: Literal["weighted", "rrf"] = "weighted"
+    weights: Annotated[list[Annotated[float, Field(ge=0, le=1e6)]], Field(min_length=2, max_length=2)] | None = None
+    mmr: float | None = Field(None, ge=0, le=1)
+
+
+class SearchBody(HowBody):
+    """A question, or several."""
+
+    query: (
+        Annotated[str, Field(min_length=1, max_length=32_768)]
+        | Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=32_768)]], Field(min_length=1, max_length=MAX_QUERIES)
+        ]
+    )
+    highlights: bool = False
+    rerank: str | None = None  # a model that reads the candidates and orders them anew
+
+
+class RetrievalBody(HowBody):
+    """Where a chat looks things up."""
+
+    collection: str = Field(pattern=NAME)
+    k: int = Field(4, ge=1, le=100)
+    max_context_tokens: int | None = Field(None, ge=1, le=2**24)
+    query: str | None = Field(None, min_length=1, max_length=32_768)
+
+
+class CollectionAnswer(Answer):
+    """What a collection holds."""
+
+    object: Literal["collection"] = "collection"
+    name: str
+    documents: int
+    chunks: int
+    version: int
+
+
+class CollectionsAnswer(Answer):
+    """The caller's collections."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+
+
+class AddAnswer(Answer):
+    """What became of the documents."""
+
+    added: int
+    updated: int
+    unchanged: int
+    chunks: int
+    duplicates: dict[str, str]
+
+
+class DeletedAnswer(Answer):
+    """How many were there."""
+
+    deleted: int
+
+
+class SearchAnswer(Answer):
+    """Hits, best first; for several queries a list of lists."""
+
+    object: Literal["list"] = "list"
+    data: list[Any]
+    version: int
+    usage: EmbeddingsUsage  # tokens of the queries, and of what a reranking model read

@@ -1,0 +1,181 @@
+"""How a connection ends: at a deadline, with a refusal, after its last response, or because the client is gone.
+
+What is owed to earlier requests of the connection is still sent; nothing is sent into the middle of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, ClassVar
+
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from kvarn.server.http import refusals
+from kvarn.server.http.connections import Connections
+from kvarn.server.http.limits import LINGER_S
+from kvarn.server.http.refusals import Refusal
+from kvarn.server.http.request_size import RequestSize
+from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, ReadingWatch
+
+log = logging.getLogger("kvarn.server.http")
+
+
+class ConnectionEnd(HttpToolsProtocol):
+    """The half of LimitedProtocol that does not read."""
+
+    connections_of_server: ClassVar[Connections]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._book = self.connections_of_server
+        self._limits = self._book.limits
+        self._intake = RequestSize(self._limits)
+        self._running: RequestResponseCycle | None = None  # the one being answered; self.cycle is the newest
+        self._deadline: float | None = None  # None: it is our turn, not the client's
+        self._is_deaf = False  # whatever still arrives is thrown away
+        self._is_last = False  # no request after those that have arrived
+        self._num_held = 0  # bytes of bodies
+        self._num_discarded = 0
+        self._behind_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._sender = CountingTransport(transport, self._part, self._book.traffic)
+        self._watch = ReadingWatch(self._sender, self._limits)
+        super().connection_made(self._sender)
+        size = self._limits.max_buffered_bytes
+        transport.set_write_buffer_limits(high=size, low=size)
+        if self._book.admit(self):
+            self._deadline = self.loop.time() + self._limits.header_timeout_s
+        elif self._book.has_room_to_explain:
+            self._answer(refusals.FULL)
+        else:
+            self._send(refusals.FULL)
+            self._sender.close_now()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._book.forget(self)
+        self._abandon()
+        self._release_bodies()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client will send no more. Whether it still reads cannot be known: what is not answered is cancelled."""
+        self._abandon()
+
+    def pause_writing(self) -> None:
+        self._behind_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._behind_since = None
+        super().resume_writing()
+
+    def look(self, now: float) -> None:
+        """Compare the deadlines with the time."""
+        if self._watch.is_stuck(now) or self._is_far_behind(now):
+            self._book.traffic.num_dropped += 1
+            log.info("dropped a client that does not read: %d bytes wait for it", self._sender.num_unsent)
+            self._sender.abort()
+        elif self._deadline is not None and now >= self._deadline:
+            self._end_wait(now)
+
+    def end_after_response(self) -> None:
+        """Close the connection after the responses it still owes."""
+        self._is_last = True
+        if (last := self._last_unanswered()) is not None:
+            last.keep_alive = False
+
+    def shutdown(self) -> None:
+        self.end_after_response()
+        if self._last_unanswered() is None:
+            self._sender.close_now()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, refusal: Refusal | None) -> None:
+        """Refuse the newest request. Those before it are still answered; then the connection ends."""
+        if self._is_deaf or self.transport.is_closing():
+            return
+        is_running = self._intake.in_body and self.cycle is self._running
+        if self._intake.in_body and not is_running:
+            self.pipeline.popleft()
+        if is_running and self._running is not None:
+            has_started = self._running.response_started
+            self._abandon()
+            self._answer(None if has_started else refusal)
+        elif (last := self._last_unanswered()) is not None:
+            last.keep_alive = False
+            self._is_deaf = True
+            self._deadline = None
+        else:
+            self._answer(refusal)
+
+    def _answer(self, refusal: Refusal | None) -> None:
+        self._release_bodies()
+        if refusal is not None:
+            log.debug("refused a request: %d %s", refusal.status, refusal.code)
+            self._send(refusal, has_body=self.parser.get_method() != b"HEAD")
+        self._linger()
+
+    def _send(self, refusal: Refusal, *, has_body: bool = True) -> None:
+        self._book.traffic.responses[refusal.status] += 1
+        self._sender.write(refusal.response(has_body))
+
+    def _end_wait(self, now: float) -> None:
+        if self._is_deaf:
+            self._sender.abort()
+        elif self._intake.in_body and self.flow.read_paused:
+            self._deadline = now + self._limits.body_timeout_s  # it is we who do not read
+        elif self._intake.in_body:
+            self._refuse(refusals.SLOW_BODY)
+        elif self._intake.has_begun:
+            self._refuse(refusals.SLOW_HEAD)
+        else:
+            self._sender.close_now()
+
+    def _is_far_behind(self, now: float) -> bool:
+        is_stream = self._running is not None and bool(self._running.chunked_encoding)
+        return is_stream and self._behind_since is not None and now - self._behind_since >= STREAM_GRACE_S
+
+    def _last_unanswered(self) -> RequestResponseCycle | None:
+        if self.pipeline:
+            return self.pipeline[0][0]
+        return None if self._running is None or self._running.response_complete else self._running
+
+    def _abandon(self) -> None:
+        """Tell the application that nobody waits for its answers."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in [*waiting, *([self._running] if self._running else [])]:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+            cycle.message_event.set()
+        self.flow.resume_writing()
+
+    def _part(self) -> None:
+        if self._is_deaf or self._intake.in_body:
+            self._linger()
+        else:
+            self._sender.close_now()
+
+    def _linger(self) -> None:
+        self._is_deaf = True
+        self._deadline = self.loop.time() + LINGER_S
+        self._sender.say_goodbye()
+        self.flow.resume_reading()
+
+    def _release_bodies(self) -> None:
+        self._book.num_body_bytes -= self._num_held
+        self._num_held = 0

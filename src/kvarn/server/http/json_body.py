@@ -1,0 +1,120 @@
+"""Bytes of a request's body to one JSON object, within the server's limits. Knows nothing of what the fields mean.
+
+Refused: other types and encodings (415), more bytes than allowed (413, before they are kept), and with 400 everything
+that two JSON readers could understand differently: duplicate keys, NaN, numbers out of range, broken text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+
+from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value, strings
+from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, UnsupportedMediaType
+from kvarn.server.process.settings import ServerConfig
+
+MAX_VALUES = 500_000  # numbers, strings, ...: what Python makes of more would take too long and too much memory
+THREAD_BYTES = 256 << 10  # a body of this size is parsed beside the event loop
+
+# A string, or one that the body ends in. Possessive, so that no input makes it look at a byte twice.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
+_NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_HUGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # without one of these no float is infinite
+_LONG_NUMBER = re.compile(rb"\d{4301}")  # more digits than Python reads
+_ODD_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # a surrogate, or NUL
+
+
+async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
+    """The body as a JSON object."""
+    _check_type(request)
+    data = await _read(request, config.max_body_bytes)
+    if len(data) < THREAD_BYTES:
+        return parse_body(data, config.max_json_depth)
+    return await asyncio.to_thread(parse_body, data, config.max_json_depth)
+
+
+def parse_body(data: bytes, max_depth: int) -> dict[str, Any]:
+    """A JSON object from untrusted bytes, or BadBody with what is wrong with them."""
+    if not data:
+        raise BadBody("the body is empty; send a JSON object")
+    text = _decode(data)
+    bare = _STRING.sub(b"", data)
+    _check_shape(bare, max_depth)
+    try:
+        value = parse_value(text, is_finite=_HUGE_NUMBER.search(bare) is not None)
+    except (ValueError, RecursionError) as error:
+        raise BadBody(f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        kind = {list: "an array", str: "a string", type(None): "null"}.get(type(value), "a number or boolean")
+        raise BadBody(f"the body is {kind}; send a JSON object")
+    if _ODD_ESCAPE.search(data):
+        _check_text(value)
+    return value
+
+
+def _check_type(request: Request) -> None:
+    given = request.headers.getlist("content-type")
+    kind, _, parameters = (given[0] if given else "").partition(";")
+    charset = parameters.strip().lower().replace('"', "")
+    if len(given) != 1 or kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        shown = ", ".join(given)[:80] or "missing"
+        raise UnsupportedMediaType(f"the content type is {shown}; send application/json in UTF-8")
+    encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(f"the content encoding is {encoding[:80]}; send the body without one")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > limit:
+        raise BodyTooLarge(f"the body has {int(declared[:20]):,} bytes; at most {limit:,} are taken")
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async for part in request.stream():
+            num_bytes += len(part)
+            if num_bytes > limit:
+                raise BodyTooLarge(f"the body has more than {limit:,} bytes; send less")
+            parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone("the connection ended before the body did") from None
+    return b"".join(parts)
+
+
+def _decode(data: bytes) -> str:
+    if data.startswith(b"\xef\xbb\xbf"):
+        raise BadBody("the body begins with a byte order mark; send plain UTF-8")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadBody(f"the body is not UTF-8: {error.reason} at byte {error.start:,}") from None
+
+
+def _check_shape(bare: bytes, max_depth: int) -> None:
+    """Check the nesting and the length of numbers in JSON whose strings were taken out, before it is parsed."""
+    if bare.count(b",") >= MAX_VALUES:
+        raise BadBody(f"the body has more than {MAX_VALUES:,} values; send fewer")
+    brackets = np.frombuffer(bare.translate(None, _NOT_A_BRACKET), dtype=np.uint8)
+    if brackets.size > 2 * MAX_CONTAINERS:
+        raise BadBody(f"the body has more than {MAX_CONTAINERS:,} lists and objects; send fewer")
+    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    depth = int(np.where(opens, 1, -1).cumsum().max(initial=0))
+    if depth > max_depth:
+        raise BadBody(f"the body is nested {depth:,} levels deep; at most {max_depth} are taken")
+    if _LONG_NUMBER.search(bare):
+        raise BadBody("the body has a number of more than 4,300 digits")
+
+
+def _check_text(value: object) -> None:
+    for text in strings(value):
+        if "\x00" in text:
+            raise BadBody("a string of the body contains the character NUL (\\u0000); leave it out")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            shown = f"\\u{ord(text[error.start]):04x}"
+            raise BadBody(f"a string of the body contains half of a surrogate pair ({shown}); send both") from None

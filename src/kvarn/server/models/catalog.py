@@ -1,0 +1,163 @@
+"""What a server has on offer, before any of it is loaded: ids, files, memory plans and the cards clients see.
+
+Only the operator's configuration is read here; a name from a request is compared with the ids, never resolved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from kvarn.config import EngineConfig, is_offline
+from kvarn.errors import ConfigError, DoesNotFit
+from kvarn.formats.open import open_weights
+from kvarn.hub import ALIASES, INCLUDED, resolve, store
+from kvarn.hub.locate import parse
+from kvarn.hub.names import LocalName, parse_remote
+from kvarn.machine import MemoryAvailable
+from kvarn.models.describe import Description, describe
+from kvarn.models.memory_plan import MemoryPlan, held_weights, plan_memory
+from kvarn.models.spec import Encoder, ModelSpec
+
+ModelKind = Literal["generate", "embed", "rerank"]
+ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """What clients are told about a model."""
+
+    id: str
+    kind: ModelKind
+    context: int  # tokens a request may have, prompt and answer together
+    created: int  # Unix time of the model's file
+    needed_bytes: int  # memory at most, by plan
+    digest: str | None = None  # sha256 of the weights' file; None before the first load of a local one
+    is_loaded: bool = False
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that can be loaded: where it lies and with which engine it fits."""
+
+    card: CatalogEntry
+    path: Path
+    engine: EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRoom:
+    """Memory a model may be planned for, in bytes."""
+
+    share: int  # when all configured models shall stay loaded together
+    whole: int  # when it may displace all that are not pinned
+    is_shared: bool  # there are other models
+
+
+def model_ids(names: Iterable[str]) -> Mapping[str, str]:
+    """Map the id that clients use to the operator's name of each model."""
+    ids: dict[str, str] = {}
+    for name in names:
+        model_id = _id_of(name)
+        if model_id in ids:
+            raise ConfigError(f"the models {ids[model_id]!r} and {name!r} are both called {model_id!r}; rename a file")
+        ids[model_id] = name
+    if not ids:
+        raise ConfigError("no model is configured; give at least one --model")
+    return ids
+
+
+def make_offer(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> Offer:
+    """Find a model's files, fetching them if need be, and plan its memory. Blocks.
+
+    Where several models share one context=, those made for less keep their own.
+    """
+    path = resolve(name, offline=is_offline())
+    source = open_weights(path)
+    try:
+        description = describe(source, engine.context)
+        if room.is_shared and engine.context is not None:
+            engine = replace(engine, context=min(engine.context, description.spec.context_length))
+        plan = _plan(model_id, description, engine, room)
+        spec = description.spec
+    finally:
+        source.close()
+    card = CatalogEntry(
+        id=model_id,
+        kind=_kind(spec),
+        context=plan.context,
+        created=int(_weights_file(path).stat().st_mtime),
+        needed_bytes=plan.needed_bytes,
+        digest=_recorded_digest(name),
+    )
+    return Offer(card, path, _settled(engine, spec, plan))
+
+
+def with_digest(offer: Offer) -> Offer:
+    """Hash the weights unless their digest is known. Blocks."""
+    if offer.card.digest is not None:
+        return offer
+    with _weights_file(offer.path).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return replace(offer, card=replace(offer.card, digest=digest))
+
+
+def _id_of(name: str) -> str:
+    if name in ALIASES or name in INCLUDED or parse_remote(name) is not None:
+        return name
+    try:
+        return Path(name).expanduser().absolute().name
+    except RuntimeError:
+        raise ConfigError(f"model {name!r:.80} begins with a user that is not here; write the whole path") from None
+
+
+def _kind(spec: ModelSpec) -> ModelKind:
+    if not isinstance(spec.generation, Encoder):
+        return "generate"
+    return "embed" if spec.generation.classifier is None else "rerank"
+
+
+def _plan(model_id: str, description: Description, engine: EngineConfig, room: MemoryRoom) -> MemoryPlan:
+    """Within the equal share if that leaves a useful context, else within all there is."""
+    enough = min(ENOUGH_CONTEXT, description.spec.context_length, engine.context or ENOUGH_CONTEXT)
+    try:
+        plan = _plan_within(description, engine, room.share, "its share of the server's memory")
+        if plan.context >= enough:
+            return plan
+    except DoesNotFit:
+        pass  # its share is too small: perhaps the whole is not
+    try:
+        return _plan_within(description, engine, room.whole, "the server's memory beside its pinned models")
+    except DoesNotFit as error:
+        raise DoesNotFit(
+            f"model {model_id!r}: {error}", needed_bytes=error.needed_bytes, available_bytes=error.available_bytes
+        ) from None
+
+
+def _plan_within(description: Description, engine: EngineConfig, num_bytes: int, reason: str) -> MemoryPlan:
+    available = MemoryAvailable(num_bytes, reason)
+    weights = held_weights(description.spec, description.weights, engine)
+    return plan_memory(description.spec, weights, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
+
+
+def _settled(engine: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> EngineConfig:
+    """The plan as options, so that loading comes to the same sizes whatever the machine's memory is by then."""
+    kv_bytes = None if isinstance(spec.generation, Encoder) else plan.kv_bytes
+    return replace(engine, context=plan.context, kv_bytes=kv_bytes)
+
+
+def _recorded_digest(name: str) -> str | None:
+    target = parse(name)
+    stored = None if isinstance(target, LocalName) else store.find(target)
+    return None if stored is None else stored.manifest.digest
+
+
+def _weights_file(path: Path) -> Path:
+    """The file that stands for the model: the largest of a folder, as in the store's manifests."""
+    if not path.is_dir():
+        return path
+    return max((file for file in path.iterdir() if file.is_file()), key=lambda file: file.stat().st_size)

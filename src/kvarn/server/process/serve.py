@@ -1,0 +1,271 @@
+"""The server process: bind, listen, load, say so in one line, serve, drain, exit code.
+
+Health answers from the first moment, so that a model may take its time to load. Knows sockets, signals and the lives
+of models; what a request means is the routes' to know.
+
+    0 ended by a signal, everything drained    1 could not start, or the watchdog ended it    128 + n  second signal
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import uvicorn
+
+from kvarn.errors import ConfigError
+from kvarn.observe.logs import configure_logging, with_fields
+from kvarn.observe.metrics import Metrics
+from kvarn.server.access.keys import KeyRing
+from kvarn.server.access.limits import RateLimits
+from kvarn.server.app import make_app
+from kvarn.server.chat.running_requests import RunningRequests
+from kvarn.server.collections.collection_pool import CollectionPool
+from kvarn.server.collections.document_reader import DocumentReader
+from kvarn.server.collections.prefix_warmup import PrefixWarmup
+from kvarn.server.http.access_log import AccessLog
+from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
+from kvarn.server.http.protocol import make_protocol
+from kvarn.server.http.traffic import Traffic
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.process.lifecycle import App, Lifecycle, ShuttingDown
+from kvarn.server.process.settings import ServerConfig
+from kvarn.server.process.watchdog import Watchdog
+from kvarn.server.process.worker_threads import WorkerThreads
+from kvarn.server.state import ServerState
+
+log = logging.getLogger("kvarn.server")
+
+# After the deadline, in all less than the 5 s that an operator adds to the delay and the timeout:
+LAST_WORDS_S = 3.0  # for answers to send their final bytes
+CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be interrupted
+NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+Extend = Callable[[ServerState, App], App]
+
+
+def serve(config: ServerConfig, extend: Extend | None = None) -> int:
+    """Run the server until a signal ends it; returns the exit code. extend may wrap the application."""
+    configure_logging(config.log_level)
+    # Not asyncio.run: it would wait for threads that cannot be interrupted, such as a grammar being compiled.
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "kvarn-server"))
+    try:
+        with _bound(config) as listener:
+            return loop.run_until_complete(_run(config, listener, extend or _as_it_is))
+    finally:
+        loop.close()
+
+
+async def _run(config: ServerConfig, listener: socket.socket, extend: Extend) -> int:
+    return await ServerRun(config, listener, extend).run()
+
+
+class ServerRun:
+    """One life of the process, from listening to the exit code."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket, extend: Extend) -> None:
+        self._config = config
+        self._listener = listener
+        self._state = make_state(config)
+        self._lifecycle = self._state.lifecycle
+        app = extend(self._state, make_app(self._state))
+        self._server = _make_server(self._state, AccessLog(app, self._state.traffic))
+        shelf = self._state.shelf
+        self._watchdog = Watchdog(
+            lambda: [(served.id, served.llm.llm) for served in shelf.loaded], config.heartbeat_timeout_s
+        )
+        self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
+        self._ended = asyncio.Event()  # a signal asked for the end
+        self._num_signals = 0
+        self._silent_at = math.inf  # time.monotonic() when the last words must have been said
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for one in SIGNALS:
+            loop.add_signal_handler(one, self._take_signal, one)
+        loop.add_signal_handler(signal.SIGTSTP, self._pause)
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await self._start(ended)
+            if self._lifecycle.is_started:
+                await asyncio.wait([ended, serving], return_when=asyncio.FIRST_COMPLETED)
+                if serving.done():
+                    raise RuntimeError("the HTTP server ended by itself") from serving.exception()
+                await self._drain()
+        finally:
+            ended.cancel()
+            self._watchdog.stop()
+            self._stop()
+            await self._close(serving)
+        return 0
+
+    async def _start(self, ended: asyncio.Task[bool]) -> None:
+        """Load, warm up, and say that the server is ready; a signal meanwhile leaves it at that."""
+        loading = asyncio.create_task(self._state.shelf.start(self._lifecycle.begin_step))
+        await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
+        if self._ended.is_set():
+            os._exit(0)  # nothing was accepted, and a load cannot be interrupted
+        loading.result()
+        self._watchdog.start()
+        self._lifecycle.become_ready()
+        names = ", ".join(self._state.shelf.ids)
+        _say(f"kvarn: serving {names} on {_url(self._listener)}")
+        steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
+        log.info("ready", extra=with_fields(models=list(self._state.shelf.ids), steps=steps))
+
+    async def _drain(self) -> None:
+        """Rules of a graceful end: go on for the delay, refuse, wait for what runs, end it at the deadline."""
+        config, lifecycle = self._config, self._lifecycle
+        lifecycle.drain()
+        log.info("draining", extra=with_fields(requests=lifecycle.num_requests, delay_s=config.drain_delay_s))
+        await asyncio.sleep(config.drain_delay_s)
+        lifecycle.refuse()
+        log.info("refusing", extra=with_fields(requests=lifecycle.num_requests, timeout_s=config.drain_timeout_s))
+        if await self._is_idle_within(config.drain_timeout_s):
+            log.info("drained")
+            return
+        num_ended = lifecycle.num_requests
+        self._stop()
+        self._state.requests.fail_all(ShuttingDown())
+        log.warning("the drain deadline ended requests", extra=with_fields(requests=num_ended))
+        await self._is_idle_within(self._left_s)
+
+    def _stop(self) -> None:
+        """From here on only last words are said."""
+        self._lifecycle.stop()
+        self._silent_at = min(self._silent_at, time.monotonic() + LAST_WORDS_S)
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._silent_at - time.monotonic())
+
+    async def _is_idle_within(self, timeout_s: float) -> bool:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._lifecycle.until_idle(), timeout_s)
+        return self._lifecycle.num_requests == 0
+
+    async def _close(self, serving: asyncio.Task[None]) -> None:
+        # For bytes that a slow reader has not taken yet.
+        self._server.config.timeout_graceful_shutdown = int(self._left_s)
+        self._server.should_exit = True
+        await _closed("the HTTP server", serving)
+        for part in (self._state.primer, self._state.collections, self._state.shelf):
+            await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
+
+    def _take_signal(self, signum: int) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1:
+            log.warning("a second signal ends the process at once")
+            os._exit(128 + signum)
+        self._ended.set()
+
+    def _pause(self) -> None:
+        """Ctrl-Z: the watchdog must not count the time for which the process stands still."""
+        self._watchdog.pause()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._watchdog.resume()
+
+
+def _say(line: str) -> None:
+    """Print to stdout, if somebody takes it: a full disk or a reader that has gone is no reason to stop serving."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        log.warning("nothing can be written to stdout", extra=with_fields(error=type(error).__name__))
+        with suppress(OSError):  # what is buffered would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+async def _closed(part: str, closing: Awaitable[None]) -> None:
+    """Wait until a part has closed; one that fails keeps no other from it."""
+    try:
+        await closing
+    except TimeoutError:
+        pass  # a load under way
+    except Exception as error:  # its words may quote a request
+        log.error("a part was not closed cleanly", extra=with_fields(part=part, error=type(error).__name__))
+
+
+def make_state(config: ServerConfig) -> ServerState:
+    """Everything the routes share; nothing is loaded yet."""
+    shelf = ModelPool(config)
+    collections, lifecycle = CollectionPool(shelf), Lifecycle()
+    metrics = Metrics(shelf.ids, tiers=config.tiers, compat=config.metrics_compat)
+    return ServerState(
+        config=config,
+        shelf=shelf,
+        collections=collections,
+        keys=KeyRing(config.keys, config.tiers),
+        limits=RateLimits(),
+        metrics=metrics,
+        lifecycle=lifecycle,
+        primer=PrefixWarmup(shelf, collections, lifecycle, metrics),
+        requests=RunningRequests(),
+        traffic=Traffic(),
+        pdfs=DocumentReader(),
+        workers=WorkerThreads(),
+    )
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn's way with them knows no delay, and ends with the signal as the exit code."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _make_server(state: ServerState, app: App) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=make_protocol(state.config, state.lifecycle, state.traffic),
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=ACCEPTED_PER_TURN,
+            proxy_headers=False,  # nobody may name another client than itself
+        )
+    )
+
+
+@contextmanager
+def _bound(config: ServerConfig) -> Iterator[socket.socket]:
+    """A socket on the wished address, before anything is loaded: a port in use is known at once."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = Listener(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.host, config.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port"
+            ) from None
+        listener.setblocking(False)
+        yield listener
+    finally:
+        listener.close()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _as_it_is(_: ServerState, app: App) -> App:
+    return app

@@ -1,0 +1,204 @@
+"""ServerConfig: every setting of `kvarn serve`, validated once. Knows values; sources.py knows where from.
+
+Durations end in _s, sizes in _bytes; 0 is never "unlimited".
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kvarn.config import EngineConfig
+from kvarn.errors import ConfigError
+from kvarn.server.access.tiers import DEFAULT_TIERS, Tier, read_tiers
+
+UNKNOWN_FIELDS = ("refuse", "ignore")
+METRICS_COMPAT = ("", "vllm")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+DEFAULT_QUEUE_LIMIT = 256
+
+# (lowest, highest) of every number, both included
+_WHOLE: dict[str, tuple[int, int]] = {
+    "port": (0, 65535),  # 0: the system chooses a free one
+    "max_buffered_bytes": (4096, 2**30),
+    "max_header_bytes": (1024, 2**20),
+    "max_headers": (8, 10_000),
+    "max_connections": (1, 2**20),
+    "max_body_bytes": (1024, 2**32),
+    "max_json_depth": (4, 512),
+    "max_n": (1, 128),
+    "queue_limit": (1, 2**24),
+}
+_REAL: dict[str, tuple[float, float]] = {
+    "drain_delay_s": (0.0, 3600.0),
+    "drain_timeout_s": (0.0, 86_400.0),
+    "header_timeout_s": (0.1, 3600.0),
+    "body_timeout_s": (0.1, 86_400.0),
+    "request_timeout_s": (0.1, 1e6),
+    "keep_alive_s": (0.1, 86_400.0),
+    "write_timeout_s": (0.1, 86_400.0),
+    "ping_s": (0.05, 3600.0),
+    "heartbeat_timeout_s": (2.0, 3600.0),
+}
+_CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
+_TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
+_ORIGIN = re.compile(r"https?://[^\s/*,]+")
+
+
+def default_engine() -> EngineConfig:
+    """The engine's settings inside a server: tiers have priorities, so the queue is ordered by them."""
+    return EngineConfig(policy="priority", queue_limit=DEFAULT_QUEUE_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """How one server process runs; `kvarn config explain` prints it with the source of every value."""
+
+    models: tuple[str, ...] = ("smollm2",)  # paths or names of `kvarn pull`; the first is loaded at start
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Path | None = None  # TOML file of `kvarn keys`; None: everybody may ask, so loopback only
+    insecure: bool = False  # listen beyond loopback without keys
+    unknown_fields: str = "refuse"  # refuse | ignore
+    drain_delay_s: float = 5.0  # after SIGTERM new requests are still taken for this long ...
+    drain_timeout_s: float = 60.0  # ... then those that run may go on for this long
+    header_timeout_s: float = 10.0  # to receive the headers of a request
+    body_timeout_s: float = 60.0  # to receive its body
+    request_timeout_s: float = 600.0  # to answer it
+    keep_alive_s: float = 75.0  # an idle connection is closed
+    write_timeout_s: float = 30.0  # a client that does not read is dropped
+    max_buffered_bytes: int = 1 << 20  # or when so much waits for it
+    max_header_bytes: int = 32768
+    max_headers: int = 100
+    max_connections: int = 4096
+    max_body_bytes: int = 8 << 20
+    max_json_depth: int = 64
+    max_n: int = 16  # choices of one request
+    queue_limit: int = DEFAULT_QUEUE_LIMIT  # requests waiting in one engine; more are refused with Retry-After
+    ping_s: float = 15.0  # between comments that keep a silent stream open
+    memory_bytes: int | None = None  # for all models together; None: what the machine has
+    pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded
+    cors_origins: tuple[str, ...] = ()  # of browsers that may ask; none by default
+    allowed_hosts: tuple[str, ...] = ()  # extra names in the Host header while bound to loopback
+    metrics_compat: str = ""  # vllm: its metric names beside ours
+    log_level: str = "info"
+    heartbeat_timeout_s: float = 5.0  # an engine that shows no progress for this long ends the process
+    tiers: Mapping[str, Tier] = field(default_factory=lambda: dict(DEFAULT_TIERS))
+    engine: EngineConfig = field(default_factory=default_engine)
+
+    def __post_init__(self) -> None:
+        for name, whole in _WHOLE.items():
+            _check_number(name, getattr(self, name), *whole, int)
+        for name, real in _REAL.items():
+            _check_number(name, getattr(self, name), *real, int | float)
+        for name, accepted in _CHOICES.items():
+            if getattr(self, name) not in accepted:
+                shown = ", ".join(repr(one) for one in accepted)
+                raise ConfigError(f"{name} is {getattr(self, name)!r:.60}; choose one of {shown}")
+        for name in _TEXTS:
+            _check_texts(name, getattr(self, name))
+        self._check_memory()
+        self._check_names()
+        self._check_reach()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _is_loopback(self.host)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether everybody who can reach the server may ask."""
+        return self.keys is None
+
+    def _check_memory(self) -> None:
+        if self.memory_bytes is not None:
+            _check_number("memory_bytes", self.memory_bytes, 1 << 20, 2**50, int)
+
+    def _check_names(self) -> None:
+        if not self.models:
+            raise ConfigError("models is empty; name at least one with --model")
+        if wrong := [origin for origin in self.cors_origins if not _ORIGIN.fullmatch(origin)]:
+            raise ConfigError(f"cors_origins has {wrong[0]!r:.60}; give scheme and host, as https://example.org")
+        if not isinstance(self.host, str) or not _HOST.fullmatch(self.host):
+            raise ConfigError(f"host is {self.host!r:.60}; give a host name or an IP address")
+        if self.engine.queue_limit != self.queue_limit:
+            raise ConfigError(
+                f"engine.queue_limit is {self.engine.queue_limit} and queue_limit {self.queue_limit}; "
+                "set queue_limit only"
+            )
+
+    def _check_reach(self) -> None:
+        if self.keys is not None and (not isinstance(self.keys, Path) or "\0" in str(self.keys)):
+            raise ConfigError(f"keys is {self.keys!r:.60}; give the path of a TOML file, see `kvarn keys --help`")
+        if not isinstance(self.insecure, bool):
+            raise ConfigError(f"insecure is {self.insecure!r:.60}; give true or false")
+        if self.keys is None and not self.insecure and not self.is_loopback:
+            raise ConfigError(
+                f"host is {self.host}, which other machines can reach, and there are no API keys: anybody could use "
+                "the models; give --keys FILE.toml (see `kvarn keys new`), or --insecure if that is meant"
+            )
+
+
+def make_config(values: Mapping[str, Any]) -> ServerConfig:
+    """A ServerConfig from values by name; `engine` and `tiers` may be plain tables."""
+    known = {one.name for one in fields(ServerConfig)}
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"there is no setting {unknown[0]!r:.60}; `kvarn config explain` lists them")
+    given = dict(values)
+    limit = given.get("queue_limit", DEFAULT_QUEUE_LIMIT)
+    _check_number("queue_limit", limit, *_WHOLE["queue_limit"], int)
+    engine = given.get("engine", {})
+    if not isinstance(engine, EngineConfig):
+        given["engine"] = _engine(engine, limit)
+    if "tiers" in given and not all(isinstance(tier, Tier) for tier in given["tiers"].values()):
+        given["tiers"] = read_tiers(given["tiers"])
+    for name in _TEXTS:
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
+    if isinstance(given.get("keys"), str):
+        given["keys"] = _path("keys", given["keys"])
+    return ServerConfig(**given)
+
+
+def _engine(table: Mapping[str, Any], queue_limit: int) -> EngineConfig:
+    known = {one.name for one in fields(EngineConfig)}
+    if unknown := sorted(set(table) - known):
+        raise ConfigError(f"there is no setting 'engine.{unknown[0]:.60}'; `kvarn config explain` lists them")
+    if "queue_limit" in table:
+        raise ConfigError("engine.queue_limit follows queue_limit; set that one")
+    return EngineConfig(**{"policy": "priority", **table, "queue_limit": queue_limit})
+
+
+def _path(name: str, text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{name} is {text!r:.60}, and there is no such user here; write the whole path") from None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_number(name: str, value: object, low: float, high: float, kind: Any) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+        what = "whole number" if kind is int else "number"
+        raise ConfigError(f"{name} is {value!r:.60}; give a {what} from {low:,} to {high:,}")
+
+
+def _check_texts(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(one, str) and one for one in value):
+        raise ConfigError(f"{name} is {value!r:.60}; give a list of texts")
+    if len(set(value)) < len(value):
+        raise ConfigError(f"{name} has {max(value, key=value.count)!r:.60} twice; name each once")

@@ -1,0 +1,163 @@
+"""Constraints compiled for one vocabulary, in the caller's thread: bounded in time, number and kept bytes.
+
+llguidance is imported with the first constraint, and the vocabulary is laid out for it then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kvarn.errors import CapacityError, ConstraintError
+from kvarn.observe.histogram import SECONDS, Histogram, HistogramSnapshot
+from kvarn.sampling.token_masks import num_words
+from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
+from kvarn.structured.grammar_sandbox import ParserLimits, SandboxLimits, SandboxVocabulary, try_grammar
+from kvarn.structured.matcher import AnswerMatcher, explain
+from kvarn.structured.token_table import TokenTable, VocabularyWords
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+MAX_COMPILING = 2
+MAX_KEPT_BYTES = 64 << 20
+MIN_BYTES = 64 << 10  # that a compiled grammar is counted as: the lexer grows with use ...
+BYTES_PER_CHARACTER = 64  # ... and small growth is not always seen
+# Small models like to write blanks without end where JSON allows them.
+JSON_DEFAULTS: dict[str, Any] = {"whitespace_pattern": r"[ \n\t]{1,32}"}
+JSON_OVERRIDES: dict[str, Any] = {"lenient": False}  # a keyword that cannot be enforced is refused, never ignored
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerLimits:
+    """What constraints may cost."""
+
+    parser: ParserLimits = field(default_factory=ParserLimits)
+    trial: SandboxLimits = field(default_factory=SandboxLimits)
+    max_compiling: int = MAX_COMPILING
+    wait_s: float = 20.0  # for one of these
+    kept_bytes: int = MAX_KEPT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledConstraint:
+    """A constraint ready to use; every answer starts its own matcher."""
+
+    start: LLMatcher
+    num_words: int
+    num_bytes: int
+
+    def matcher(self) -> AnswerMatcher:
+        return AnswerMatcher(self.start, self.num_words)
+
+
+class ConstraintCompiler:
+    """Compiles and remembers; safe to use from several threads."""
+
+    def __init__(self, words: VocabularyWords, vocab_size: int, limits: CompilerLimits | None = None) -> None:
+        self._words = words
+        self._vocab_size = vocab_size
+        self._limits = limits or CompilerLimits()
+        self._kept: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()  # the least recently used first
+        self._kept_bytes = 0
+        self._table: TokenTable | None = None
+        self._compile_times = Histogram(SECONDS)
+        self._num_reused = 0
+        self._lock = threading.Lock()
+        self._building = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self._limits.max_compiling)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of the constraints kept for later, as measured when they were compiled."""
+        return self._kept_bytes
+
+    @property
+    def compile_times(self) -> HistogramSnapshot:
+        """Seconds of each compilation that came to an end, good or bad."""
+        with self._lock:
+            return self._compile_times.now()
+
+    @property
+    def num_reused(self) -> int:
+        """How often a constraint had been compiled before."""
+        return self._num_reused
+
+    def compile(self, constraint: Constraint) -> CompiledConstraint:
+        """Return a constraint ready to use, or raise ConstraintError saying why it cannot be."""
+        found = self._find(constraint)
+        if found is not None:
+            return found
+        if not self._slots.acquire(timeout=self._limits.wait_s):
+            raise CapacityError("too many constraints are being compiled; try again", retry_after_s=1.0)
+        try:
+            found = self._find(constraint)  # somebody may have compiled the same one meanwhile
+            return found if found is not None else self._keep(constraint, self._timed(constraint))
+        finally:
+            self._slots.release()
+
+    def _timed(self, constraint: Constraint) -> CompiledConstraint:
+        began = time.perf_counter()
+        try:
+            return self._compile(constraint)
+        finally:
+            with self._lock:
+                self._compile_times.observe(time.perf_counter() - began)
+
+    def _find(self, constraint: Constraint) -> CompiledConstraint | None:
+        with self._lock:
+            found = self._kept.get(constraint)
+            if found is not None:
+                self._kept.move_to_end(constraint)
+                self._num_reused += 1
+            return found
+
+    def _keep(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:
+        with self._lock:
+            self._kept[constraint] = compiled
+            self._kept_bytes += compiled.num_bytes
+            while self._kept_bytes > self._limits.kept_bytes:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped.num_bytes
+        return compiled
+
+    def _compile(self, constraint: Constraint) -> CompiledConstraint:
+        from llguidance import LLMatcher, LLParserLimits
+
+        try:
+            grammar = _grammar(constraint)
+        except ValueError as error:
+            raise ConstraintError(f"the constraint cannot be used: {explain(str(error))}") from error
+        tokens = self._tokens()
+        vocabulary = SandboxVocabulary(self._vocab_size, tokens.eos_ids, tokens.special)
+        num_bytes = try_grammar(grammar, vocabulary, self._limits.parser, self._limits.trial)
+        limits = LLParserLimits(**asdict(self._limits.parser))
+        start = LLMatcher(tokens.trie, grammar, log_level=0, limits=limits)
+        if start.is_error():
+            raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
+        size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
+        compiled = CompiledConstraint(start, num_words(self._vocab_size), size)
+        first = compiled.matcher()
+        first.mask_after((), 0)
+        if first.error is not None:
+            raise first.error
+        return compiled
+
+    def _tokens(self) -> TokenTable:
+        with self._building:
+            if self._table is None:
+                self._table = TokenTable(self._words, self._vocab_size)
+            return self._table
+
+
+def _grammar(constraint: Constraint) -> str:
+    from llguidance import LLMatcher
+
+    if isinstance(constraint, Grammar):
+        return LLMatcher.grammar_from_lark(constraint.lark)
+    if isinstance(constraint, JsonSchema):
+        return LLMatcher.grammar_from_json_schema(constraint.text, JSON_DEFAULTS, JSON_OVERRIDES)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_regex(constraint.pattern)

@@ -1,0 +1,95 @@
+"""Byte-pair encoding itself: join neighbouring pieces of a word, best pair first, and remember the words done.
+
+In Python on purpose: the tokenizers package needs every merge in a table of its own, which costs a tenth of a second
+and twice the memory at start (a second for 262,000 tokens), while words repeat and are looked up here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from kvarn.errors import FormatError
+from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+
+MAX_REMEMBERED_WORDS = 1 << 16
+MAX_REMEMBERED_LENGTH = 64
+
+# Kinds that plain text may become. Control and byte tokens are not among them, whatever a user types.
+JOINABLE = frozenset({Kind.UNDEFINED, Kind.NORMAL, Kind.USER_DEFINED})
+
+Rank = Callable[[str, str], float | None]  # of joining two neighbours: the smallest goes first; None: never
+
+
+class WordCache:
+    """Encodes words, each different one once."""
+
+    def __init__(self, encode_word: Callable[[str], list[int]]) -> None:
+        self._encode_word = encode_word
+        self._found: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of all words in order."""
+        ids: list[int] = []
+        for word in words:
+            found = self._found.get(word)
+            ids += self._first_time(word) if found is None else found
+        return ids
+
+    def _first_time(self, word: str) -> list[int]:
+        ids = self._encode_word(word)
+        if len(word) <= MAX_REMEMBERED_LENGTH:
+            if len(self._found) >= MAX_REMEMBERED_WORDS:
+                self._found.clear()
+            self._found[word] = ids
+        return ids
+
+
+def join_pieces(word: str, rank: Rank) -> list[str]:
+    """Join neighbouring pieces, best rank first and leftmost among equals, until no pair has a rank."""
+    parts = list(word)  # a piece that was joined to the one before it becomes ""
+    count = len(parts)
+    after = list(range(1, count + 1))
+    before = list(range(-1, count - 1))
+    # rank, left, right, length of both
+    queue = [(found, i, i + 1, 2) for i, pair in enumerate(pairwise(parts)) if (found := rank(*pair)) is not None]
+    heapq.heapify(queue)
+    while queue:
+        _, left, right, length = heapq.heappop(queue)
+        first, second = parts[left], parts[right]
+        if not first or not second or len(first) + len(second) != length:
+            continue  # one of them was joined elsewhere meanwhile
+        parts[left], parts[right] = joined, _ = first + second, ""
+        after[left] = following = after[right]
+        if following < count:
+            before[following] = left
+            if (found := rank(joined, parts[following])) is not None:
+                heapq.heappush(queue, (found, left, following, len(joined) + len(parts[following])))
+        if (previous := before[left]) >= 0 and (found := rank(parts[previous], joined)) is not None:
+            heapq.heappush(queue, (found, previous, left, len(parts[previous]) + len(joined)))
+    return [part for part in parts if part]
+
+
+def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> Rank:
+    """Rank a pair by its place in the list of merges."""
+    _check_merges(vocabulary, merges)
+    places = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # of equal ones the first counts
+
+    def rank(left: str, right: str) -> float | None:
+        return places.get(f"{left} {right}")
+
+    return rank
+
+
+def _check_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> None:
+    ids = vocabulary.ids
+    for left, _, right in (merge.partition(" ") for merge in merges):
+        if left not in ids or right not in ids or left + right not in ids:
+            raise FormatError(
+                f"merge {f'{left} {right}'[:80]!r} names a token that is not in the vocabulary; "
+                "get the model file again"
+            )

@@ -1,0 +1,52 @@
+"""What every way of turning plain text into tokens offers, and how their failures become our errors.
+
+Plain means: no control token is ever looked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from kvarn.errors import FormatError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONG_CHARACTERS = 8192
+
+
+class TextEncoder(Protocol):
+    """Plain text to ids, and a token's text to the bytes it stands for."""
+
+    def encode(self, text: str, *, at_start: bool) -> list[int]:
+        """Return the ids of a non-empty text; at_start: nothing at all stands before it."""
+
+    def piece_bytes(self, token: str) -> bytes:
+        """Return what a normal token adds to the output."""
+
+    @property
+    def drops_first_space(self) -> bool:
+        """Whether decoding removes one space at the very start, because encoding put it there."""
+
+
+def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, by the tokenizers package."""
+    if len(text) < LONG_CHARACTERS:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+    # encode() holds the interpreter's lock all the time, which stops every other thread for seconds.
+    batch: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return batch
+
+
+@contextmanager
+def vocabulary_errors() -> Iterator[None]:
+    """Turn whatever the tokenizers package raises on a bad vocabulary, panics included, into FormatError."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # pyo3's PanicException derives from BaseException
+        raise FormatError(f"the vocabulary cannot be used: {str(error)[:200]}; get the model file again") from error

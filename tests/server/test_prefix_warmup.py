@@ -1,0 +1,144 @@
+"""Hot questions computed ahead: never at the cost of a loaded model; what goes wrong is a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvarn.config import EngineConfig
+from kvarn.retrieval.ingest.chunking import Chunking
+from kvarn.server.access.keys import ANONYMOUS
+from kvarn.server.chat.conversation import Conversation
+from kvarn.server.collections import prefix_warmup
+from kvarn.server.collections.prefix_warmup import MAX_REMEMBERED, HotChat
+from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.process.serve import make_state
+from kvarn.server.process.settings import ServerConfig
+from kvarn.server.state import ServerState
+from kvarn.types import SamplingParams
+from tests.chat_model import write_chat_model
+from tests.server.process import MINILM, ServerProcess, model_path
+
+CHATS = ("a.gguf", "b.gguf")
+QUESTION = "is my secret illness contagious"
+ANOTHER_VERSION = -1  # of the collection: the prompt is due
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two chat models and an empty home; the primer looks all the time."""
+    monkeypatch.setenv("KVARN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(prefix_warmup, "LOOK_EVERY_S", 0.02)
+    for name in CHATS:
+        write_chat_model(tmp_path / name)
+    return tmp_path
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)  # pytest sees the fixtures of the test
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
+
+
+@asynccontextmanager
+async def started(home: Path, **settings: Any) -> AsyncIterator[ServerState]:
+    """All of a server but its socket, with one collection."""
+    models = (str(home / CHATS[0]), str(model_path(MINILM)), str(home / CHATS[1]))
+    state = make_state(ServerConfig(models=models, pinned=(MINILM,), **settings))
+    await state.shelf.start()
+    state.lifecycle.become_ready()
+    await state.collections.create("", "things", Chunking())
+    try:
+        yield state
+    finally:
+        for part in (state.primer, state.collections, state.shelf):
+            await part.close()
+
+
+def hot_chat(question: str = QUESTION, **changes: Any) -> HotChat:
+    chat = Conversation([{"role": "user", "content": question}], SamplingParams(max_tokens=4))
+    hot = HotChat(ANONYMOUS, "", CHATS[0], "things", question, chat, {"k": 1})
+    return replace(hot, **changes)
+
+
+def num_primed(state: ServerState) -> float:
+    lines = state.metrics.render().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("kvarn_retrieval_primed_total"))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.model
+@in_a_loop
+async def test_a_question_that_was_forgotten_while_its_turn_came_ends_nothing_and_leaves_nothing(home: Path) -> None:
+    async with started(home) as state:
+        async with state.collections._changing:  # the primer waits for the collection of the first question
+            state.primer.remember(hot_chat(), ANOTHER_VERSION)
+            await asyncio.sleep(0.2)
+            for number in range(MAX_REMEMBERED):
+                state.primer.remember(hot_chat(f"question {number}"), ANOTHER_VERSION)
+        await until(lambda: num_primed(state) >= 3)
+        assert len(state.primer._chats) == MAX_REMEMBERED
+        assert QUESTION not in {key[-1] for key in state.primer._chats}
+
+
+@pytest.mark.model
+@in_a_loop
+async def test_what_nobody_expected_is_logged_by_its_type_only_and_the_next_is_primed(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(home) as state:
+        with caplog.at_level(logging.INFO):
+            state.primer.remember(hot_chat(options={QUESTION: 1}), ANOTHER_VERSION)
+            await until(lambda: not state.primer._chats)
+        assert "forgotten: TypeError" in caplog.text
+        assert QUESTION not in caplog.text
+        state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        await until(lambda: num_primed(state) == 1)
+
+
+@pytest.mark.model
+@in_a_loop
+async def test_no_model_is_loaded_or_put_out_for_a_question_that_may_come(home: Path) -> None:
+    room = MemoryRoom(1 << 40, 1 << 40, True)
+    sizes = [make_offer(name, str(home / name), EngineConfig(), room).card.needed_bytes for name in CHATS]
+    minilm = make_offer(MINILM, str(model_path(MINILM)), EngineConfig(), room).card.needed_bytes
+    async with started(home, memory_bytes=minilm + max(sizes) * 3 // 2) as state:
+        async with state.shelf.use(CHATS[1]):
+            pass
+        assert not state.shelf.is_loaded(CHATS[0])
+        state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        await asyncio.sleep(0.5)
+        assert state.shelf.is_loaded(CHATS[1])
+        assert (num_primed(state), len(state.primer._chats)) == (0, 1)
+        async with state.shelf.use(CHATS[0]):  # somebody asks for it: now its questions may be primed
+            pass
+        await until(lambda: num_primed(state) == 1)
+
+
+def test_a_part_that_fails_to_close_changes_neither_the_others_nor_the_exit_code(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / CHATS[0])
+    home = {"KVARN_HOME": str(tmp_path), "KVARN_SERVER_DRAIN_DELAY_S": "0"}
+    with ServerProcess("--model", model, env=home, module="tests.server.faulty") as server:
+        with server.client() as client:
+            client.post("/fault/close").raise_for_status()
+        assert server.stop(signal.SIGTERM) == 0
+        told = server.log
+    assert told.count("a part was not closed cleanly") == 2
+    assert "injected" not in told
+    assert "internal error" not in told

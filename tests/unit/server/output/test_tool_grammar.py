@@ -1,0 +1,150 @@
+"""Grammars that enforce calls: what llguidance lets through, and that it is read back as the calls it is."""
+
+from __future__ import annotations
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.json_repair import is_strict_object
+from kvarn.server.chat.output.output_stream import AnswerContext
+from kvarn.server.chat.output.parse import parse_output
+from kvarn.server.chat.output.tool_grammar import MAX_PARALLEL_CALLS, after_reasoning, tool_constraint
+from kvarn.server.chat.output.tools import NamedTools, ToolChoice, ToolSpec
+from kvarn.structured.constraints import Grammar, JsonSchema, Regex
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}, "required": ["city"]}
+WEATHER = ToolSpec("weather", "", CITY, is_strict=True)
+ZERO = ToolSpec("zero", "", {"type": "object", "properties": {}}, is_strict=False)
+ARGUMENTS = '{"city": "Oslo"}'
+CALL = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
+
+ONE_CALL = {
+    "hermes": (OutputFormat("hermes"), HERMES, "\n"),
+    "llama3": (OutputFormat("llama3"), CALL.replace("arguments", "parameters"), "; "),
+    "mistral": (OutputFormat("mistral", names_before_arguments=True), f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", ""),
+    "json": (OutputFormat("json"), CALL, "\n"),
+}
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_required_calls_are_written_in_the_models_own_format_and_read_back(form: str) -> None:
+    format, call, between = ONE_CALL[form]
+    grammar = _grammar(format, "required")
+    assert _accepts(grammar, call)
+    assert _accepts(grammar, between.join([call] * MAX_PARALLEL_CALLS))
+    assert not _accepts(grammar, between.join([call] * (MAX_PARALLEL_CALLS + 1)))
+    assert not _accepts(grammar, "Hello")
+    assert not _accepts(grammar, "")
+    parsed = parse_output(between.join([call, call]), format, ["weather"], AnswerContext(is_enforced=True))
+    assert [one.arguments_json for one in parsed.tool_calls] == [ARGUMENTS, ARGUMENTS]
+
+
+def test_mistrals_older_form_is_one_list() -> None:
+    grammar = _grammar(OutputFormat("mistral"), "required")
+    assert _accepts(grammar, f"[TOOL_CALLS][{CALL}, {CALL}]")
+    assert not _accepts(grammar, f"[TOOL_CALLS]{CALL}")
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_a_named_choice_allows_this_function_once(form: str) -> None:
+    format, call, between = ONE_CALL[form]
+    grammar = _grammar(format, NamedTools("weather"))
+    assert _accepts(grammar, call)
+    assert not _accepts(grammar, between.join([call, call]))
+    assert not _accepts(_grammar(format, NamedTools("zero")), call)
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_arguments_follow_the_schema(form: str) -> None:
+    format, call, _ = ONE_CALL[form]
+    grammar = _grammar(format, "required")
+    for wrong in ("{}", '{"city": 1}', '{"city": "Oslo", "n": "2"}', '{"city": "Oslo", "more": 1}'):
+        assert not _accepts(grammar, call.replace(ARGUMENTS, wrong))
+    assert _accepts(grammar, call.replace(ARGUMENTS, '{"city": "Oslo", "n": 2}'))
+
+
+@pytest.mark.parametrize("odd", ['"\\u0000"', "1e999"])
+def test_a_grammar_does_not_forbid_what_is_mended(odd: str) -> None:
+    call = f'{{"name": "zero", "arguments": {{"a": {odd}}}}}'
+    assert _accepts(_grammar(OutputFormat("json"), "auto"), call)
+    (read,) = parse_output(call, OutputFormat("json"), ["zero"], AnswerContext(is_enforced=True)).tool_calls
+    assert is_strict_object(read.arguments_json)
+
+
+def test_one_call_at_most_without_parallel_calls() -> None:
+    for choice in ("required", "auto"):
+        grammar = _grammar(OutputFormat("hermes"), choice, is_parallel=False)
+        assert _accepts(grammar, HERMES)
+        assert not _accepts(grammar, f"{HERMES}\n{HERMES}")
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_strict_tools_leave_the_model_free_to_answer_but_not_to_call_wrongly(form: str) -> None:
+    format, call, _ = ONE_CALL[form]
+    grammar = _grammar(format, "auto")
+    assert _accepts(grammar, "Hello, I need no tool.")
+    assert _accepts(grammar, "")
+    assert _accepts(grammar, call)
+    assert not _accepts(grammar, call.replace("Oslo", "Oslo\n"))
+    assert not _accepts(grammar, call.replace(ARGUMENTS, "{}"))
+    assert not _accepts(grammar, call[:-1])
+
+
+def test_the_arguments_of_a_tool_that_is_not_strict_are_any_object() -> None:
+    grammar = _grammar(OutputFormat("json"), "auto")
+    assert _accepts(grammar, '{"name": "zero", "arguments": {"a": [1, 2]}}')
+
+
+@pytest.mark.parametrize(("tools", "choice"), [([ZERO], "auto"), ([], "auto"), ([WEATHER], "none")])
+def test_without_need_there_is_no_grammar(tools: list[ToolSpec], choice: ToolChoice) -> None:
+    assert tool_constraint(OutputFormat("json"), tools, choice) is None
+
+
+def test_reasoning_the_prompt_has_opened_is_closed_before_the_call() -> None:
+    grammar = _grammar(OutputFormat("hermes", THINK), "required", starts_in_reasoning=True)
+    assert _accepts(grammar, f"Hm, {{.\n</think>\n\n{HERMES}")
+    assert not _accepts(grammar, HERMES)
+    assert not _accepts(grammar, "</think>Hello")
+
+
+def test_a_free_model_may_think_about_calls_before_it_makes_one() -> None:
+    grammar = _grammar(OutputFormat("hermes", THINK), "auto")
+    assert _accepts(grammar, "<think>Use <tool_call> or not?</think>\n\nHello")
+    assert _accepts(grammar, f"<think>Hm.</think>\n\nLet me see.\n{HERMES}")
+    assert not _accepts(grammar, "<think>Hm.</think><tool_call>no")
+
+
+def test_markers_that_are_control_tokens_are_named_by_their_id() -> None:
+    format = OutputFormat("mistral", names_before_arguments=True, marker_ids=(("[TOOL_CALLS]", 9), ("[ARGS]", 32)))
+    grammar = _grammar(format, "required")
+    assert "<[9]>" in grammar.text
+    assert "<[32]>" in grammar.text
+    assert "TOOL_CALLS" not in grammar.text
+
+
+def test_a_schema_of_the_caller_waits_until_the_reasoning_is_closed() -> None:
+    grammar = after_reasoning(OutputFormat(None, THINK), JsonSchema(CITY))
+    assert _accepts(grammar, f"Hm.\n</think>\n{ARGUMENTS}")
+    assert not _accepts(grammar, ARGUMENTS)
+    assert not _accepts(grammar, "</think>Hello")
+
+
+def test_a_pattern_of_the_caller_cannot_wait_and_is_refused() -> None:
+    with pytest.raises(InvalidField, match="opens its reasoning"):
+        after_reasoning(OutputFormat(None, THINK), Regex("a+"))
+
+
+def _grammar(format: OutputFormat, choice: ToolChoice, **options: bool) -> Grammar:
+    grammar = tool_constraint(format, [WEATHER, ZERO], choice, **options)
+    assert grammar is not None
+    return grammar
+
+
+def _accepts(grammar: Grammar, text: str) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(grammar.text))
+    assert not matcher.get_error()
+    data = list(text.encode())
+    return matcher.validate_tokens(data) == len(data) and matcher.consume_tokens(data) and matcher.is_accepting()

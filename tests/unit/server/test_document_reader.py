@@ -1,0 +1,83 @@
+"""PDFs and HTML of strangers: read in a process that may fail, be late or be killed without harm."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvarn.behalf import caller_priority
+from kvarn.errors import DocumentError
+from kvarn.server.collections.document_reader import DocumentReader, ReadingLimits
+from tests.unit.retrieval.pdfs import bomb, make_pdf
+
+pytest.importorskip("pypdf")
+
+
+def _read(data: bytes, limits: ReadingLimits) -> str:
+    return asyncio.run(DocumentReader(limits).text_of(data, "a.pdf"))
+
+
+def test_the_text_of_all_pages_comes_back() -> None:
+    assert _read(make_pdf("Grain", 3), ReadingLimits()) == "Grain\n\nGrain\n\nGrain"
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "words"),
+    [
+        (make_pdf("Grain", 3), ReadingLimits(max_pages=2), "a.pdf: has 3 pages, at most 2 are read"),
+        (make_pdf("Grain", 3), ReadingLimits(max_chars=12), "a.pdf: has more than 12 characters"),
+        (bomb(30_000_000), ReadingLimits(cpu_s=1), "a.pdf: takes more than 1 s"),
+        (make_pdf("Grain"), ReadingLimits(deadline_s=0.01), "a.pdf: takes more than"),
+        (bomb(30_000_000), ReadingLimits(memory_bytes=8 << 20), "a.pdf: "),
+    ],
+    ids=["pages", "characters", "computing", "waiting", "memory"],
+)
+def test_what_takes_too_much_is_refused_with_the_limit(data: bytes, limits: ReadingLimits, words: str) -> None:
+    with pytest.raises(DocumentError) as caught:
+        _read(data, limits)
+    assert words in str(caught.value)
+
+
+def test_a_reader_that_nobody_waits_for_ends_its_process() -> None:
+    async def abandon() -> None:
+        reader = DocumentReader(max_at_once=1)
+        task = asyncio.ensure_future(reader.text_of(bomb(30_000_000), "a.pdf"))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await reader.text_of(make_pdf("next"), "b.pdf") == "next"  # its place is free again
+
+    asyncio.run(abandon())
+
+
+def test_pages_are_read_together() -> None:
+    pages = ["<h1>Mill</h1><p>Grain", "<p>Flour \u20ac &amp; \U0001f35e"]
+    texts = asyncio.run(DocumentReader().texts_of_html(pages, "HTML"))
+    assert texts == ["# Mill\n\nGrain\n", "Flour \u20ac & \U0001f35e\n"]
+
+
+def test_pages_that_take_too_long_are_refused() -> None:
+    with pytest.raises(DocumentError) as caught:
+        asyncio.run(DocumentReader(ReadingLimits(cpu_s=1)).texts_of_html(["<!" * 3_000_000], "page.html"))
+    assert "page.html: takes more than 1 s" in str(caught.value)
+
+
+def test_a_paid_page_is_read_before_free_ones_that_wait() -> None:
+    async def run() -> list[str]:
+        parser, read = DocumentReader(max_at_once=1), []
+
+        async def ask(name: str, priority: int) -> None:
+            caller_priority.set(priority)
+            await parser.texts_of_html(["<!" * 400_000 if name == "slow" else name], name)
+            read.append(name)
+
+        tasks = []
+        for name, priority in (("slow", 0), ("b", 0), ("c", 0), ("paid", 10)):
+            tasks.append(asyncio.create_task(ask(name, priority)))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*tasks)
+        return read
+
+    assert asyncio.run(run()) == ["slow", "paid", "b", "c"]

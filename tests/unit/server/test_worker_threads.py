@@ -1,0 +1,146 @@
+"""Threads for work that waits: who gets one, and when it is free again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kvarn.behalf import caller_priority
+from kvarn.server.process.worker_threads import WorkerThreads
+
+FREE, PAID, TOP = 0, 10, 20
+
+
+class Work:
+    """Pieces of work that run until they are let go, and the order in which they began."""
+
+    def __init__(self, workers: WorkerThreads) -> None:
+        self.began: list[str] = []
+        self.ended: list[str] = []
+        self._workers = workers
+        self._gates: dict[str, threading.Event] = {}
+
+    def ask(self, name: str, priority: int) -> asyncio.Task[str]:
+        self._gates[name] = threading.Event()
+
+        async def run() -> str:
+            caller_priority.set(priority)
+            return await self._workers.run(self._do, name)
+
+        return asyncio.create_task(run())
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            self._gates[name].set()
+
+    def _do(self, name: str) -> str:
+        self.began.append(name)
+        assert self._gates[name].wait(20)
+        self.ended.append(name)
+        return f"{name} for {caller_priority.get()}"
+
+
+def running(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await asyncio.sleep(0.002)
+
+
+def test_a_free_thread_goes_to_the_highest_priority_and_then_to_the_first() -> None:
+    async def run() -> None:
+        work = Work(WorkerThreads(1, 0))
+        asked = [("a", FREE), ("b", FREE), ("c", PAID), ("d", TOP), ("e", PAID), ("f", FREE)]
+        tasks = []
+        for name, priority in asked:
+            tasks.append(work.ask(name, priority))
+            await asyncio.sleep(0)
+        work.let_go(*"abcdef")
+        assert await asyncio.gather(*tasks) == [f"{name} for {priority}" for name, priority in asked]
+        assert "".join(work.began) == "adcebf"
+
+    running(run)
+
+
+def test_some_threads_are_kept_for_those_above_the_crowd() -> None:
+    async def run() -> None:
+        work = Work(WorkerThreads(4, 1))
+        tasks = [work.ask(name, FREE) for name in "abcd"]
+        await until(lambda: len(work.began) == 3)
+        tasks += [work.ask(name, PAID) for name in "xy"]
+        await until(lambda: len(work.began) == 4)
+        await asyncio.sleep(0.02)
+        assert sorted(work.began) == ["a", "b", "c", "x"]
+        work.let_go("a")
+        await until(lambda: len(work.began) == 5)
+        assert work.began[-1] == "y"
+        work.let_go(*"bcdxy")
+        await asyncio.gather(*tasks)
+
+    running(run)
+
+
+def test_who_leaves_the_queue_never_has_it_begun() -> None:
+    async def run() -> None:
+        work = Work(workers := WorkerThreads(1, 0))
+        first, second, third = (work.ask(name, FREE) for name in "abc")
+        await until(lambda: work.began == ["a"])
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert len(workers._places._waiting) == 1
+        work.let_go("a", "c")
+        await asyncio.gather(first, third)
+        assert work.began == ["a", "c"]
+
+    running(run)
+
+
+def test_who_leaves_while_the_thread_works_makes_no_room() -> None:
+    async def run() -> None:
+        work = Work(workers := WorkerThreads(1, 0))
+        first, second = work.ask("a", FREE), work.ask("b", FREE)
+        await until(lambda: work.began == ["a"])
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.sleep(0.05)
+        assert work.began == ["a"]
+        work.let_go("a", "b")
+        await second
+        assert work.ended == ["a", "b"]
+        await until(lambda: workers._places._taken.total() == 0)
+
+    running(run)
+
+
+def test_a_turn_that_comes_when_its_caller_leaves_goes_to_the_next() -> None:
+    async def run() -> None:
+        work = Work(workers := WorkerThreads(1, 0))
+        first, second, third = (work.ask(name, FREE) for name in "abc")
+        await until(lambda: work.began == ["a"])
+        workers._places.leave(FREE)  # as if the thread were free: the turn of the second comes ...
+        second.cancel()  # ... before it could take it
+        await asyncio.sleep(0.02)
+        assert second.cancelled()
+        work.let_go("a", "c")
+        await asyncio.gather(first, third)
+        assert work.began == ["a", "c"]
+
+    running(run)
+
+
+def test_what_work_raises_reaches_the_caller_and_frees_the_thread() -> None:
+    async def run() -> None:
+        workers = WorkerThreads(1, 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await workers.run(lambda: 1 / 0)
+
+    running(run)
