@@ -45,17 +45,11 @@ class KVAllocation:
     def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
         """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
         kv = self._kv
-        wanted = self._num_wanted(request) - num_computed // kv.block_size
+        wanted = sum(map(kv.blocks_for, self._decoder.slots_to_start(request))) - num_computed // kv.block_size
         for other in running:
-            if self._decoder.cuts_spans:
-                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
-            else:
-                wanted += max(0, self._num_wanted(other) - self._num_blocks(other))
+            needed = sum(map(kv.blocks_for, self._decoder.slots_to_continue(other)))
+            wanted += max(0, needed - self._num_blocks(other))
         return wanted <= kv.num_free
-
-    def _num_wanted(self, request: Request) -> int:
-        """Blocks a request needs to run."""
-        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
 
     def _num_blocks(self, request: Request) -> int:
         """Blocks a request holds now."""
