@@ -155,7 +155,7 @@ class EventLoopBridge:
 
 
 IndexedEvent = tuple[int, TokenEvent]  # which of the submissions it belongs to
-OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: nobody wants to read the event
+OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: the event is not kept for readers
 Submit = Callable[[Sequence[Submission], Sequence[OutputCollector]], "Future[None]"]
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 WATCH_EVERY_S = 10.0  # or a quarter of the step timeout, where that is shorter
 
 
-class Watched(Protocol):
+class WatchedThread(Protocol):
     """kvarn.engine.thread.EngineThread, as the watchdog needs it."""
 
     step_timeout_s: float
@@ -23,7 +23,7 @@ class Watched(Protocol):
 class StepWatchdog(threading.Thread):
     """A daemon thread beside the engine's; ends when stopped is set."""
 
-    def __init__(self, engine_thread: Watched, stopped: threading.Event) -> None:
+    def __init__(self, engine_thread: WatchedThread, stopped: threading.Event) -> None:
         super().__init__(name="kvarn-watchdog", daemon=True)
         self._engine_thread = engine_thread
         self._stopped_event = stopped

@@ -140,7 +140,7 @@ class EngineThread:
             call.run(self._engine)
             return call.result
         self._inbox.put(call)
-        # Looked at after the put: whoever sets a failure empties the inbox afterwards, so nobody is left waiting.
+        # Read after the put: the thread that sets a failure empties the inbox afterwards, so no call is left waiting.
         failure = self._failure
         if failure is None and not self.is_alive:  # also in a forked child, which has no such thread
             failure = BackendError("the engine's thread is not running in this process; load the model here")

@@ -1,4 +1,4 @@
-"""One step as data: whose positions are computed, and the batch that says so to a backend."""
+"""One step as data: the requests and positions to compute, and the batch for the backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayerwisePart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Born complete; without a batch and a layer-wise part there is nothing to do."""
+    """Complete when made; without a batch and a layer-wise part there is nothing to do."""
 
     entries: tuple[BatchEntry, ...] = ()
     batch: Batch | None = None
