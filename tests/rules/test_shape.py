@@ -1,4 +1,4 @@
-"""Files, functions and folders stay small enough to be read; one name means one thing; every module says what it owns."""
+"""Files, functions and folders stay small; one name means one thing; every module says what it owns."""
 
 from __future__ import annotations
 
