@@ -153,10 +153,10 @@ class SafetensorsFolder:
         info = self._owners[name].tensors[name]
         return dequantize(self.raw(name), info.type, info.shape)
 
-    def forget(self, names: Iterable[str]) -> None:
+    def release_pages(self, names: Iterable[str]) -> None:
         for name in names:
             shard = self._owners[name]
-            shard.file.forget([(shard.offsets[name], shard.tensors[name].num_bytes)])
+            shard.file.release_pages([(shard.offsets[name], shard.tensors[name].num_bytes)])
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if a weight file changed since it was opened."""

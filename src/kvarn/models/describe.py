@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.errors import ConfigError
 from kvarn.formats.hf_names import canonical_view
-from kvarn.formats.tensor_view import WeightView, shifted, whole
+from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
 from kvarn.models.hparams import HParams, text_config
 from kvarn.models.registry import Architecture, find_architecture
@@ -45,7 +45,7 @@ def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
     """GGUF's names are canonical already; safetensors are renamed, their norms shifted, a tied head dropped."""
     hf = source.metadata.get("hf")
     if hf is None:
-        return WeightView(source, {name: whole(info, name) for name, info in source.tensors.items()})
+        return WeightView(source, {name: renamed(info, name) for name, info in source.tensors.items()})
     entries = canonical_view(source, architecture.dialect).entries
     if text_config(hf).get("tie_word_embeddings") is True:
         entries.pop("output.weight", None)

@@ -59,7 +59,7 @@ class ReferenceBackend:
             else:
                 stored[name] = np.array(weights.raw(name)), info
             done += info.num_bytes
-            weights.forget((name,))
+            weights.release_pages((name,))
             if progress is not None:
                 progress(done, total)
         weights.verify_unchanged()
