@@ -249,7 +249,7 @@ class Loop:
 
     def _compact(self, drops_cached: bool) -> None:
         try:
-            self._engine.backend.return_kv(self._engine.kv.compact(drop_cached=drops_cached))
+            self._engine.backend.return_kv(self._engine.kv.reclaim(drop_cached=drops_cached))
         except Exception:
             log.exception("idle memory was not returned")
 

@@ -64,6 +64,6 @@ class KVAllocation:
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Give everything back; forget: leave nothing findable behind."""
-        self._kv.release(request.id, forget=forget)
+        self._kv.release(request.id, unpublish=forget)
         for name in self._further.pop(request.id, ()):
             self._kv.release(name)
