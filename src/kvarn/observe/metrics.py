@@ -1,4 +1,4 @@
-"""The metrics of a server: requests as they end, engines and HTTP when a scrape polls them. For the event loop thread."""
+"""The metrics of a server: requests as they end, engines and HTTP as a scrape polls them. For the event loop thread."""
 
 from __future__ import annotations
 
