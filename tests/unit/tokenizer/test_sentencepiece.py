@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.encoders.bpe import join_pieces
+from kvarn.tokenizer.encoders.bpe import merge_pieces
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import sentence_piece
@@ -40,7 +40,7 @@ pieces = st.text("abc▁", min_size=2, max_size=5)
 
 @given(st.text("abc▁", max_size=40), st.dictionaries(pieces, st.integers(0, 8).map(float), max_size=30))
 def test_joining_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float]) -> None:
-    assert join_pieces(word, lambda left, right: ranks.get(left + right)) == naive(word, ranks)
+    assert merge_pieces(word, lambda left, right: ranks.get(left + right)) == naive(word, ranks)
 
 
 @given(
@@ -85,8 +85,8 @@ def test_text_never_becomes_a_control_or_byte_token() -> None:
     assert "<0x41>" not in texts(tokenizer, "<0x41>")
 
 
-def test_many_different_words_do_not_grow_the_memory_of_words_without_end(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvarn.tokenizer.encoders.bpe.MAX_REMEMBERED_WORDS", 8)
+def test_many_different_words_do_not_grow_the_word_cache_without_end(monkeypatch: Any) -> None:
+    monkeypatch.setattr("kvarn.tokenizer.encoders.bpe.MAX_CACHED_WORDS", 8)
     tokenizer = make()
     for number in range(100):
         word = "a" * (number % 50 + 1)

@@ -42,10 +42,10 @@ def test_text_without_tokens_and_no_text_stay_as_they_are() -> None:
 
 def test_first_characters_tells_where_tokens_begin_or_could() -> None:
     matcher = SpecialMatcher({"<a>": 1, "<b>": 2})
-    assert matcher.first_characters("a <a> <b") == [2, 6]
-    assert matcher.first_characters("<") == [0]
-    assert matcher.first_characters("a < b") == []
-    assert matcher.first_characters("") == []
+    assert matcher.possible_starts("a <a> <b") == [2, 6]
+    assert matcher.possible_starts("<") == [0]
+    assert matcher.possible_starts("a < b") == []
+    assert matcher.possible_starts("") == []
 
 
 def test_stripping_tokens_swallow_the_white_space_beside_them() -> None:
