@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import Activation
@@ -178,7 +179,7 @@ class HParams:
         if value is _MISSING:
             return default
         if not isinstance(value, bool | np.bool_):
-            raise self.format_error(f"{key} is {_short(value)}; expected true or false")
+            raise self.format_error(f"{key} is {short(value)}; expected true or false")
         return bool(value)
 
     def raw(self, gguf: str | None, *hf: str) -> Any:
@@ -192,7 +193,7 @@ class HParams:
         if self.is_gguf or value is _MISSING:
             return default
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise self.unsupported(f"{key} is {_short(value)}; known are {', '.join(ACTIVATIONS)}", key)
+            raise self.unsupported(f"{key} is {short(value)}; known are {', '.join(ACTIVATIONS)}", key)
         return ACTIVATIONS[value]
 
     def has_tensor(self, tensor: str) -> bool:
@@ -212,7 +213,7 @@ class HParams:
         try:
             array = np.asarray(values, np.float32)
         except (TypeError, ValueError):
-            raise self.format_error(f"{name} is {_short(values)}; expected {length} numbers") from None
+            raise self.format_error(f"{name} is {short(values)}; expected {length} numbers") from None
         if array.shape != (length,) or not np.all(np.isfinite(array) & (array > 0)):
             raise self.format_error(f"{name} must be {length} positive numbers")
         return array
@@ -223,14 +224,14 @@ class HParams:
         prefix = f"{self.architecture}." if self.is_gguf else ""
         unread = []
         for key, value in self._metadata.items():
-            short = key.removeprefix(prefix)
-            matters = short not in HARMLESS if self.is_gguf else short in neutral
+            suffix = key.removeprefix(prefix)
+            matters = suffix not in HARMLESS if self.is_gguf else suffix in neutral
             if key in self._read_keys or not key.startswith(prefix) or not matters:
                 continue
-            if not isinstance(value, int | float | str | None) or value not in neutral.get(short, ()):
+            if not isinstance(value, int | float | str | None) or value not in neutral.get(suffix, ()):
                 unread.append(key)
         if unread:
-            listed = ", ".join(f"{key} = {_short(self._metadata[key])}" for key in unread[:8])
+            listed = ", ".join(f"{key} = {short(self._metadata[key])}" for key in unread[:8])
             raise self.unsupported(f"the model is changed by {listed}", *unread)
 
     def format_error(self, message: str) -> FormatError:
@@ -250,7 +251,7 @@ class HParams:
         is_number = isinstance(value, kinds) and not isinstance(value, bool | np.bool_)
         if not is_number or not math.isfinite(value) or not hparam.low <= value <= hparam.high:
             raise self.format_error(
-                f"{key} is {_short(value)}; expected a number from {hparam.low:g} to {hparam.high:g}"
+                f"{key} is {short(value)}; expected a number from {hparam.low:g} to {hparam.high:g}"
             )
         return int(value) if is_integer else float(value)
 
@@ -259,8 +260,3 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text part of config.json, where a model has several parts."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -112,7 +112,7 @@ def test_cached_blocks_are_not_reclaimed_until_they_are_unmarked() -> None:
     pool.check([])
 
 
-def test_a_block_dropped_while_held_is_not_cached_when_it_becomes_free() -> None:
+def test_a_block_unmarked_while_held_is_not_cached_when_it_becomes_free() -> None:
     pool = BlockPool(1)
     block_id = pool.allocate()
     pool.mark_cacheable(block_id)

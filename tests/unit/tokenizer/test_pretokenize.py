@@ -29,7 +29,7 @@ def test_a_known_rule_gives_back_every_character(name: str) -> None:
         ("falcon", "x==1234", ["x", "==", "123", "4"]),
     ],
 )
-def test_words_are_cut_as_the_model_was_trained(name: str, text: str, words: list[str]) -> None:
+def test_words_are_split_as_the_model_was_trained(name: str, text: str, words: list[str]) -> None:
     assert [word for word, _ in build_pre_tokenizer(pre_tokenizer_rule(name)).pre_tokenize_str(text)] == words
 
 

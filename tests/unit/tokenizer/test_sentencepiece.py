@@ -1,4 +1,4 @@
-"""Joining characters by score: against a naive loop, with byte fallback and the space before a text."""
+"""Merging characters by score: against a naive loop, with byte fallback and the space before a text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pieces = st.text("abc▁", min_size=2, max_size=5)
 
 
 @given(st.text("abc▁", max_size=40), st.dictionaries(pieces, st.integers(0, 8).map(float), max_size=30))
-def test_joining_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float]) -> None:
+def test_merging_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float]) -> None:
     assert merge_pieces(word, lambda left, right: ranks.get(left + right)) == naive(word, ranks)
 
 
@@ -47,7 +47,7 @@ def test_joining_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float
     st.text("ab> ", max_size=40),
     st.lists(st.text("ab>▁", min_size=2, max_size=4), unique=True, max_size=20),
 )
-def test_cutting_into_words_changes_no_token(text: str, multi: list[str]) -> None:
+def test_splitting_into_words_changes_no_token(text: str, multi: list[str]) -> None:
     tokenizer = make(["▁", "a", "b", ">", *multi], **{"tokenizer.ggml.add_space_prefix": False})
     ranks = {piece: float(place) for place, piece in enumerate(["▁", "a", "b", ">", *multi])}
     assert texts(tokenizer, text) == naive(text.replace(" ", "▁"), ranks)
@@ -81,7 +81,7 @@ def test_without_byte_tokens_neighbouring_unknown_characters_are_one_unknown_tok
 
 def test_text_never_becomes_a_control_or_byte_token() -> None:
     tokenizer = make()
-    assert texts(tokenizer, "</s>") == ["▁", "</", "s>"]  # although joining these two would give the token </s>
+    assert texts(tokenizer, "</s>") == ["▁", "</", "s>"]  # although merging these two would give the token </s>
     assert "<0x41>" not in texts(tokenizer, "<0x41>")
 
 

@@ -194,7 +194,7 @@ def test_rewriting_inside_a_block_another_sequence_published_copies_it() -> None
     cache.check()
 
 
-def test_released_blocks_stay_findable_unless_they_are_forgotten() -> None:
+def test_released_blocks_stay_findable_unless_they_are_unpublished() -> None:
     cache = computed()
     cache.release("a", unpublish=True)
     assert cache.lookup(TOKENS).num_tokens == 0
