@@ -26,6 +26,7 @@ from kvarn.types import Completion, SamplingParams, TokenEvent
 from tests.chat_model import chat_metadata, write_chat_model
 from tests.diffusion_models import tiny_diffusion
 from tests.running import layout_of
+from tests.submitting import submit
 from tests.tiny_models import VOCAB
 
 CONTEXT = 128
@@ -69,7 +70,7 @@ class DiffusionModel:
         decoder = DiffusionDecoder(
             backend, spec.generation, VOCAB, eos_ids, defaults=SamplingDefaults(temperature=0.0), context=context
         )
-        admission = Admission(VOCAB, context, kv.max_tokens)
+        admission = Admission(VOCAB, context, decoder, kv)
         is_block = spec.generation.block is not None
         config = EngineConfig(block_size=layout.block_size, **options)
         stream = Stream(NoText, eos_ids)
@@ -110,7 +111,7 @@ def run(engine: Engine, requests: Sequence[Request], events: list[TokenEvent] | 
 
 def answer(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
     """The tokens one request gets alone."""
-    return run(engine, [engine.submit(prompt, params)])[0].token_ids
+    return run(engine, [submit(engine, prompt, params)])[0].token_ids
 
 
 def write_talking_model(path: Path) -> Path:

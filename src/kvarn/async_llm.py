@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig
-from kvarn.engine.handle import Ticket
-from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_single, listed
-from kvarn.engine.runner import Submission
+from kvarn.engine.client import AsyncAnswers
 from kvarn.engine.stats import EngineStats
+from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError
 from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
+from kvarn.prompts import Prompt, Prompts, TokenIds, is_single, listed
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
 
@@ -51,8 +47,6 @@ class AsyncLLM:
             progress=progress,
         )
         self._loaded: LLM | None = None
-        self._mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()  # of the mailboxes
         self._loading = threading.Lock()
 
     async def load(self) -> None:
@@ -88,7 +82,7 @@ class AsyncLLM:
     ) -> AsyncEventStream:
         """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
         prepare = partial(self.llm.submissions.of_prompt, prompt, params, tools, tenant=tenant)
-        return AsyncEventStream(self.llm, prepare, self.mailbox())
+        return AsyncEventStream(self.llm, prepare, self.llm.client.stream_async(1))
 
     @overload
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
@@ -143,18 +137,13 @@ class AsyncLLM:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
         return await asyncio.to_thread(self.llm.drain, timeout_s)
 
-    async def send(self, submissions: Sequence[Submission], tickets: Sequence[Ticket]) -> None:
-        """Queue prepared requests all together, or raise why none of them is accepted."""
-        await asyncio.wrap_future(self.llm.runner.send(submissions, tickets))
-
     async def _complete(self, prepare: Sequence[Callable[[], Submission]]) -> list[Completion]:
-        tickets = [Ticket(keeps_events=False) for _ in prepare]
+        answers = self.llm.client.stream_async(len(prepare), _keep_nothing)
         try:
-            await _submit(self.llm, prepare, tickets)
-            return [await asyncio.wrap_future(ticket.done) for ticket in tickets]
+            await answers.submit(await asyncio.to_thread(lambda: [one() for one in prepare]))
+            return await answers.results()
         except BaseException:  # refused, failed, or this task was cancelled
-            for ticket in tickets:
-                ticket.cancel()
+            answers.cancel()
             raise
 
     def _load_once(self) -> None:
@@ -162,25 +151,14 @@ class AsyncLLM:
             if self._loaded is None:
                 self._loaded = self._make()
 
-    def mailbox(self) -> Mailbox:
-        """The way from the engine's thread into the running event loop, shared by all its streams."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if loop not in self._mailboxes:
-                self._mailboxes[loop] = Mailbox(loop)
-            return self._mailboxes[loop]
-
 
 class AsyncEventStream:
     """Events of one request. aclose(), a cancelled task or dropping it cancels the request within one step."""
 
-    def __init__(self, llm: LLM, prepare: Callable[[], Submission], mailbox: Mailbox) -> None:
-        self._llm = llm
+    def __init__(self, llm: LLM, prepare: Callable[[], Submission], answers: AsyncAnswers) -> None:
+        self._llm = llm  # keeps the model loaded
         self._prepare = prepare
-        self._events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()  # None: no more will come
-        put = self._events.put_nowait
-        self._ticket = Ticket(lambda event: mailbox.post(put, event), keeps_events=False)
-        self._ticket.done.add_done_callback(partial(_post_end, mailbox, put))
+        self._answers = answers
         self._is_started = False
         self._is_over = False
 
@@ -193,22 +171,16 @@ class AsyncEventStream:
         try:
             if not self._is_started:
                 self._is_started = True
-                await _submit(self._llm, [self._prepare], [self._ticket])
-            event = await self._events.get()
-        except BaseException:
+                await self._answers.submit([await asyncio.to_thread(self._prepare)])
+            _, event = await anext(self._answers)
+        except BaseException:  # also the end
             self._close()
             raise
-        if event is not None:
-            return event
-        self._is_over = True
-        error = self._ticket.done.exception()
-        if error is not None:
-            raise error
-        raise StopAsyncIteration
+        return event
 
     def cancel(self) -> None:
         """Ask for the end: the next event is the last, with what was said so far."""
-        self._ticket.cancel()
+        self._answers.cancel()
 
     async def aclose(self) -> None:
         """Cancel what is left and throw it away."""
@@ -225,42 +197,9 @@ class AsyncEventStream:
 
     def _close(self) -> None:
         self._is_over = True
-        self._ticket.cancel()
+        self._answers.cancel()
 
 
-class Mailbox:
-    """From the engine's thread into one event loop: the events of a whole step cost one wake-up."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._is_called = False
-
-    def post(self, put: Callable[[Any], None], item: object) -> None:
-        """Have put(item) called in the event loop; RuntimeError when that is closed."""
-        loop = self._loop()
-        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
-            self._posted.clear()
-            raise RuntimeError("the event loop is closed")
-        self._posted.append((put, item))
-        if not self._is_called:
-            self._is_called = True
-            loop.call_soon_threadsafe(self._empty)
-
-    def _empty(self) -> None:
-        # Cleared first: whoever posts while this runs is either seen below or calls again.
-        self._is_called = False
-        while self._posted:
-            put, item = self._posted.popleft()
-            put(item)
-
-
-async def _submit(llm: LLM, prepare: Sequence[Callable[[], Submission]], tickets: Sequence[Ticket]) -> None:
-    """Encode beside the event loop, then wait until the engine has accepted."""
-    submissions = await asyncio.to_thread(lambda: [one() for one in prepare])
-    await asyncio.wrap_future(llm.runner.send(submissions, tickets))
-
-
-def _post_end(mailbox: Mailbox, put: Callable[[Any], None], _: Future[Completion]) -> None:
-    with suppress(RuntimeError):  # nobody is left to tell
-        mailbox.post(put, None)
+def _keep_nothing(_: int, __: TokenEvent) -> bool:
+    """For those who want the results alone."""
+    return False

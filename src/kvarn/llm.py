@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
+from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import score_tokens
-from kvarn.engine.handle import EventStream, OnEvent, RequestHandle, Ticket
+from kvarn.engine.handle import EventStream, OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.load import load_model
-from kvarn.engine.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
-from kvarn.engine.runner import Runner
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
+from kvarn.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
 from kvarn.submissions import Submissions
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
@@ -54,9 +54,11 @@ class LLM:
         path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
-        self._runner = Runner(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close)
+        self._client = EngineClient(
+            self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close
+        )
         self._submissions = Submissions(self._model.tokenizer, self._model.spec)
-        self._vectors = Vectors(self._model, self._runner)
+        self._vectors = Vectors(self._model, self._client)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -90,13 +92,13 @@ class LLM:
         return str(getattr(self._model.backend, "isa", self.backend_name))
 
     @property
-    def runner(self) -> Runner:
-        """The engine's thread, for those who bring submissions of their own or look at the engine between steps."""
-        return self._runner
+    def client(self) -> EngineClient:
+        """The way to the engine, for callers with submissions of their own or functions to run between steps."""
+        return self._client
 
     @property
     def submissions(self) -> Submissions:
-        """Makes submissions for the runner."""
+        """Makes submissions for the client."""
         return self._submissions
 
     @property
@@ -107,12 +109,12 @@ class LLM:
     @property
     def is_alive(self) -> bool:
         """Whether the engine's thread runs and no step is stuck."""
-        return self._runner.is_alive
+        return self._client.is_alive
 
     @property
     def sign_of_life(self) -> tuple[float, int] | None:
         """Differs from the last one as long as work advances, also within a long native step; None while idle."""
-        return self._runner.sign_of_life
+        return self._client.sign_of_life
 
     @property
     def num_waiting(self) -> int:
@@ -131,7 +133,7 @@ class LLM:
         on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
         the prefix cache: what one tenant computed is never found by another.
         """
-        return self._runner.submit_all([self.submissions.of_prompt(prompt, params, tenant=tenant)], Ticket(on_token))[0]
+        return self._client.submit(self.submissions.of_prompt(prompt, params, tenant=tenant), on_token)
 
     @overload
     def generate(
@@ -151,11 +153,11 @@ class LLM:
         is_one = is_single(given)
         prompts: Sequence[Any] = [given] if is_one else given
         submissions = [self.submissions.of_prompt(one, params) for one in prompts]
-        tickets = [Ticket(keeps_events=False) for _ in submissions]
-        handles = self._runner.submit_all(submissions, *tickets)
+        collectors = [OutputCollector(keeps_events=False) for _ in submissions]
+        handles = self._client.submit_all(submissions, *collectors)
         try:
             if progress:
-                _show_progress(tickets)
+                _show_progress(collectors)
             completions = [handle.result() for handle in handles]
         except BaseException:
             for handle in handles:
@@ -177,7 +179,7 @@ class LLM:
         """
         grounded = self.ground(messages, retrieve)
         submission = self.submissions.of_chat(grounded.messages, params, tools)
-        (handle,) = self._runner.submit_all([submission], Ticket(keeps_events=False))
+        (handle,) = self._client.submit_all([submission], OutputCollector(keeps_events=False))
         return cited(EventStream(handle).completion(), grounded)  # cancels when the wait is interrupted
 
     def ground(self, messages: Sequence[Message], retrieve: Retrieves | None) -> Grounded:
@@ -197,8 +199,7 @@ class LLM:
         given = prompt if is_messages(prompt) else listed(prompt)
         if isinstance(given, list) and isinstance(given[0], str):
             raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
-        (handle,) = self._runner.submit_all([self.submissions.of_prompt(given, params, tools)], Ticket())
-        return EventStream(handle)
+        return EventStream(self._client.submit(self.submissions.of_prompt(given, params, tools)))
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
@@ -209,10 +210,10 @@ class LLM:
         admission = self._model.engine.admission
         admission.check_tokens("token_ids", ids)
         admission.check_length(len(ids), self.context)
-        beat = self._runner.beat
-        return self._runner.exclusively(
-            lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, beat), len(ids)
-        )
+        offer_turn = self._client.offer_turn
+        return self._client.compute(
+            lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, offer_turn), len(ids)
+        ).result()
 
     def embed(
         self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
@@ -228,15 +229,15 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
-        return self._runner.ask(lambda engine: engine.stats()).result()
+        return self._client.call(lambda engine: engine.stats()).result()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
-        return self._runner.drain(timeout_s)
+        return self._client.drain(timeout_s)
 
     def close(self) -> None:
         """Free weights, cache and helper processes; later calls raise."""
-        self._runner.close()
+        self._client.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -261,15 +262,15 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
     return config
 
 
-def _show_progress(tickets: Sequence[Ticket]) -> None:
+def _show_progress(collectors: Sequence[OutputCollector]) -> None:
     """Draw a bar on stderr until every answer is there."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generating", total=len(tickets))
-        for _ in as_completed([ticket.done for ticket in tickets]):
+        task = bar.add_task("generating", total=len(collectors))
+        for _ in as_completed([collector.done for collector in collectors]):
             bar.advance(task)
 
 

@@ -13,14 +13,16 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
+from typing import Any, Literal
 
 from kvarn.errors import Cancelled, DeadlineExceeded, KvarnError
 from kvarn.structured.constraints import Compiled
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 
 Clock = Callable[[], float]  # seconds, never going back
+Phase = Literal["queued", "prefill", "decode", "finished"]
 
 
 class RequestState(StrEnum):
@@ -61,12 +63,18 @@ class Request:
     params: SamplingParams
     max_total_tokens: int  # prompt and answer together never exceed this
     seed: int
+    _: KW_ONLY
     tenant: str = ""
     choice: int = 0  # which of the n answers to one prompt
     fork_of: Request | None = None  # choice 0, whose prompt this one shares
     clock: Clock = time.perf_counter
     number: int = 0  # in order of submission
-    constraint: Compiled | None = None  # params.constraint, ready for the model's vocabulary
+    constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    # What the parts of the engine keep about this request, each for itself; it ends with the request.
+    text: Any = None  # engine.stream: the answer as text so far
+    charge: Any = None  # engine.rate_limit: what it took from the token window
+    sampling: Any = None  # decoding: what its choices of tokens depend on
+    denoising: Any = None  # decoding: the canvas under way; lost with the blocks
     priority: int = field(init=False)
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer
@@ -124,6 +132,15 @@ class Request:
     @property
     def is_ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def phase(self) -> Phase:
+        """How far the request is, as clients and metrics are told."""
+        if self.is_ended:
+            return "finished"
+        if self.num_output:
+            return "decode"
+        return "queued" if self.started_at is None else "prefill"
 
     def append(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take one committed token of the answer."""

@@ -1,4 +1,4 @@
-"""What callers pass becomes what the runner takes: prompts are encoded, parameters checked, constraints compiled.
+"""What callers pass becomes submissions for the engine: prompts encoded, parameters checked, constraints compiled.
 
 Knows the model's words and bounds; never sees the engine's thread.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvarn.engine.prompts import Prompt, TokenIds, is_messages, whole_numbers
-from kvarn.engine.runner import Submission
+from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder, ModelSpec
+from kvarn.prompts import Prompt, TokenIds, is_messages, whole_numbers
 from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.types import Message, SamplingParams
 

@@ -8,12 +8,12 @@ from concurrent.futures import Future
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
-from kvarn.engine.prompts import TokenIds, listed_inputs, pair_ids
-from kvarn.engine.runner import Runner
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder, Pooling
+from kvarn.prompts import TokenIds, listed_inputs, pair_ids
 from kvarn.submissions import encoded
 
 Float32 = npt.NDArray[np.float32]
@@ -23,9 +23,9 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 class Vectors:
     """The parts of an embedding, so that a caller may wait for each group in its own way."""
 
-    def __init__(self, model: LoadedModel, runner: Runner) -> None:
+    def __init__(self, model: LoadedModel, client: EngineClient) -> None:
         self._model = model
-        self._runner = runner
+        self._client = client
 
     def pooling(self, wanted: Pooling | None) -> Pooling:
         """The pooling to use; raises if this model gives no vectors of texts."""
@@ -45,9 +45,11 @@ class Vectors:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)
 
-    def compute(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
+    def compute(self, group: Sequence[TokenIds], pooling: Pooling, priority: int = 0) -> Future[Float32]:
         """One group between two steps, so that callers share the engine."""
-        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
+        return self._client.compute(
+            lambda engine: embed_group(engine.backend, engine.kv, group, pooling), priority=priority
+        )
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
         """The vectors of all groups, (n, dim)."""
@@ -56,13 +58,13 @@ class Vectors:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
-    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+    def classify(self, pairs: Sequence[tuple[str, str]], priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
         spec, classifier = self._model.spec, self._model.classifier
         if classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
         ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in pairs]
-        vectors = [self.compute(group, "cls").result() for group in self._fitting(ids)]
+        vectors = [self.compute(group, "cls", priority).result() for group in self._fitting(ids)]
         return classifier.scores(self.joined(vectors, normalize=False))
 
     def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:

@@ -14,6 +14,7 @@ from kvarn.engine.engine import Engine
 from kvarn.formats.weights import TensorType
 from kvarn.request import Request
 from tests.diffusing import DiffusionModel, denoise, run
+from tests.submitting import submit
 from tests.tiny_models import VOCAB
 
 SPARSE = SparseConfig(retention_ratio=0.5, delay_step=1)
@@ -49,14 +50,14 @@ def alone(model: DiffusionModel, params: SamplingParams) -> list[Answer]:
     """The answers of an engine that had one thing to do at a time."""
     engine, requests = model.engine(is_native=True), []
     for prompt in prompts(4):
-        requests.append(engine.submit(prompt, params))
+        requests.append(submit(engine, prompt, params))
         run(engine, requests[-1:])
     return answers(requests)
 
 
 def together(engine: Engine, params: SamplingParams, preempted_in: Sequence[int] = ()) -> list[Answer]:
     """Answers to all prompts at once; after some steps somebody loses its blocks."""
-    requests = [engine.submit(prompt, params) for prompt in prompts(4)]
+    requests = [submit(engine, prompt, params) for prompt in prompts(4)]
     for step in range(1, max(preempted_in, default=0) + 1):
         engine.step()
         engine.kv.check()

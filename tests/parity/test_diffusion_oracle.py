@@ -17,6 +17,7 @@ from tests.diffusion_models import MASK_ID
 from tests.parity import diffusion_oracle as oracle
 from tests.parity.diffusion_oracle import DREAM_POLICIES, LLADA_POLICIES, PARALLEL_POLICIES, Job
 from tests.parity.test_diffusion_models import TorchModel
+from tests.submitting import submit
 from tests.tiny_models import VOCAB
 
 torch = pytest.importorskip("torch")
@@ -83,7 +84,7 @@ def expected(arch: str, prompt: list[int], job: Job) -> tuple[tuple[int, ...], i
 def found(model: DiffusionModel, prompt: list[int], num_tokens: int = NUM_TOKENS, **options: Any) -> Any:
     engine, events = model.engine(), []
     params = denoise(num_tokens, cache="none", events=True, sampling={"seed": SEED}, **options)
-    completion = run(engine, [engine.submit(prompt, params)], events)[0]
+    completion = run(engine, [submit(engine, prompt, params)], events)[0]
     return completion.token_ids, sum(event.canvas is not None for event in events)
 
 

@@ -27,6 +27,7 @@ from kvarn.models.describe import describe
 from kvarn.request import Request
 from tests.assets import smollm2
 from tests.running import layout_of
+from tests.submitting import submit
 from tests.tiny_models import DECODERS, VOCAB, tiny_model
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class TinyModel:
         layout = layout_of(description.spec, kv_dtype)
         kv = KVCache(backend.reserve_kv(layout, num_blocks * layout.block_bytes), layout.block_size)
         decoder = AutoregressiveDecoder(backend, VOCAB, (), SamplingDefaults())
-        admission = Admission(VOCAB, min(CONTEXT, kv.max_tokens))
+        admission = Admission(VOCAB, min(CONTEXT, kv.max_tokens), decoder, kv)
         config = EngineConfig(max_batch_tokens=chunk, kv_dtype=kv_dtype, **UNPACED)
         return Engine(backend, decoder, kv, stream=Stream(NoText, ()), admission=admission, config=config)
 
@@ -94,7 +95,7 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
 def alone(model: TinyModel, prompt: Sequence[int], params: SamplingParams, choice: int = 0) -> Completion:
     """The answer of an engine that never had anything else to do."""
     engine = model.engine()
-    return run(engine, [engine.submit(prompt, params, choice=choice)])[0]
+    return run(engine, [submit(engine, prompt, params, choice=choice)])[0]
 
 
 def same(found: Sequence[Completion], expected: Sequence[Completion]) -> bool:
@@ -113,14 +114,14 @@ def test_neighbours_chunks_and_threads_change_nothing(
         mine, others = prompts(2, seed), prompts(5, seed + 1000)
         expected = [alone(model, prompt, params) for prompt in mine]
         engine = model.engine(threads=threads, chunk=chunk)
-        engine.submit(others[0], params.replace(max_tokens=9))
+        submit(engine, others[0], params.replace(max_tokens=9))
         engine.step()
-        requests = [engine.submit(mine[0], params)]
+        requests = [submit(engine, mine[0], params)]
         for other in others[1:4]:
-            engine.submit(other, params.replace(max_tokens=1 + seed, seed=seed))
+            submit(engine, other, params.replace(max_tokens=1 + seed, seed=seed))
         engine.step()
-        requests.append(engine.submit(mine[1], params))
-        engine.submit(others[4], params)
+        requests.append(submit(engine, mine[1], params))
+        submit(engine, others[4], params)
         assert same(run(engine, requests), expected)
 
 
@@ -130,7 +131,7 @@ def test_preempted_requests_resume_with_the_same_answer(model: TinyModel, params
         mine = prompts(4, seed, low=20, high=31)  # two blocks each, which grow to four
         expected = [alone(model, prompt, params) for prompt in mine]
         engine = model.engine(num_blocks=8, threads=2, chunk=40)
-        requests = [engine.submit(prompt, params) for prompt in mine]
+        requests = [submit(engine, prompt, params) for prompt in mine]
         assert same(run(engine, requests), expected)
         assert sum(request.num_preemptions for request in requests) > 0
 
@@ -141,8 +142,8 @@ def test_forked_choices_are_what_each_would_be_alone(model: TinyModel, params: S
     expected = [alone(model, prompt, params, choice) for choice in range(4)]
     for num_blocks in (64, 8):
         engine = model.engine(num_blocks=num_blocks, threads=2)
-        first = engine.submit(prompt, params)
-        forks = [engine.submit(prompt, params, choice=choice, fork_of=first) for choice in range(1, 4)]
+        first = submit(engine, prompt, params)
+        forks = [submit(engine, prompt, params, choice=choice, fork_of=first) for choice in range(1, 4)]
         assert same(run(engine, [first, *forks]), expected)
     assert (len({completion.token_ids for completion in expected}) > 1) == (params.temperature != 0.0)
 
@@ -153,8 +154,8 @@ def test_a_shared_prefix_gives_the_same_answer(model: TinyModel, params: Samplin
     mine = [shared, *([*shared, *tail[:20]] for tail in tails), shared]
     expected = [alone(model, prompt, params) for prompt in mine]
     engine = model.engine(threads=2)
-    first = run(engine, [engine.submit(mine[0], params)])
-    later = run(engine, [engine.submit(prompt, params) for prompt in mine[1:]])
+    first = run(engine, [submit(engine, mine[0], params)])
+    later = run(engine, [submit(engine, prompt, params) for prompt in mine[1:]])
     assert same([*first, *later], expected)
     assert all(completion.usage.cached_tokens >= 32 for completion in later)
 
@@ -167,10 +168,10 @@ def test_every_type_of_cache_keeps_the_promise(params: SamplingParams, kv_dtype:
     expected = []
     for prompt in mine:
         engine = model.engine(kv_dtype=kv_dtype)
-        expected += run(engine, [engine.submit(prompt, params)])
+        expected += run(engine, [submit(engine, prompt, params)])
     for num_blocks, threads, chunk in [(64, 2, 16), (8, 1, 100)]:
         engine = model.engine(num_blocks=num_blocks, threads=threads, chunk=chunk, kv_dtype=kv_dtype)
-        assert same(run(engine, [engine.submit(prompt, params) for prompt in mine]), expected)
+        assert same(run(engine, [submit(engine, prompt, params) for prompt in mine]), expected)
 
 
 KV_TOKEN_BYTES = 23_040  # of SmolLM2, f16

@@ -29,6 +29,7 @@ from kvarn.models.spec import MaskedDiffusion
 from kvarn.types import FinishReason
 from tests.diffusing import NoText, run
 from tests.running import all_logits, layout_of, scattered_table
+from tests.submitting import submit
 
 if TYPE_CHECKING:
     from tests.conftest import Record
@@ -145,7 +146,7 @@ def _revealed(backend: Truth, story: list[int], num_tokens: int, way: dict[str, 
     engine = _engine(backend)
     diffusion = DiffusionParams(policy="random", steps=num_tokens // 4, block_length=32, **way)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=1, diffusion=diffusion)
-    run(engine, [engine.submit(story[:num_prompt], params)])
+    run(engine, [submit(engine, story[:num_prompt], params)])
     assert len(backend.logprobs) == num_tokens
     return -float(np.mean(list(backend.logprobs.values())))
 
@@ -157,7 +158,7 @@ def _engine(backend: Truth) -> Engine:
     kv = KVCache(backend.reserve_kv(layout, 64 * layout.block_bytes), layout.block_size)
     defaults = SamplingDefaults(temperature=0.0)
     decoder = DiffusionDecoder(backend, spec.generation, spec.vocab_size, (), defaults=defaults, context=512)
-    admission = Admission(spec.vocab_size, 512, kv.max_tokens)
+    admission = Admission(spec.vocab_size, 512, decoder, kv)
     config = EngineConfig(block_size=layout.block_size)
     return Engine(backend, decoder, kv, stream=Stream(NoText, ()), admission=admission, config=config, publishes=False)
 

@@ -35,6 +35,11 @@ def syntax(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+def module_name(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
     """Yield the absolute module names a file imports, anywhere in it, with their lines."""
     for node in ast.walk(syntax(path)):
@@ -42,6 +47,7 @@ def imported_modules(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
 
 
 def repository_files() -> list[Path]:

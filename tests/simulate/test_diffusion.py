@@ -13,6 +13,7 @@ from kvarn.formats.weights import TensorType
 from kvarn.request import Request, RequestState
 from kvarn.types import SamplingParams
 from tests.diffusing import DiffusionModel, answer, denoise
+from tests.submitting import submit
 from tests.tiny_models import VOCAB
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def test_a_crowd_changes_nobodys_answer(arch: str, tmp_path: Path, size: Size) -
     while engine.has_work or len(requests) < num_wanted:
         if len(requests) < num_wanted and rng.random() < 0.4:
             prompt = rng.integers(3, VOCAB, rng.integers(1, 40)).tolist()
-            requests.append(engine.submit(prompt, random_params(rng, arch)))
+            requests.append(submit(engine, prompt, random_params(rng, arch)))
         running = [request for request in requests if request.state is RequestState.RUNNING]
         if running and rng.random() < 0.05:
             engine.scheduler.preempt(running[rng.integers(len(running))])

@@ -19,6 +19,7 @@ from kvarn.errors import InvalidParameter, PromptTooLong
 from kvarn.request import Request, RequestState
 from kvarn.types import Completion, FinishReason, SamplingParams
 from tests.conftest import Size
+from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, completion_of, make_engine, run_to_end
 
 BOMB, NAN = 255, 254  # computing the first raises, the second gives no numbers
@@ -50,12 +51,12 @@ class World:
         prompt, params = random_prompt(self.rng, self.engine.admission.context), random_params(self.rng)
         tenant = self.rng.choice(["", "", "other"])
         try:
-            first = self.engine.submit(prompt, params, tenant=tenant)
+            first = submit(self.engine, prompt, params, tenant=tenant)
         except (PromptTooLong, InvalidParameter):
             return
         self.open[first.id] = first, self.num_steps
         for choice in range(1, params.n):
-            other = self.engine.submit(prompt, params, tenant=tenant, choice=choice, fork_of=first)
+            other = submit(self.engine, prompt, params, tenant=tenant, choice=choice, fork_of=first)
             self.open[other.id] = other, self.num_steps
 
     def step(self) -> None:
@@ -104,10 +105,10 @@ class World:
 
     def check(self) -> None:
         self.engine.kv.check()
-        self.engine.scheduler._waiting.check()
+        self.engine.scheduler._live.waiting.check()
         for request, _ in self.open.values():
             held = self.engine.kv.num_tokens(request.id)
-            chunk = self.engine.scheduler._lane.chunk
+            chunk = self.engine.scheduler._layerwise.chunk
             num_under_way = chunk.num_rows if chunk is not None and chunk.request is request else 0
             is_running = request.state is RequestState.RUNNING
             assert held == (request.num_computed + num_under_way if is_running else 0)
@@ -140,9 +141,8 @@ class World:
             self.check()
         assert not self.open
         assert self.engine.kv.stats().used == 0
-        assert not self.engine._open
+        assert not list(self.engine.scheduler.requests())
         assert not self.engine.decoder._choices  # type: ignore[attr-defined]
-        assert not self.engine.stream._readers
 
 
 OPERATIONS = {
@@ -180,7 +180,7 @@ def test_whatever_happens_every_request_gets_the_answer_it_would_get_alone(pools
 
 def queue_of(engine: Engine) -> dict[str, Place]:
     """Where each waiting request stands, and how often it was preempted before."""
-    heap = engine.scheduler._waiting._heap
+    heap = engine.scheduler._live.waiting._heap
     return {request.id: (key, number, request.num_preemptions) for key, number, request in heap}
 
 
@@ -241,5 +241,5 @@ ASKED = ("temperature", "seed", "max_tokens", "ignore_eos", "presence_penalty", 
 @cache
 def _alone(prompt: tuple[int, ...], params: tuple[tuple[str, object], ...], choice: int) -> Completion:
     engine = make_engine(context=CONTEXT, max_batch_tokens=64, poison=POISON)  # type: ignore[arg-type]
-    request = engine.submit(prompt, SamplingParams(**dict(params)), choice=choice)  # type: ignore[arg-type]
+    request = submit(engine, prompt, SamplingParams(**dict(params)), choice=choice)  # type: ignore[arg-type]
     return completion_of(run_to_end(engine), request)

@@ -190,7 +190,7 @@ def measure_neighbours(
     alone = max(decode() for _ in range(2))
     handles = [llm.submit(random_prompt(llm, plan, seed), plan.params("dual+threshold")) for seed in range(requests)]
     beside = decode()
-    was_busy = any(not handle._ticket.is_settled for handle in handles)
+    was_busy = any(not handle._collector.is_settled for handle in handles)
     for handle in handles:
         handle.cancel()
     return NeighbourCost(requests, alone, beside, was_busy)
@@ -221,7 +221,7 @@ def require_diffusion(llm: LLM) -> MaskedDiffusion:
 
 
 def backend_of(llm: LLM) -> Backend:
-    return llm.runner.ask(lambda engine: engine.backend).result()
+    return llm.client.call(lambda engine: engine.backend).result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +239,9 @@ class AttentionCost:
 
 def measure_attention(llm: LLM, plan: DiffusionBench, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
     """Time the backend alone: what a block pays for the keys outside it."""
-    return llm.runner.exclusively(
-        lambda engine: _LongCanvas(engine, plan.block, context, llm.runner.beat).measure(rounds), 2 * context
-    )
+    return llm.client.compute(
+        lambda engine: _LongCanvas(engine, plan.block, context, llm.client.offer_turn).measure(rounds), 2 * context
+    ).result()
 
 
 class _LongCanvas:

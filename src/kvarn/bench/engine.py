@@ -18,10 +18,11 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
+from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
-from kvarn.engine.handle import Ticket
-from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.handle import OutputCollector
 from kvarn.engine.scheduling.plan import pad_tables
+from kvarn.engine.submission import Submission
 from kvarn.errors import ConfigError
 from kvarn.types import SamplingParams
 
@@ -61,9 +62,9 @@ class EngineCost:
         return self.straight_ms / self.step_ms
 
 
-def measure(runner: Runner, vocab_size: int, requests: int, num_steps: int, rounds: int = 3) -> EngineCost:
+def measure(client: EngineClient, vocab_size: int, requests: int, num_steps: int, rounds: int = 3) -> EngineCost:
     """Run both ways in turn and take the best round of each: other processes can only make a step slower."""
-    found = [_measure_round(runner, vocab_size, requests, num_steps, seed) for seed in range(rounds)]
+    found = [_measure_round(client, vocab_size, requests, num_steps, seed) for seed in range(rounds)]
     through = [clock for clock, _ in found]
     best = min(through, key=lambda clock: clock.step_s)
     straight_s = min(clock.step_s for _, clock in found)
@@ -72,15 +73,15 @@ def measure(runner: Runner, vocab_size: int, requests: int, num_steps: int, roun
 
 
 def _measure_round(
-    runner: Runner, vocab_size: int, requests: int, num_steps: int, seed: int
+    client: EngineClient, vocab_size: int, requests: int, num_steps: int, seed: int
 ) -> tuple[StepClock, StepClock]:
     through, by_hand = StepClock(), StepClock()
     prompts = _prompts(vocab_size, requests, seed=1000 * requests + seed)
-    backend = runner.ask(lambda engine: engine.backend).result()
+    backend = client.call(lambda engine: engine.backend).result()
     with through.watching(backend, requests, num_steps) as is_enough:
-        _run_engine(runner, prompts, is_enough)
+        _run_engine(client, prompts, is_enough)
     with by_hand.watching(backend, requests, num_steps):
-        runner.exclusively(lambda engine: _run_straight(engine, prompts, num_steps, runner.beat))
+        client.compute(lambda engine: _run_straight(engine, prompts, num_steps, client.offer_turn)).result()
     if not through.periods:
         raise ConfigError(f"the KV cache is too small for {requests} requests at once; give fewer or a larger one")
     return through, by_hand
@@ -144,12 +145,12 @@ def _prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:
     return rows
 
 
-def _run_engine(runner: Runner, prompts: Sequence[Sequence[int]], is_enough: threading.Event) -> None:
+def _run_engine(client: EngineClient, prompts: Sequence[Sequence[int]], is_enough: threading.Event) -> None:
     """All requests at once, until enough steps had all of them decoding."""
     params = SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, ignore_eos=True, seed=1)
-    tickets = [Ticket() for _ in prompts]
-    handles = runner.submit_all([Submission(prompt, params) for prompt in prompts], *tickets)
-    tickets[0].done.add_done_callback(lambda _: is_enough.set())  # a cache too small for them, or a failure
+    collectors = [OutputCollector() for _ in prompts]
+    handles = client.submit_all([Submission(prompt, params) for prompt in prompts], *collectors)
+    collectors[0].done.add_done_callback(lambda _: is_enough.set())  # a cache too small for them, or a failure
     is_enough.wait()
     for handle in handles:
         handle.cancel()

@@ -12,11 +12,11 @@ import numpy as np
 from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.custom_sampling import choose_own
-from kvarn.decoding.decoder import Admitted, Commit, CommittedToken, Span
+from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, Span
 from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
-from kvarn.request import Request
+from kvarn.request import Clock, Request
 from kvarn.sampling.dry import Breakers
 from kvarn.types import SamplingParams, TokenLogprob
 
@@ -29,7 +29,7 @@ class AutoregressiveDecoder:
     encode turns DRY's sequence breakers into tokens; without it they are ignored.
     """
 
-    cuts_spans = True
+    has_divisible_spans = True
     can_fork = True
 
     def __init__(
@@ -39,23 +39,29 @@ class AutoregressiveDecoder:
         eos_ids: tuple[int, ...],
         defaults: SamplingDefaults,
         encode: Encode | None = None,
+        *,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self._backend = backend
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
         self._encode = encode
+        self._clock = clock
         self._choices: dict[str, SamplingState] = {}
         self.backend_s = 0.0
         self.num_denoise_steps = 0
 
-    def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
+    def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
         if params.diffusion is not None:
             raise InvalidParameter("diffusion is given, and this model writes from left to right; leave it out")
-        return Admitted(max_tokens, (len(prompt_ids) + max_tokens,))
+        return AnswerBounds(max_tokens, (len(prompt_ids) + max_tokens,))
 
-    def footprint(self, request: Request) -> tuple[int, ...]:
+    def slots_to_start(self, request: Request) -> tuple[int, ...]:
         return (len(request.token_ids),)
+
+    def slots_to_continue(self, request: Request) -> tuple[int, ...]:
+        return (len(request.token_ids) + 1,)
 
     def least_rows(self, request: Request) -> int:  # noqa: ARG002
         return 1
@@ -99,9 +105,9 @@ class AutoregressiveDecoder:
         params = tuple([choice.row(span.request) for choice, span in zip(choices, spans, strict=True)])
         num_top = min(max(wanted, default=0), self._vocab_size)
         rows = SampleRows(np.array([row for row, _ in choosing], np.int32), params, num_top, want_logprobs=bool(wanted))
-        started_at = time.perf_counter()
+        started_at = self._clock()
         sampled = self._backend.sample(hidden, rows)
-        self.backend_s += time.perf_counter() - started_at
+        self.backend_s += self._clock() - started_at
         token_ids = sampled.token_ids.tolist()
         return {span.request.id: _commit(span, choices[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
 

@@ -1,8 +1,9 @@
-"""How hidden states become tokens: the two hooks every way of generating fills in.
+"""How hidden states become tokens: what every way of generating answers to the scheduler.
 
 Each step a request asks for a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
 chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
-block's tokens at its end. The scheduler never asks what kind of model it serves.
+block's tokens at its end. span() and commit() compute; the other methods tell the scheduler what a request needs, so
+that it never asks which kind of model it serves.
 """
 
 from __future__ import annotations
@@ -103,11 +104,11 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """The bounds of a request: the longest answer, and the slots of each of its sequences in the KV cache then."""
+class AnswerBounds:
+    """The longest answer to a prompt, and the slots of each of its sequences in the KV cache then."""
 
     max_tokens: int
-    lengths: tuple[int, ...]
+    sequence_lengths: tuple[int, ...]
 
 
 class Decoder(Protocol):
@@ -115,14 +116,17 @@ class Decoder(Protocol):
 
     backend_s: float  # seconds that commit() has spent in the backend, ever
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
-    cuts_spans: bool  # a span may be as short as one row
+    has_divisible_spans: bool  # a span may be cut down to one row; False: it is computed whole or not at all
     can_fork: bool  # several answers may start on one computed prompt
 
-    def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
-        """Refuse by name what this way of generating cannot honour; bound what it takes."""
+    def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
+        """Refuse by name what this way of generating cannot honour; bound what it computes. Safe on any thread."""
 
-    def footprint(self, request: Request) -> tuple[int, ...]:
-        """Slots of each sequence of the KV cache that the request needs to run now."""
+    def slots_to_start(self, request: Request) -> tuple[int, ...]:
+        """Slots of each sequence of the KV cache that the request needs to start running."""
+
+    def slots_to_continue(self, request: Request) -> tuple[int, ...]:
+        """The same for the next step of a running request."""
 
     def least_rows(self, request: Request) -> int:
         """Rows of the shortest next span."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.decoder import Admitted, Commit, KeptPart, Reach, Span
+from kvarn.decoding.decoder import AnswerBounds, Commit, KeptPart, Reach, Span
 from kvarn.decoding.denoise_config import DEFAULT_TOKENS, DenoiseConfig, check_honoured, check_pinned, make_recipe
 from kvarn.decoding.denoise_state import DenoiseState, Filling
 from kvarn.decoding.positions import PositionChoices
@@ -31,7 +31,7 @@ GUIDE, KEPT = "/guide", "/kept"  # ends of the names of a request's further sequ
 class DiffusionDecoder:
     """Span = what the kind of cache recomputes; the rows of masked positions give tokens and confidences."""
 
-    cuts_spans = False
+    has_divisible_spans = False
     can_fork = False
 
     def __init__(
@@ -57,16 +57,19 @@ class DiffusionDecoder:
         self.backend_s = 0.0
         self.num_denoise_steps = 0
 
-    def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
+    def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
         check_honoured(params)
         recipe = make_recipe(params.diffusion, self._model)
         if params.max_tokens is None and recipe.is_fixed:
             max_tokens = min(max_tokens, max(DEFAULT_TOKENS, params.min_tokens))
         check_pinned(recipe.params, max_tokens, self._vocab_size)
         shape = recipe.shape(len(prompt_ids), len(prompt_ids) + max_tokens, self._context)
-        return Admitted(max_tokens, sequence_lengths(recipe, shape.length, self._shift))
+        return AnswerBounds(max_tokens, sequence_lengths(recipe, shape.length, self._shift))
 
-    def footprint(self, request: Request) -> tuple[int, ...]:
+    def slots_to_start(self, request: Request) -> tuple[int, ...]:
+        return self.slots_to_continue(request)
+
+    def slots_to_continue(self, request: Request) -> tuple[int, ...]:
         state = self._state(request)
         return sequence_lengths(state.recipe, state.length, self._shift)
 

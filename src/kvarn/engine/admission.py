@@ -1,42 +1,41 @@
 """What may enter the engine: every number of a request is checked against the model before it costs anything.
 
-Refuses what can never be served, whoever else is there; throttle.py refuses what cannot be served now.
+Refuses what can never be served, whatever else is running; rate_limit.py refuses what cannot be served now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from kvarn.decoding.decoder import Decoder
+from kvarn.engine.submission import Admitted, Submission
 from kvarn.errors import InvalidParameter, PromptTooLong
+from kvarn.kv.cache import KVCache
 from kvarn.sampling.custom_samplers import find_sampler
 from kvarn.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The bounds of one model on one machine."""
+    """The bounds of one model on one machine. Any thread may ask: only constants are read."""
 
     vocab_size: int
     context: int  # tokens of prompt and answer together
-    pool_tokens: int | None = None  # what the whole KV cache holds; None: as much as anybody wants
+    decoder: Decoder  # knows which parameters it honours and what it computes for them
+    kv: KVCache  # its size
 
-    def admit(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
-        """The prompt as it will be read and the longest answer to it, or a refusal with the numbers."""
-        self.check_tokens("the prompt", prompt_ids)
-        self.check_tokens("stop_token_ids", params.stop_token_ids)
-        self.check_tokens("logit_bias", params.logit_bias)
-        if not prompt_ids:
-            raise InvalidParameter("the prompt is empty; give at least one token")
-        if params.sampler is not None:
-            find_sampler(params.sampler)
-        if params.deadline_s is not None and params.deadline_s <= 0:
-            raise InvalidParameter(f"deadline_s is {params.deadline_s:g}, which has passed; give a later one")
-        prompt = tuple(prompt_ids)
-        if params.truncate == "left":
-            prompt = prompt[-self._prompt_room(params) :]
-        self.check_length(len(prompt), self.context - 1)
-        return prompt, self._answer_room(len(prompt), params)
+    def admit(self, submission: Submission) -> Submission:
+        """Return the submission with its bounds, or refuse it with the numbers; it is checked once only."""
+        if submission.admitted is not None:
+            return submission
+        params = submission.params
+        if params.constraint is not None and submission.constraint is None:
+            raise InvalidParameter("the constraint was not compiled for this model; submit through kvarn.LLM")
+        prompt_ids = self._prompt(submission.prompt_ids, params)
+        bounds = self.decoder.bound(prompt_ids, params, self._answer_room(len(prompt_ids), params))
+        self._check_memory(bounds.sequence_lengths)
+        return replace(submission, admitted=Admitted(prompt_ids, bounds.max_tokens))
 
     def check_tokens(self, where: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
@@ -50,6 +49,23 @@ class Admission:
         if num_tokens > limit:
             raise PromptTooLong(num_tokens, limit)
 
+    def _prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
+        """The checked prompt, truncated where that was asked for."""
+        self.check_tokens("the prompt", prompt_ids)
+        self.check_tokens("stop_token_ids", params.stop_token_ids)
+        self.check_tokens("logit_bias", params.logit_bias)
+        if not prompt_ids:
+            raise InvalidParameter("the prompt is empty; give at least one token")
+        if params.sampler is not None:
+            find_sampler(params.sampler)
+        if params.deadline_s is not None and params.deadline_s <= 0:
+            raise InvalidParameter(f"deadline_s is {params.deadline_s:g}, which has passed; give a later one")
+        prompt = tuple(prompt_ids)
+        if params.truncate == "left":
+            prompt = prompt[-self._prompt_room(params) :]
+        self.check_length(len(prompt), self.context - 1)
+        return prompt
+
     def _prompt_room(self, params: SamplingParams) -> int:
         """Tokens a truncated prompt keeps: max_tokens are left for the answer, but at most half of the context."""
         answer = 1 if params.max_tokens is None else params.max_tokens
@@ -58,14 +74,24 @@ class Admission:
     def _answer_room(self, num_prompt: int, params: SamplingParams) -> int:
         """Tokens of the longest answer; n of them share the KV cache with one prompt."""
         room = self.context - num_prompt
-        if params.n > 1 and self.pool_tokens is not None:
-            share = (self.pool_tokens - num_prompt) // params.n
+        if params.n > 1:
+            pool_tokens = self.kv.max_tokens
+            share = (pool_tokens - num_prompt) // params.n
             wanted = 1 if params.max_tokens is None else min(params.max_tokens, room)
             if wanted > share:
                 raise InvalidParameter(
                     f"{params.n} answers of up to {wanted:,} tokens to a prompt of {num_prompt:,} need "
-                    f"{num_prompt + params.n * wanted:,} tokens, the KV cache holds {self.pool_tokens:,}; "
+                    f"{num_prompt + params.n * wanted:,} tokens, the KV cache holds {pool_tokens:,}; "
                     "lower n or max_tokens, or raise kv_bytes="
                 )
             room = min(room, share)
         return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _check_memory(self, sequence_lengths: Sequence[int]) -> None:
+        """A request must fit into the KV cache alone, else it would wait for ever."""
+        num_blocks = sum(map(self.kv.blocks_for, sequence_lengths))
+        if num_blocks > self.kv.num_blocks:
+            raise InvalidParameter(
+                f"the request needs {num_blocks * self.kv.block_size:,} tokens of KV cache, which holds "
+                f"{self.kv.max_tokens:,}; lower max_tokens, use another cache or no guidance, or raise kv_bytes="
+            )

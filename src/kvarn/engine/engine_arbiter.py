@@ -1,7 +1,7 @@
 """Engines of one process take turns: one of them steps at a time, and each gets its share of the time.
 
-    lane.enter() ──> the turn is free, or mine still ──> step ──> lane.leave(): charged, and the next one is called
-         └── waits in line; who has had the least time for its share goes first (start-time fair queueing)
+    slot.enter() ──> the turn is free, or still held ──> step ──> slot.leave(): charged, and the next slot is called
+         └── queues; the slot with the least time for its share goes first (start-time fair queueing)
 
 A share grows with the logarithm of an engine's requests: a batch makes each of them cheaper, and one request for a
 small model must not wait for sixty-four others. Engines whose requests all have a lower priority than another engine's
@@ -15,16 +15,23 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from typing import TYPE_CHECKING, Protocol
 
+from kvarn.errors import RequestError
 from kvarn.request import Clock
 
+if TYPE_CHECKING:
+    from kvarn.engine.engine import Engine
+
 BACKGROUND_SHARE = 0.125  # as within an engine, see EngineConfig.background_share
-LOOK_EVERY_S = 0.05  # somebody who waits says so and looks whether it is still wanted
-RETURN_WITHIN_S = 0.02  # who keeps the turn between two steps loses it when it does not come back by then
+CLOSED = "this LLM is closed; make a new one"
+LOOK_EVERY_S = 0.05  # a waiting engine gives a sign of life and looks whether it is still wanted
+RETURN_WITHIN_S = 0.02  # an engine that keeps the turn between two steps loses it after this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +47,19 @@ class Demand:
 
 
 class EngineArbiter:
-    """Who may step now, and who is next."""
+    """Which engine may step now, and which is next."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._busy: set[ArbiterSlot] = set()  # engines with work: in the turn, in line, or about to come back
+        self._busy: set[ArbiterSlot] = set()  # engines with work: in the turn, queued, or about to come back
         self._holder: ArbiterSlot | None = None
-        self._left_at: float | None = None  # when the holder went out to come back at once; None while it is inside
-        self._now = 0.0  # virtual time: of the last who entered
+        self._left_at: float | None = None  # when the holder left to come back at once; None while it computes
+        self._now = 0.0  # virtual time: of the last slot that entered
         self._arrivals = count()
 
-    def lane(self) -> ArbiterSlot:
-        """A place for one more engine."""
+    def slot(self) -> ArbiterSlot:
+        """A slot for one more engine."""
         return ArbiterSlot(self)
 
     @property
@@ -60,78 +67,78 @@ class EngineArbiter:
         """Whether several engines have work; may be out of date at once."""
         return len(self._busy) > 1
 
-    def has_others(self, lane: ArbiterSlot) -> bool:
+    def has_others(self, slot: ArbiterSlot) -> bool:
         """Whether engines beside this one have work; may be out of date at once."""
-        return len(self._busy) > (lane in self._busy)
+        return len(self._busy) > (slot in self._busy)
 
-    def _join(self, lane: ArbiterSlot, demand: Demand) -> bool:
-        """Take the turn if it is free; else stand in line."""
+    def _join(self, slot: ArbiterSlot, demand: Demand) -> bool:
+        """Take the turn if it is free; else queue."""
         with self._lock:
-            lane.demand = demand
-            if lane not in self._busy:
-                self._busy.add(lane)
-                lane.served = max(lane.served, self._now)  # nobody saves up time by being idle
-            lane.arrived = next(self._arrivals)
-            lane.is_waiting = True
+            slot.demand = demand
+            if slot not in self._busy:
+                self._busy.add(slot)
+                slot.served = max(slot.served, self._now)  # idle time is not saved up
+            slot.arrived = next(self._arrivals)
+            slot.is_waiting = True
             self._call_next()
-            return not lane.is_waiting
+            return not slot.is_waiting
 
-    def _look(self, lane: ArbiterSlot) -> bool:
-        """Whether the lane has been called; one that kept the turn and stayed away has lost it."""
+    def _look(self, slot: ArbiterSlot) -> bool:
+        """Whether the slot has been called; one that kept the turn and stayed away has lost it."""
         with self._lock:
             self._call_next()
-            return not lane.is_waiting
+            return not slot.is_waiting
 
-    def _leave(self, lane: ArbiterSlot, wants_more: bool) -> None:
+    def _leave(self, slot: ArbiterSlot, wants_more: bool) -> None:
         with self._lock:
-            if self._holder is lane and self._left_at is None:
-                lane.served += (self._clock() - lane.entered_at) / _weight(lane, self._busy)
+            if self._holder is slot and self._left_at is None:
+                slot.served += (self._clock() - slot.entered_at) / _weight(slot, self._busy)
                 self._left_at = self._clock()
-            lane.is_waiting = False
+            slot.is_waiting = False
             if not wants_more:
-                self._forget(lane)
+                self._forget(slot)
             self._call_next()
 
-    def _forfeit(self, lane: ArbiterSlot) -> None:
-        """Let the others go on; what the lane is doing counts as outside."""
+    def _forfeit(self, slot: ArbiterSlot) -> None:
+        """Let the others go on, whatever the slot is still computing."""
         with self._lock:
-            self._forget(lane)
+            self._forget(slot)
             self._call_next()
 
-    def _forget(self, lane: ArbiterSlot) -> None:
-        lane.is_waiting = False
-        self._busy.discard(lane)
-        if self._holder is lane:
+    def _forget(self, slot: ArbiterSlot) -> None:
+        slot.is_waiting = False
+        self._busy.discard(slot)
+        if self._holder is slot:
             self._holder = None
 
     def _call_next(self) -> None:
         holder, away_since = self._holder, self._left_at
         if holder is not None and away_since is None:
-            return  # inside
-        waiting = [lane for lane in self._busy if lane.is_waiting]
+            return  # it computes
+        waiting = [slot for slot in self._busy if slot.is_waiting]
         if not waiting:
             return
         chosen = min(waiting, key=_order)
         if holder is not None and away_since is not None and not holder.is_waiting:
             is_late = self._clock() - away_since > RETURN_WITHIN_S
             if holder.served < chosen.served and not is_late:
-                return  # it is the holder's turn again: kept for it
+                return  # the holder is next again: the turn is kept for it
         self._enter(chosen)
 
-    def _enter(self, lane: ArbiterSlot) -> None:
-        lane.is_waiting = False
-        self._holder, self._left_at = lane, None
-        self._now = max(self._now, lane.served)
-        lane.entered_at = self._clock()
-        lane.called.set()
+    def _enter(self, slot: ArbiterSlot) -> None:
+        slot.is_waiting = False
+        self._holder, self._left_at = slot, None
+        self._now = max(self._now, slot.served)
+        slot.entered_at = self._clock()
+        slot.called.set()
 
 
 class ArbiterSlot:
-    """One engine at the turnstile; its own thread enters and leaves, others may only forfeit."""
+    """One engine of the arbiter; its own thread enters and leaves, others may only forfeit."""
 
-    def __init__(self, turnstile: EngineArbiter) -> None:
-        self._turnstile = turnstile
-        # Of the turnstile, under its lock:
+    def __init__(self, arbiter: EngineArbiter) -> None:
+        self._arbiter = arbiter
+        # Written by the arbiter, under its lock:
         self.demand = Demand()
         self.served = 0.0  # virtual seconds: time it had, divided by its share
         self.entered_at = 0.0
@@ -141,13 +148,13 @@ class ArbiterSlot:
 
     def enter(self, demand: Callable[[], Demand], is_wanted: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
         """Wait for the turn; False when is_wanted() ended first. on_wait() is called now and then meanwhile."""
-        turnstile = self._turnstile
+        arbiter = self._arbiter
         self.called.clear()
-        if turnstile._join(self, demand() if turnstile.has_others(self) else Demand()):
+        if arbiter._join(self, demand() if arbiter.has_others(self) else Demand()):
             return True
         while not self.called.wait(LOOK_EVERY_S):
             on_wait()
-            if turnstile._look(self):
+            if arbiter._look(self):
                 break
             if not is_wanted():
                 self.leave(wants_more=False)
@@ -157,34 +164,93 @@ class ArbiterSlot:
 
     def leave(self, *, wants_more: bool) -> None:
         """Pass the turn on; wants_more: this engine has another step to do."""
-        self._turnstile._leave(self, wants_more)
+        self._arbiter._leave(self, wants_more)
 
     def forfeit(self) -> None:
         """Lose the turn in the middle of a step that does not end; from any thread."""
-        self._turnstile._forfeit(self)
+        self._arbiter._forfeit(self)
 
 
-def process_turnstile() -> EngineArbiter:
-    """The turnstile all engines of this process share; a forked child has its own."""
-    return _turnstile_of(os.getpid())
+class Waiting(Protocol):
+    """kvarn.engine.thread.EngineThread, as its turn needs it."""
+
+    is_stopping: bool
+
+    def beat(self) -> None: ...
+
+
+class EngineTurn:
+    """One engine's turn among the engines of the process; for the engine's thread, but for forfeit()."""
+
+    def __init__(self, arbiter: EngineArbiter, engine: Engine, thread: Waiting) -> None:
+        self._arbiter = arbiter
+        self._slot = arbiter.slot()
+        self._engine = engine
+        self._thread = thread
+        self._call_priority: int | None = None  # of the call between steps that holds the turn
+
+    def wait(self) -> bool:
+        """Wait until this engine may compute; False when its thread was told to stop meanwhile."""
+        return self._slot.enter(self._demand, lambda: not self._thread.is_stopping, self._thread.beat)
+
+    def leave(self) -> None:
+        """A step is done."""
+        self._slot.leave(wants_more=self._engine.has_work and self._engine.wait_s <= 0)
+
+    def forfeit(self) -> None:
+        """Let the other engines go on although a step does not end; from any thread."""
+        self._slot.forfeit()
+
+    @contextmanager
+    def held_for(self, priority: int) -> Iterator[None]:
+        """The turn for a call between steps that computes."""
+        self._call_priority = priority
+        self._enter()
+        try:
+            yield
+        finally:
+            self._call_priority = None
+            self._slot.leave(wants_more=self._engine.has_work)
+
+    def offer(self) -> None:
+        """Called by a long call between its computations: it is alive, and other engines may step."""
+        self._thread.beat()
+        if self._arbiter.is_contended:
+            self._slot.leave(wants_more=True)
+            self._enter()
+
+    def _enter(self) -> None:
+        if not self.wait():
+            raise RequestError(CLOSED)
+
+    def _demand(self) -> Demand:
+        demand, own = self._engine.demand, self._call_priority
+        if own is None:
+            return demand
+        return Demand(demand.num_requests + 1, max(demand.priority, own) if demand.num_requests else own)
+
+
+def process_arbiter() -> EngineArbiter:
+    """The arbiter all engines of this process share; a forked child has its own."""
+    return _arbiter_of(os.getpid())
 
 
 @cache
-def _turnstile_of(_: int) -> EngineArbiter:
+def _arbiter_of(_: int) -> EngineArbiter:
     return EngineArbiter()
 
 
-def _order(lane: ArbiterSlot) -> tuple[float, int]:
-    return lane.served, lane.arrived
+def _order(slot: ArbiterSlot) -> tuple[float, int]:
+    return slot.served, slot.arrived
 
 
-def _weight(lane: ArbiterSlot, busy: Collection[ArbiterSlot]) -> float:
-    """The lane's share of the time, relative to the others that have work now."""
-    own = lane.demand.weight
+def _weight(slot: ArbiterSlot, busy: Collection[ArbiterSlot]) -> float:
+    """The slot's share of the time, relative to the others that have work now."""
+    own = slot.demand.weight
     if len(busy) < 2:
         return own
     top = max(other.demand.priority for other in busy)
-    if lane.demand.priority == top:
+    if slot.demand.priority == top:
         return own
     higher = sum(other.demand.weight for other in busy if other.demand.priority == top)
     lower = sum(other.demand.weight for other in busy if other.demand.priority < top)

@@ -1,6 +1,7 @@
-"""Two ends of one submission: a Ticket for the engine's thread, a RequestHandle or EventStream for the caller.
+"""Two ends of one submission: an OutputCollector for the engine's thread, a RequestHandle or EventStream for callers.
 
-The engine's thread never holds the caller's end, so a model nobody refers to any more can be collected while it works.
+The engine's thread never refers to the caller's end, so a model that is no longer referred to can be collected while it
+works.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 OnEvent = Callable[[TokenEvent], None]
 
 
-class Ticket:
+class OutputCollector:
     """Where the events and the result of one submission go; settled exactly once, by whichever thread is first."""
 
     def __init__(self, on_event: OnEvent | None = None, *, keeps_events: bool = True) -> None:
@@ -37,9 +38,9 @@ class Ticket:
     def is_settled(self) -> bool:
         return self.done.done()
 
-    def add(self, request: Request) -> None:
-        """Take the engine's request for the next choice; a cancellation that came first counts."""
-        self.requests = (*self.requests, request)
+    def open(self, requests: tuple[Request, ...]) -> None:
+        """Take the engine's requests, one per choice; a cancellation that came first counts."""
+        self.requests = requests
         if self.is_cancelled:
             self.cancel()
 
@@ -49,8 +50,8 @@ class Ticket:
         for request in self.requests:
             request.is_cancel_requested = True
 
-    def tell(self, event: TokenEvent) -> None:
-        """Pass one event on; the last one of the last choice settles the ticket. Called on the engine's thread."""
+    def add(self, event: TokenEvent) -> None:
+        """Pass one event on; the last one of the last choice settles the result. Called on the engine's thread."""
         if self.is_settled:
             return
         if event.finish_reason is FinishReason.FAILED:
@@ -89,31 +90,31 @@ class Ticket:
 class RequestHandle:
     """A submitted request: wait for its result, iterate over its events, or cancel it. Dropping it changes nothing."""
 
-    def __init__(self, ticket: Ticket, owner: object, engine_thread: threading.Thread) -> None:
-        self._ticket = ticket
-        self._owner = owner  # the model stays loaded while somebody may still ask for this answer
+    def __init__(self, collector: OutputCollector, owner: object, engine_thread: threading.Thread) -> None:
+        self._collector = collector
+        self._owner = owner  # keeps the model loaded while this answer may still be asked for
         self._engine_thread = engine_thread
         self._is_over = False
 
     @property
     def id(self) -> str:
-        return self._ticket.requests[0].id
+        return self._collector.requests[0].id
 
     @property
     def state(self) -> RequestState:
         """Of the first choice that has not ended, else of the first."""
-        requests = self._ticket.requests
+        requests = self._collector.requests
         return next((request.state for request in requests if not request.is_ended), requests[0].state)
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer; a cancelled one has what was said. TimeoutError leaves the request running."""
-        if not self._ticket.is_settled:
+        if not self._collector.is_settled:
             self._refuse_on_the_engines_thread()
-        return self._ticket.done.result(timeout)
+        return self._collector.done.result(timeout)
 
     def cancel(self) -> None:
         """Ask for the end: the next event is the last. Without effect on an ended request; safe anywhere."""
-        self._ticket.cancel()
+        self._collector.cancel()
 
     def __iter__(self) -> RequestHandle:
         return self
@@ -122,11 +123,11 @@ class RequestHandle:
         if self._is_over:
             raise StopIteration
         self._refuse_on_the_engines_thread()
-        event = self._ticket.events.get()
+        event = self._collector.events.get()
         if event is not None:
             return event
         self._is_over = True
-        error = self._ticket.done.exception()
+        error = self._collector.done.exception()
         if error is not None:
             raise error
         raise StopIteration

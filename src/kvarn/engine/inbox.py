@@ -1,4 +1,4 @@
-"""What callers ask of the engine's thread, and their refusal when nobody will answer any more."""
+"""Calls for the engine's thread, and their refusal when it will run no more of them."""
 
 from __future__ import annotations
 
@@ -18,76 +18,79 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Generic[T]):
-    """One piece of work for the engine's thread."""
+class EngineCall(Generic[T]):
+    """A function to run on the engine's thread, and where its result goes."""
 
-    work: Callable[[Engine], T]
-    answer: Future[T]
-    due_at: float | None = None  # of work that computes: one piece is done between two steps, the earliest first
+    function: Callable[[Engine], T]
+    result: Future[T]
+    due_at: float | None = None  # set for calls that compute: one of them runs between two steps, the earliest first
 
     def run(self, engine: Engine) -> None:
-        if not self.answer.set_running_or_notify_cancel():
+        if not self.result.set_running_or_notify_cancel():
             return
         try:
-            settle(self.answer, result=self.work(engine))
-        except BaseException as error:  # the caller's to handle
-            settle(self.answer, error=error)
+            settle(self.result, result=self.function(engine))
+        except BaseException as error:  # for the caller to handle
+            settle(self.result, error=error)
 
 
 class Inbox:
-    """Everything asked, as it came, and the pieces of work put aside from it.
+    """All calls in order of arrival, and those that compute in a heap of their own.
 
     Each method is safe on any thread and never waits for a lock: a SimpleQueue may be used by finalisers and signal
-    handlers, and a piece of work is added to the heap, or taken from it, in one step of the interpreter.
+    handlers, and a call is added to the heap, or taken from it, in one step of the interpreter.
     """
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[Asked[Any] | None] = SimpleQueue()
-        self._works: list[tuple[float, int, Asked[Any]]] = []
+        self._arrived: SimpleQueue[EngineCall[Any] | None] = SimpleQueue()
+        self._computing: list[tuple[float, int, EngineCall[Any]]] = []
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return self._asked.qsize()
+        return self._arrived.qsize()
 
     @property
-    def has_works(self) -> bool:
-        return bool(self._works)
+    def has_computing(self) -> bool:
+        return bool(self._computing)
 
-    def put(self, asked: Asked[Any] | None) -> None:
+    def put(self, call: EngineCall[Any] | None) -> None:
         """None: only a reason to wake up."""
-        self._asked.put(asked)
+        self._arrived.put(call)
 
-    def get(self, timeout_s: float | None = None) -> Asked[Any] | None:
-        """The next one as they came; raises queue.Empty when none came in time."""
-        return self._asked.get(timeout=timeout_s)
+    def get(self, timeout_s: float | None = None) -> EngineCall[Any] | None:
+        """The next one in order of arrival; raises queue.Empty when none came in time."""
+        return self._arrived.get(timeout=timeout_s)
 
-    def put_aside(self, asked: Asked[Any], due_at: float) -> None:
-        heappush(self._works, (due_at, next(self._numbers), asked))
+    def defer(self, call: EngineCall[Any], due_at: float) -> None:
+        """Keep a call that computes until its turn."""
+        heappush(self._computing, (due_at, next(self._numbers), call))
 
-    def next_work(self) -> Asked[Any] | None:
-        """The earliest of those put aside, whose caller still wants it."""
-        while self._works:
+    def next_computing(self) -> EngineCall[Any] | None:
+        """The earliest deferred call whose caller still wants it."""
+        while self._computing:
             try:
-                _, _, asked = heappop(self._works)
+                _, _, call = heappop(self._computing)
             except IndexError:  # another thread refused it meanwhile
                 return None
-            if not asked.answer.cancelled():
-                return asked
+            if not call.result.cancelled():
+                return call
         return None
 
     def refuse_all(self, failure: KvarnError) -> None:
-        """Empty the inbox, telling everybody why."""
+        """Empty the inbox; every caller gets the failure."""
         while len(self):
             try:
-                asked = self._asked.get_nowait()
+                call = self._arrived.get_nowait()
             except Empty:
                 break
-            if asked is not None:
-                settle(asked.answer, error=fresh(failure))
-        while (work := self.next_work()) is not None:
-            settle(work.answer, error=fresh(failure))
+            if call is not None:
+                settle(call.result, error=fresh(failure))
+        while (call := self.next_computing()) is not None:
+            settle(call.result, error=fresh(failure))
 
 
 def fresh(error: KvarnError) -> KvarnError:
-    """A copy for one more caller: an exception object collects the traceback of everybody who raises it."""
-    return type(error)(*error.args)
+    """A copy for one more caller: an exception object collects the traceback of everyone who raises it."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

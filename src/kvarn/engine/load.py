@@ -81,15 +81,15 @@ def _load(
         require_support(backend, spec)
         backend.load(spec, weights, progress)
         kv = _reserve(backend, spec, memory, config)
-        admission = Admission(spec.vocab_size, min(memory.context, kv.max_tokens), kv.max_tokens)
+        context = min(memory.context, kv.max_tokens)
         words = tokenizer.result()
-        decoder = _make_decoder(backend, spec, words, description.recommended, admission.context)
+        decoder = _make_decoder(backend, spec, words, description.recommended, context)
         engine = Engine(
             backend,
             decoder,
             kv,
             stream=text_stream(words),
-            admission=admission,
+            admission=Admission(spec.vocab_size, context, decoder, kv),
             config=config,
             publishes=all(block.attention.mask != "bidirectional" for block in spec.blocks),
         )

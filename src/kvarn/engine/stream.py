@@ -8,8 +8,8 @@ from typing import Protocol
 
 from kvarn.decoding.decoder import Commit, CommittedToken
 from kvarn.diffusion import CanvasView
-from kvarn.engine.finish import finish_after
 from kvarn.engine.stop_strings import StopMatcher
+from kvarn.engine.submission import Submission
 from kvarn.request import Finish, Request
 from kvarn.types import FinishReason, TokenEvent
 
@@ -23,8 +23,8 @@ class TextDecoder(Protocol):
 
 
 @dataclass(slots=True)
-class _AnswerText:
-    """The text of one request so far."""
+class AnswerText:
+    """The text of one request so far; kept as request.text."""
 
     decoder: TextDecoder
     matcher: StopMatcher
@@ -41,22 +41,20 @@ class Reading:
 
 
 class Stream:
-    """Readers of all open requests."""
+    """Turns what requests commit into text and events."""
 
     def __init__(self, make_decoder: Callable[[bool, frozenset[int]], TextDecoder], eos_ids: tuple[int, ...]) -> None:
-        """make_decoder(starts_text, visible_ids) makes the reader of one answer."""
+        """make_decoder(starts_text, visible_ids) makes the text decoder of one answer."""
         self._make_decoder = make_decoder
         self._eos_ids = eos_ids
-        self._readers: dict[str, _AnswerText] = {}
 
-    def open(self, request: Request, *, starts_text: bool, visible_ids: frozenset[int] = frozenset()) -> None:
-        """Begin to read a request; starts_text: its answer is a text of its own, not the rest of the prompt.
-
-        visible_ids: control tokens that count as text, such as the mark before a tool call.
-        """
+    def open(self, request: Request, submission: Submission) -> None:
+        """Prepare the text of an answer."""
         stop = request.params.stop
         assert isinstance(stop, tuple)
-        self._readers[request.id] = _AnswerText(self._make_decoder(starts_text, visible_ids), StopMatcher(stop))
+        # What a constraint allows is the text as it is: the space before its first word is kept.
+        starts_text = submission.starts_text and submission.constraint is None
+        request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
 
     def read(self, commits: Iterable[Commit]) -> list[Reading]:
         """Turn committed tokens into text and find out who is finished; tokens after an end are dropped."""
@@ -71,16 +69,16 @@ class Stream:
 
     def end(self, requests: Sequence[Request]) -> list[TokenEvent]:
         """Last events of requests that ended without a token: cancelled or failed."""
-        return [self._last_event(request, self._flush(self._readers[request.id])) for request in requests]
+        return [self._last_event(request, self._flush(request.text)) for request in requests]
 
     def _read(self, commit: Commit) -> Reading:
-        reader, request = self._readers[commit.request.id], commit.request
+        request = commit.request
         if request.params.prefill_only and request.num_computed + commit.num_computed >= len(request.prompt_ids):
             return Reading(replace(commit, tokens=()), (), Finish(FinishReason.LENGTH))
         texts: list[str] = []
         for index, token in enumerate(commit.tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
-            text, finish = self._advance(reader, token, finish, is_early=index < request.params.min_tokens)
+            text, finish = self._advance(request.text, token, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
                 kept = replace(commit, tokens=commit.tokens[: len(texts)])
@@ -88,24 +86,24 @@ class Stream:
         return Reading(commit, tuple(texts), None)
 
     def _advance(
-        self, reader: _AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
+        self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
     ) -> tuple[str, Finish | None]:
         """Text that became certain with one token; a stop string found in it is an earlier end."""
         is_stop_token = finish is not None and finish.reason is FinishReason.STOP
-        piece = "" if is_stop_token else reader.decoder.push(token.token_id)
+        piece = "" if is_stop_token else answer.decoder.push(token.token_id)
         if token.ends_answer and not is_stop_token:
             finish = Finish(FinishReason.STOP)
-        text = piece if is_early else reader.matcher.push(piece)
-        if finish is not None and reader.matcher.found is None:
-            text += self._flush(reader)
-        if reader.matcher.found is not None:
-            finish = Finish(FinishReason.STOP, reader.matcher.found)
+        text = piece if is_early else answer.matcher.push(piece)
+        if finish is not None and answer.matcher.found is None:
+            text += self._flush(answer)
+        if answer.matcher.found is not None:
+            finish = Finish(FinishReason.STOP, answer.matcher.found)
         return text, finish
 
-    def _flush(self, reader: _AnswerText) -> str:
+    def _flush(self, answer: AnswerText) -> str:
         """Bytes and text held back, once nothing more will come."""
-        text = reader.matcher.push(reader.decoder.flush())
-        return text + reader.matcher.flush()
+        text = answer.matcher.push(answer.decoder.flush())
+        return text + answer.matcher.flush()
 
     def _events(self, reading: Reading) -> list[TokenEvent]:
         request = reading.commit.request
@@ -114,19 +112,18 @@ class Stream:
             return self.end([request])
         canvas = reading.commit.canvas
         events = [] if canvas is None else [_canvas_event(request, canvas)]
-        num_told = len(events)
+        num_before = len(events)
         for index, token in enumerate(tokens, start=request.num_output - len(tokens)):
-            text = reading.texts[len(events) - num_told]
-            if request.is_ended and len(events) - num_told == len(tokens) - 1:
+            text = reading.texts[len(events) - num_before]
+            if request.is_ended and len(events) - num_before == len(tokens) - 1:
                 events.append(self._last_event(request, text))
             else:
-                self._readers[request.id].parts.append(text)
+                request.text.parts.append(text)
                 logprob, name = token.logprob, request.id
                 events.append(TokenEvent(text, token.token_id, index, None, logprob, None, name, request.choice))
         return events
 
     def _last_event(self, request: Request, text: str) -> TokenEvent:
-        reader = self._readers.pop(request.id)
         has_token = request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) and request.num_output > 0
         return TokenEvent(
             text=text,
@@ -134,7 +131,7 @@ class Stream:
             index=request.num_output - 1 if has_token else request.num_output,
             finish_reason=request.finish_reason,
             logprob=request.logprobs[-1] if has_token and request.logprobs else None,
-            completion=request.completion("".join([*reader.parts, text])),
+            completion=request.completion("".join([*request.text.parts, text])),
             request_id=request.id,
             choice=request.choice,
         )
@@ -142,3 +139,16 @@ class Stream:
 
 def _canvas_event(request: Request, canvas: CanvasView) -> TokenEvent:
     return TokenEvent("", None, request.num_output, request_id=request.id, choice=request.choice, canvas=canvas)
+
+
+def finish_after(request: Request, token_id: int, num_output: int, eos_ids: tuple[int, ...]) -> Finish | None:
+    """The end that token_id, the num_output-th token of the answer, brings; None: go on."""
+    params = request.params
+    if num_output > params.min_tokens:
+        if token_id in params.stop_token_ids:
+            return Finish(FinishReason.STOP, token_id)
+        if token_id in eos_ids and not params.ignore_eos:
+            return Finish(FinishReason.STOP, token_id)
+    if len(request.prompt_ids) + num_output >= request.max_total_tokens:
+        return Finish(FinishReason.LENGTH)
+    return None

@@ -15,6 +15,7 @@ from kvarn.errors import InvalidParameter
 from kvarn.types import FinishReason
 from tests.diffusing import DiffusionModel, answer, denoise, run
 from tests.diffusion_models import MASK_ID
+from tests.submitting import submit
 
 PROMPT = [7, 31, 12, 90, 44, 8, 101]
 
@@ -103,7 +104,7 @@ def test_block_diffusion_gives_the_same_with_and_without_its_cache(sdar: Diffusi
 
 def test_tokens_come_at_the_end_of_their_block_and_stay(llada: DiffusionModel) -> None:
     engine, events = llada.engine(), []
-    completion = run(engine, [engine.submit(PROMPT, denoise(12, block_length=4, events=True))], events)[0]
+    completion = run(engine, [submit(engine, PROMPT, denoise(12, block_length=4, events=True))], events)[0]
     told = [event.token_id for event in events if event.canvas is None]
     assert tuple(told) == completion.token_ids
     assert len(told) == 12
@@ -129,7 +130,7 @@ def test_an_end_token_ends_the_answer_at_its_block(llada: DiffusionModel) -> Non
     eos = full[5]
     engine = llada.engine(eos_ids=(eos,))
     params = denoise(16, block_length=4, sampling={"ignore_eos": False})
-    completion = run(engine, [engine.submit(PROMPT, params)])[0]
+    completion = run(engine, [submit(engine, PROMPT, params)])[0]
     assert completion.token_ids == full[: full.index(eos) + 1]
     assert completion.finish_reason is FinishReason.STOP
     assert completion.stop_match == eos
@@ -145,10 +146,10 @@ def test_a_mask_token_in_the_prompt_is_text_like_any_other(llada: DiffusionModel
 
 def test_confidence_is_clean_whatever_the_temperature(llada: DiffusionModel) -> None:
     engine = llada.engine()
-    cold = run(engine, [engine.submit(PROMPT, denoise(4, block_length=4, sampling={"logprobs": 0}))])[0]
+    cold = run(engine, [submit(engine, PROMPT, denoise(4, block_length=4, sampling={"logprobs": 0}))])[0]
     assert cold.logprobs is not None
     warm_params = denoise(4, block_length=4, steps=1, sampling={"logprobs": 20, "temperature": 3.0, "seed": 5})
-    warm = run(engine, [engine.submit(PROMPT, warm_params)])[0]
+    warm = run(engine, [submit(engine, PROMPT, warm_params)])[0]
     logits = logits_of(engine, PROMPT + [MASK_ID] * 4)[len(PROMPT) :].astype(np.float64)
     plain = (
         logits
@@ -207,4 +208,4 @@ def test_more_steps_than_tokens_are_as_good_as_one_for_each(llada: DiffusionMode
 )
 def test_block_diffusion_refuses_what_it_has_no_use_for(sdar: DiffusionModel, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):
-        sdar.engine().submit(PROMPT, denoise(8, **options))
+        submit(sdar.engine(), PROMPT, denoise(8, **options))

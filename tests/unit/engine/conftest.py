@@ -1,4 +1,4 @@
-"""An engine on a fake backend, and a runner of it."""
+"""An engine on a fake backend, and a client of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
-from kvarn.engine.runner import Runner
 from tests.unit.engine.fake import make_engine
 
 
@@ -17,7 +17,7 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def runner(engine: Engine) -> Iterator[Runner]:
-    runner = Runner(engine)
-    yield runner
-    runner.close()
+def client(engine: Engine) -> Iterator[EngineClient]:
+    client = EngineClient(engine)
+    yield client
+    client.close()

@@ -18,6 +18,7 @@ from kvarn.engine.stream import Stream
 from kvarn.kv.cache import KVCache
 from kvarn.request import Request
 from kvarn.types import Completion, SamplingParams, TokenEvent
+from tests.submitting import submit
 
 EOS = 0
 VOCAB = 256
@@ -70,10 +71,10 @@ def make_engine(
     config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens, **options)
     backend = FakeBackend(VOCAB, rule, faults, poison, None if clock is None else clock.on_forward)
     kv = KVCache(backend.reserve_kv(LAYOUT, num_blocks * LAYOUT.block_bytes), LAYOUT.block_size)
-    decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults())
-    admission = Admission(VOCAB, min(context, kv.max_tokens), kv.max_tokens)
-    stream = Stream(ByteText, (EOS,))
     time_of = time.perf_counter if clock is None else clock
+    decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults(), clock=time_of)
+    admission = Admission(VOCAB, min(context, kv.max_tokens), decoder, kv)
+    stream = Stream(ByteText, (EOS,))
     return Engine(backend, decoder, kv, stream=stream, admission=admission, config=config, clock=time_of)
 
 
@@ -116,7 +117,7 @@ def run_to_end(engine: Engine, max_steps: int = 10_000) -> list[TokenEvent]:
 def complete(engine: Engine, prompt: str | bytes | Sequence[int], params: SamplingParams | None = None) -> Completion:
     """The completion of one prompt, alone; greedy unless params say otherwise."""
     ids = tokens_of(prompt) if isinstance(prompt, str | bytes) else prompt
-    request = engine.submit(ids, params or SamplingParams(temperature=0.0, max_tokens=20))
+    request = submit(engine, ids, params or SamplingParams(temperature=0.0, max_tokens=20))
     return completion_of(run_to_end(engine), request)
 
 

@@ -1,16 +1,14 @@
-"""What tests of the runner share: requests, a gate that holds a step, and looking at the engine from outside."""
+"""What tests of the client share: requests, a gate that holds a step, and looking at the engine from outside."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from kvarn.behalf import caller_priority
+from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
-from kvarn.engine.runner import Runner
 from kvarn.types import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=15, ignore_eos=True)
@@ -40,22 +38,14 @@ def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
     return True
 
 
-def is_idle(runner: Runner) -> bool:
+def is_idle(client: EngineClient) -> bool:
     """Asked on the engine's thread: nothing runs and no block is held."""
 
     def look(engine: Engine) -> bool:
         engine.kv.check()
         return not engine.has_work and engine.kv.num_free == engine.kv.num_blocks
 
-    return runner.exclusively(look)
-
-
-@contextmanager
-def behalf(priority: int) -> Iterator[None]:
-    """What is computed meanwhile is for a caller of that priority."""
-    before = caller_priority.set(priority)
-    yield
-    caller_priority.reset(before)
+    return client.compute(look).result()
 
 
 def batch_sizes(engine: Engine) -> list[int]:

@@ -6,9 +6,11 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.rate_limit import MovingWindow
+from kvarn.engine.scheduling.rate_limit import MovingWindow
+from kvarn.engine.submission import Submission
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
 from kvarn.types import SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, complete, expected, is_idle, make_engine, run_to_end
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -16,34 +18,34 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
     with pytest.raises(PromptTooLong) as caught:
-        make_engine(num_blocks=3).submit([1] * 12, GREEDY)  # 3 blocks of 4 tokens
+        submit(make_engine(num_blocks=3), [1] * 12, GREEDY)  # 3 blocks of 4 tokens
     assert (caught.value.num_tokens, caught.value.limit) == (12, 11)
 
 
 def test_answers_that_together_exceed_the_cache_are_refused_with_the_numbers() -> None:
     engine = make_engine(num_blocks=20)
     with pytest.raises(InvalidParameter, match=r"10 answers of up to 20 tokens to a prompt of 2 need 202 .* holds 80"):
-        engine.submit([1, 2], GREEDY.replace(n=10))
+        submit(engine, [1, 2], GREEDY.replace(n=10))
     assert is_idle(engine)
 
 
 def test_open_ended_answers_share_what_the_cache_holds() -> None:
-    request = make_engine(num_blocks=20).submit([1, 2], GREEDY.replace(n=3, max_tokens=None))
+    request = submit(make_engine(num_blocks=20), [1, 2], GREEDY.replace(n=3, max_tokens=None))
     assert request.max_total_tokens == 2 + (80 - 2) // 3
 
 
 def test_nothing_is_cut_unless_asked() -> None:
     engine = make_engine(context=16)
     with pytest.raises(PromptTooLong):
-        engine.submit(list(range(1, 40)), GREEDY)
-    request = engine.submit(list(range(1, 40)), GREEDY.replace(truncate="left", max_tokens=4))
+        submit(engine, list(range(1, 40)), GREEDY)
+    request = submit(engine, list(range(1, 40)), GREEDY.replace(truncate="left", max_tokens=4))
     assert request.prompt_ids == tuple(range(28, 40))
 
 
 def test_truncation_leaves_at_most_half_of_the_context_to_the_answer() -> None:
     params = GREEDY.replace(truncate="left", max_tokens=1000)
-    assert len(make_engine(context=16).submit([1] * 40, params).prompt_ids) == 8
-    assert len(make_engine(context=16).submit([1] * 5, params).prompt_ids) == 5
+    assert len(submit(make_engine(context=16), [1] * 40, params).prompt_ids) == 8
+    assert len(submit(make_engine(context=16), [1] * 5, params).prompt_ids) == 5
 
 
 def test_a_truncated_prompt_is_answered_like_its_rest() -> None:
@@ -54,45 +56,43 @@ def test_a_truncated_prompt_is_answered_like_its_rest() -> None:
 
 def test_a_deadline_in_the_past_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="deadline_s is 0"):
-        make_engine().submit([1], GREEDY.replace(deadline_s=0.0))
+        submit(make_engine(), [1], GREEDY.replace(deadline_s=0.0))
 
 
-def test_two_open_requests_never_have_one_id_and_an_id_is_free_again_afterwards() -> None:
+def test_no_two_requests_have_one_id() -> None:
     engine = make_engine()
-    engine.submit([1], GREEDY, request_id="mine")
-    with pytest.raises(InvalidParameter, match="'mine' is in use"):
-        engine.submit([2], GREEDY, request_id="mine")
-    run_to_end(engine)
-    engine.submit([2], GREEDY, request_id="mine")
+    submissions = [Submission([1], GREEDY.replace(n=3)), Submission([2], GREEDY)]
+    requests = [request for submission in submissions * 2 for request in engine.submit(submission)]
+    assert len({request.id for request in requests}) == 8
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_again() -> None:
     engine = make_engine(queue_limit=3)
     for _ in range(3):
-        engine.submit([1], GREEDY)
+        submit(engine, [1], GREEDY)
     with pytest.raises(CapacityError, match="3 requests wait already") as caught:
-        engine.submit([1], GREEDY)
+        submit(engine, [1], GREEDY)
     assert caught.value.retry_after_s > 0
     run_to_end(engine)
-    engine.submit([1], GREEDY)
+    submit(engine, [1], GREEDY)
 
 
 def test_lower_priorities_fill_nobodys_queue() -> None:
     engine = make_engine(queue_limit=3)
     for _ in range(3):
-        engine.submit([1], GREEDY)
+        submit(engine, [1], GREEDY)
     paid = GREEDY.replace(priority=20)
     for _ in range(3):
-        engine.submit([1], paid)
+        submit(engine, [1], paid)
     for params in (GREEDY, paid):
         with pytest.raises(CapacityError):
-            engine.submit([1], params)
+            submit(engine, [1], params)
     run_to_end(engine)
 
 
 def test_all_choices_of_a_request_count_for_the_queue() -> None:
     with pytest.raises(CapacityError):
-        make_engine(queue_limit=3).submit([1], GREEDY.replace(n=4, max_tokens=2))
+        submit(make_engine(queue_limit=3), [1], GREEDY.replace(n=4, max_tokens=2))
 
 
 def limited(clock: SimulatedClock, **limits: float) -> Engine:
@@ -102,49 +102,49 @@ def limited(clock: SimulatedClock, **limits: float) -> Engine:
 def test_requests_per_second_hold_over_the_window() -> None:
     clock = SimulatedClock()
     engine = limited(clock, requests_per_s=0.2)
-    engine.submit([1], GREEDY)
+    submit(engine, [1], GREEDY)
     clock.now += 4.0
-    engine.submit([1], GREEDY)
+    submit(engine, [1], GREEDY)
     with pytest.raises(CapacityError) as caught:
-        engine.submit([1], GREEDY)
+        submit(engine, [1], GREEDY)
     assert caught.value.retry_after_s == pytest.approx(6.0)
     clock.now += 6.0
-    engine.submit([1], GREEDY)
+    submit(engine, [1], GREEDY)
 
 
 def test_choices_of_one_request_are_one_request() -> None:
     engine = limited(SimulatedClock(), requests_per_s=0.1)
     params = GREEDY.replace(n=3)
-    first = engine.submit([1], params)
+    first = submit(engine, [1], params)
     for choice in (1, 2):
-        engine.submit([1], params, choice=choice, fork_of=first)
+        submit(engine, [1], params, choice=choice, fork_of=first)
 
 
 def test_tokens_per_second_count_prompt_and_longest_answer() -> None:
     clock = SimulatedClock()
     engine = limited(clock, tokens_per_s=10.0)  # 100 in 10 s
-    engine.submit([1] * 50, GREEDY)  # 70
+    submit(engine, [1] * 50, GREEDY)  # 70
     with pytest.raises(CapacityError) as caught:
-        engine.submit([1] * 11, GREEDY)
+        submit(engine, [1] * 11, GREEDY)
     assert caught.value.retry_after_s == pytest.approx(10.0)
-    engine.submit([1] * 10, GREEDY)
+    submit(engine, [1] * 10, GREEDY)
 
 
 def test_tokens_that_were_not_taken_are_given_back() -> None:
     clock = SimulatedClock()
     engine = limited(clock, tokens_per_s=10.0)
-    engine.submit([1] * 10, GREEDY.replace(max_tokens=90)).is_cancel_requested = True
+    submit(engine, [1] * 10, GREEDY.replace(max_tokens=90)).is_cancel_requested = True
     with pytest.raises(CapacityError):
-        engine.submit([1], GREEDY)
+        submit(engine, [1], GREEDY)
     engine.step()
-    engine.submit([1] * 70, GREEDY)
+    submit(engine, [1] * 70, GREEDY)
 
 
 def test_a_request_that_no_window_holds_is_refused_for_ever() -> None:
     engine = limited(SimulatedClock(), tokens_per_s=5.0)
     with pytest.raises(InvalidParameter, match="may take 80 tokens, 50 are allowed"):
-        engine.submit([1] * 60, GREEDY)
-    engine.submit([1] * 10, GREEDY.replace(max_tokens=None))  # an open end takes what there is
+        submit(engine, [1] * 60, GREEDY)
+    submit(engine, [1] * 10, GREEDY.replace(max_tokens=None))  # an open end takes what there is
 
 
 def test_a_window_forgets_what_has_left_it() -> None:
@@ -157,22 +157,21 @@ def test_a_window_forgets_what_has_left_it() -> None:
 
 def test_a_refused_request_leaves_nothing_behind() -> None:
     engine = make_engine(queue_limit=1, requests_per_s=1000.0)
-    request = engine.submit([1], GREEDY)
+    request = submit(engine, [1], GREEDY)
     for params in (GREEDY, GREEDY.replace(deadline_s=0.0), GREEDY.replace(stop_token_ids=(9999,))):
         with pytest.raises((CapacityError, InvalidParameter)):
-            engine.submit([1], params)
+            submit(engine, [1], params)
     run_to_end(engine)
     assert request.is_ended
     assert is_idle(engine)
-    assert not engine._open
-    assert not engine.stream._readers
+    assert not list(engine.scheduler.requests())
 
 
 def test_every_limit_of_the_configuration_is_optional() -> None:
     assert EngineConfig().requests_per_s is None
-    make_engine(requests_per_s=None, tokens_per_s=None).submit([1], GREEDY)
+    submit(make_engine(requests_per_s=None, tokens_per_s=None), [1], GREEDY)
 
 
 def test_an_unknown_sampler_is_refused_at_once() -> None:
     with pytest.raises(InvalidParameter, match="nobody_registered_this"):
-        make_engine().submit([1, 2], SamplingParams(sampler="nobody_registered_this"))
+        submit(make_engine(), [1, 2], SamplingParams(sampler="nobody_registered_this"))

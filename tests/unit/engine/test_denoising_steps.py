@@ -11,6 +11,7 @@ from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.backends.reference.layers import Float32
 from kvarn.errors import BrokenScores
 from tests.diffusing import DiffusionModel, answer, denoise, run
+from tests.submitting import submit
 
 PROMPT = [7, 31, 12, 90, 44, 8, 101]
 
@@ -80,7 +81,7 @@ def test_scores_that_are_not_numbers_end_their_own_request(llada: DiffusionModel
     params = denoise(8, block_length=4)
     expected = answer(llada.engine(), PROMPT, params)
     engine = llada.engine(backend=llada.load(Poisoned()))
-    healthy, struck = engine.submit(PROMPT, params), engine.submit([*PROMPT, Poisoned.TOKEN], params)
+    healthy, struck = submit(engine, PROMPT, params), submit(engine, [*PROMPT, Poisoned.TOKEN], params)
     assert run(engine, [healthy])[0].token_ids == expected
     assert isinstance(struck.error, BrokenScores)
     assert engine.kv.num_free == engine.kv.num_blocks
@@ -92,7 +93,7 @@ def test_an_interrupted_step_changes_nothing(llada: DiffusionModel, sdar: Diffus
         expected = answer(model.engine(), PROMPT, params)
         for step in (1, 3, 6):
             engine = model.engine(backend=model.load(Watched(KeyboardInterrupt(), step)))
-            request = engine.submit(PROMPT, params)
+            request = submit(engine, PROMPT, params)
             with pytest.raises(KeyboardInterrupt):
                 run(engine, [request])
             engine.kv.check()
@@ -101,7 +102,7 @@ def test_an_interrupted_step_changes_nothing(llada: DiffusionModel, sdar: Diffus
 
 def test_a_cancelled_request_gives_all_its_sequences_back(llada: DiffusionModel) -> None:
     engine = llada.engine()
-    request = engine.submit(PROMPT, denoise(16, block_length=8, cache="sparse", cfg_scale=1.0))
+    request = submit(engine, PROMPT, denoise(16, block_length=8, cache="sparse", cfg_scale=1.0))
     for _ in range(4):
         engine.step()
     assert engine.kv.num_free < engine.kv.num_blocks
@@ -114,9 +115,9 @@ def test_a_cancelled_request_gives_all_its_sequences_back(llada: DiffusionModel)
 def test_a_finished_block_serves_the_next_request_with_the_same_beginning(sdar: DiffusionModel) -> None:
     engine = sdar.engine()
     prompt = PROMPT * 6  # two blocks of the cache and some
-    first = run(engine, [engine.submit(prompt, denoise(30))])[0]
+    first = run(engine, [submit(engine, prompt, denoise(30))])[0]
     longer = [*prompt, *first.token_ids]
-    again = run(engine, [engine.submit(longer, denoise(6))])[0]
+    again = run(engine, [submit(engine, longer, denoise(6))])[0]
     assert first.usage.cached_tokens == 0
     assert again.usage.cached_tokens >= 48
     assert again.token_ids == answer(sdar.engine(), longer, denoise(6))
@@ -125,7 +126,7 @@ def test_a_finished_block_serves_the_next_request_with_the_same_beginning(sdar: 
 def test_what_sees_both_ways_is_never_shared(llada: DiffusionModel) -> None:
     engine = llada.engine()
     for _ in range(2):
-        completion = run(engine, [engine.submit(PROMPT * 6, denoise(8))])[0]
+        completion = run(engine, [submit(engine, PROMPT * 6, denoise(8))])[0]
         assert completion.usage.cached_tokens == 0
     assert engine.kv.num_free == engine.kv.num_blocks
 
@@ -134,13 +135,13 @@ def test_a_canvas_that_never_fits_is_refused_with_the_numbers(llada: DiffusionMo
     engine = llada.engine(num_blocks=3)
     assert len(answer(engine, PROMPT, denoise(32))) == 32
     with pytest.raises(InvalidParameter, match=r"96 tokens of KV cache, which holds 48"):
-        engine.submit(PROMPT, denoise(32, cfg_scale=1.0))
+        submit(engine, PROMPT, denoise(32, cfg_scale=1.0))
 
 
 def test_refreshes_of_several_requests_take_turns(llada: DiffusionModel) -> None:
     backend = Watched()
     engine = llada.engine(backend=llada.load(backend), max_batch_tokens=32)
-    requests = [engine.submit(PROMPT, denoise(16, block_length=4)) for _ in range(4)]
+    requests = [submit(engine, PROMPT, denoise(16, block_length=4)) for _ in range(4)]
     run(engine, requests)
     assert max(map(sum, backend.rows)) <= 32
     assert any(sorted(rows) == [4, 23] for rows in backend.rows)  # a refresh beside a reuse

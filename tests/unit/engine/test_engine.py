@@ -8,6 +8,7 @@ import pytest
 
 from kvarn.errors import InvalidParameter, PromptTooLong
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import (
     EOS,
     VOCAB,
@@ -35,7 +36,7 @@ def test_greedy_output_does_not_depend_on_prompt_chunks(max_batch_tokens: int) -
 def test_requests_that_share_steps_get_what_they_would_get_alone() -> None:
     engine, rng = make_engine(num_blocks=200), random.Random(5)
     prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
-    requests = [engine.submit(prompt, GREEDY) for prompt in prompts]
+    requests = [submit(engine, prompt, GREEDY) for prompt in prompts]
     events = run_to_end(engine)
     for prompt, request in zip(prompts, requests, strict=True):
         assert list(completion_of(events, request).token_ids) == expected(prompt, 20)
@@ -87,7 +88,7 @@ def test_min_tokens_lets_stop_text_pass() -> None:
 def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers() -> None:
     engine = make_engine(context=10)
     with pytest.raises(PromptTooLong) as caught:
-        engine.submit([1] * 10, GREEDY)
+        submit(engine, [1] * 10, GREEDY)
     assert (caught.value.num_tokens, caught.value.limit) == (10, 9)
     assert is_idle(engine)
 
@@ -95,13 +96,13 @@ def test_a_prompt_as_long_as_the_context_is_refused_with_both_numbers() -> None:
 @pytest.mark.parametrize("bad", [[-1], [VOCAB], [2**31], []])
 def test_token_ids_outside_the_vocabulary_are_refused(bad: list[int]) -> None:
     with pytest.raises(InvalidParameter):
-        make_engine().submit(bad, GREEDY)
+        submit(make_engine(), bad, GREEDY)
 
 
 @pytest.mark.parametrize("params", [{"logit_bias": {VOCAB: 1.0}}, {"stop_token_ids": (VOCAB,)}])
 def test_parameters_that_name_unknown_tokens_are_refused(params: dict[str, object]) -> None:
     with pytest.raises(InvalidParameter, match="outside the vocabulary"):
-        make_engine().submit([1], GREEDY.replace(**params))
+        submit(make_engine(), [1], GREEDY.replace(**params))
 
 
 def test_logit_bias_reaches_the_choice() -> None:
@@ -121,8 +122,8 @@ def test_logprobs_name_the_chosen_token_and_the_most_probable_ones() -> None:
 
 def test_logprobs_of_one_request_do_not_leak_into_its_neighbour() -> None:
     engine = make_engine()
-    with_them, without = engine.submit([1], GREEDY.replace(logprobs=5)), engine.submit([2], GREEDY)
-    zero = engine.submit([3], GREEDY.replace(logprobs=0))
+    with_them, without = submit(engine, [1], GREEDY.replace(logprobs=5)), submit(engine, [2], GREEDY)
+    zero = submit(engine, [3], GREEDY.replace(logprobs=0))
     events = run_to_end(engine)
     assert completion_of(events, without).logprobs is None
     assert {len(entry.top) for entry in completion_of(events, zero).logprobs or ()} == {0}
@@ -148,7 +149,7 @@ def test_a_negative_seed_is_accepted_and_reported_as_given() -> None:
 
 def test_an_interrupted_step_is_as_if_it_had_not_begun() -> None:
     engine = make_engine(faults={2: KeyboardInterrupt(), 6: KeyboardInterrupt()})
-    request = engine.submit(PROMPT, GREEDY)
+    request = submit(engine, PROMPT, GREEDY)
     events = []
     while engine.has_work:
         try:
@@ -161,7 +162,7 @@ def test_an_interrupted_step_is_as_if_it_had_not_begun() -> None:
 
 def test_an_interrupted_step_keeps_the_last_words_of_a_cancelled_request() -> None:
     engine = make_engine(faults={1: KeyboardInterrupt()})
-    cancelled, other = engine.submit(PROMPT, GREEDY), engine.submit([7], GREEDY)
+    cancelled, other = submit(engine, PROMPT, GREEDY), submit(engine, [7], GREEDY)
     engine.step()
     cancelled.is_cancel_requested = True
     with pytest.raises(KeyboardInterrupt):

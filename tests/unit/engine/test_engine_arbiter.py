@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from kvarn.engine.client import EngineClient
 from kvarn.engine.engine_arbiter import BACKGROUND_SHARE, ArbiterSlot, Demand, EngineArbiter
-from kvarn.engine.runner import Runner
 from kvarn.errors import RequestError
 from kvarn.types import SamplingParams
+from tests.submitting import submit_to
 from tests.unit.engine.fake import make_engine
-from tests.unit.engine.stepping import behalf
 
 LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 
@@ -35,26 +35,26 @@ class Stepper:
     def __init__(self, street: Street, demand: Demand, step_s: float) -> None:
         self.num_steps = 0
         self.had_s = 0.0
-        self.lane = street.turnstile.lane()
+        self.slot = street.arbiter.slot()
         self._street, self._demand, self._step_s = street, demand, step_s
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while self.lane.enter(lambda: self._demand, lambda: not self._street.is_over, lambda: None):
+        while self.slot.enter(lambda: self._demand, lambda: not self._street.is_over, lambda: None):
             self._street.step(self._step_s)
             self.num_steps += 1
             self.had_s += self._step_s
-            self.lane.leave(wants_more=not self._street.is_over)
+            self.slot.leave(wants_more=not self._street.is_over)
             if self._street.is_over:
                 return
 
 
 class Street:
-    """Steppers at one turnstile, run until so much time has passed on its clock."""
+    """Steppers at one arbiter, run until so much time has passed on its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.turnstile = EngineArbiter(self.clock)
+        self.arbiter = EngineArbiter(self.clock)
         self.is_over = False
         self.num_inside = 0
         self.most_inside = 0
@@ -115,8 +115,8 @@ def test_lower_priorities_share_the_background_share_while_a_higher_one_has_work
 
 def test_an_engine_that_was_idle_has_saved_up_nothing_and_is_served_next() -> None:
     clock = Clock()
-    turnstile = EngineArbiter(clock)
-    busy, late = turnstile.lane(), turnstile.lane()
+    arbiter = EngineArbiter(clock)
+    busy, late = arbiter.slot(), arbiter.slot()
     for _ in range(100):
         enter(busy)
         clock.now += 1.0
@@ -132,8 +132,8 @@ def test_an_engine_that_was_idle_has_saved_up_nothing_and_is_served_next() -> No
 
 
 def test_whoever_keeps_the_turn_and_stays_away_loses_it() -> None:
-    turnstile = EngineArbiter()
-    away, other = turnstile.lane(), turnstile.lane()
+    arbiter = EngineArbiter()
+    away, other = arbiter.slot(), arbiter.slot()
     enter(other)
     time.sleep(0.05)
     other.leave(wants_more=True)  # has had more time than `away`, which therefore keeps the turn
@@ -143,8 +143,8 @@ def test_whoever_keeps_the_turn_and_stays_away_loses_it() -> None:
 
 
 def test_a_forfeited_turn_goes_to_the_next_and_its_late_end_takes_nothing_away() -> None:
-    turnstile = EngineArbiter()
-    stuck, other, third = turnstile.lane(), turnstile.lane(), turnstile.lane()
+    arbiter = EngineArbiter()
+    stuck, other, third = arbiter.slot(), arbiter.slot(), arbiter.slot()
     enter(stuck)
     called = entering(other)
     stuck.forfeit()
@@ -154,8 +154,8 @@ def test_a_forfeited_turn_goes_to_the_next_and_its_late_end_takes_nothing_away()
 
 
 def test_waiting_ends_when_nobody_wants_the_turn_any_more() -> None:
-    turnstile = EngineArbiter()
-    first, second = turnstile.lane(), turnstile.lane()
+    arbiter = EngineArbiter()
+    first, second = arbiter.slot(), arbiter.slot()
     enter(first)
     signs: list[float] = []
     assert not second.enter(Demand, lambda: len(signs) < 3, lambda: signs.append(time.monotonic()))
@@ -165,24 +165,24 @@ def test_waiting_ends_when_nobody_wants_the_turn_any_more() -> None:
 
 
 @pytest.fixture
-def runners() -> Iterator[list[Runner]]:
-    turnstile = EngineArbiter()
-    made = [Runner(make_engine(num_blocks=300), turnstile=turnstile) for _ in range(2)]
+def clients() -> Iterator[list[EngineClient]]:
+    arbiter = EngineArbiter()
+    made = [EngineClient(make_engine(num_blocks=300), arbiter=arbiter) for _ in range(2)]
     yield made
-    for runner in made:
-        runner.close()
+    for client in made:
+        client.close()
 
 
 @contextmanager
-def held(runner: Runner) -> Iterator[None]:
-    """The runner has the turn and does not give it back meanwhile."""
+def held(client: EngineClient) -> Iterator[None]:
+    """The client has the turn and does not give it back meanwhile."""
     entered, opened = threading.Event(), threading.Event()
 
     def hold(_: object) -> None:
         entered.set()
         assert opened.wait(60)
 
-    done = runner.compute(hold)
+    done = client.compute(hold)
     assert entered.wait(10)
     try:
         yield
@@ -191,17 +191,19 @@ def held(runner: Runner) -> Iterator[None]:
         done.result(10)
 
 
-def test_two_engines_under_load_both_come_to_their_ends_with_the_same_tokens_as_alone(runners: list[Runner]) -> None:
-    with_company = [runner.submit([number, 2, 3], LONG) for number in range(3) for runner in runners]
-    texts = [handle.result(60).token_ids for handle in with_company]
+def test_two_engines_under_load_both_end_with_the_same_tokens_as_alone(
+    clients: list[EngineClient],
+) -> None:
+    together = [submit_to(client, [number, 2, 3], LONG) for number in range(3) for client in clients]
+    texts = [handle.result(60).token_ids for handle in together]
     assert texts[0::2] == texts[1::2]
-    assert runners[0].submit([0, 2, 3], LONG).result(60).token_ids == texts[0]
+    assert submit_to(clients[0], [0, 2, 3], LONG).result(60).token_ids == texts[0]
 
 
-def test_an_engine_that_waits_for_its_turn_is_alive(runners: list[Runner], patience: float) -> None:
-    blocked, waiting = runners
+def test_an_engine_that_waits_for_its_turn_is_alive(clients: list[EngineClient], patience: float) -> None:
+    blocked, waiting = clients
     with held(blocked):
-        handle = waiting.submit([1, 2], LONG)
+        handle = submit_to(waiting, [1, 2], LONG)
         time.sleep(0.4 * patience)
         assert waiting.is_alive
         assert not waiting.is_stuck(0.3 * patience)
@@ -209,21 +211,20 @@ def test_an_engine_that_waits_for_its_turn_is_alive(runners: list[Runner], patie
     assert len(handle.result(30).token_ids) == 150
 
 
-def test_work_comes_with_its_own_priority(runners: list[Runner]) -> None:
+def test_work_comes_with_its_own_priority(clients: list[EngineClient]) -> None:
     """Found here: work that came to one busy engine counted as priority 0, whatever it was."""
-    busy, other = runners
+    busy, other = clients
     with held(busy):
-        with behalf(20):
-            answer = other.compute(lambda _: other._loop._lane.demand.priority)
+        answer = other.compute(lambda _: other._thread.turn._slot.demand.priority, priority=20)
         time.sleep(0.05)
     assert answer.result(10) == 20
-    assert other.compute(lambda _: other._loop._work_priority).result(10) == 0
+    assert other.compute(lambda _: other._thread.turn._call_priority).result(10) == 0
 
 
-def test_closing_an_engine_that_waits_does_not_wait_for_the_other(runners: list[Runner], patience: float) -> None:
-    blocked, waiting = runners
+def test_closing_an_engine_that_waits_does_not_wait_for_the_other(clients: list[EngineClient], patience: float) -> None:
+    blocked, waiting = clients
     with held(blocked):
-        handle = waiting.submit([1, 2], LONG)
+        handle = submit_to(waiting, [1, 2], LONG)
         started = time.monotonic()
         waiting.close()
         assert time.monotonic() - started < 1.0 * patience
@@ -231,38 +232,38 @@ def test_closing_an_engine_that_waits_does_not_wait_for_the_other(runners: list[
             handle.result(5)
 
 
-def test_closing_one_engine_in_the_middle_of_its_work_leaves_the_turn_to_the_other(runners: list[Runner]) -> None:
-    runners[0].submit([1, 2, 3], LONG)
-    handle = runners[1].submit([1, 2, 3], LONG)
-    runners[0].close()
+def test_closing_one_engine_in_the_middle_of_its_work_leaves_the_turn_to_the_other(clients: list[EngineClient]) -> None:
+    submit_to(clients[0], [1, 2, 3], LONG)
+    handle = submit_to(clients[1], [1, 2, 3], LONG)
+    clients[0].close()
     assert len(handle.result(30).token_ids) == 150
 
 
-def test_long_work_lets_others_step_between_its_own_steps(runners: list[Runner]) -> None:
-    working, other = runners
+def test_long_work_lets_others_step_between_its_own_steps(clients: list[EngineClient]) -> None:
+    working, other = clients
     is_done = threading.Event()
 
     def work(_: object) -> int:
         for rounds in range(10_000):
-            working.beat()
+            working.offer_turn()
             time.sleep(0.001)
             if is_done.is_set():
                 return rounds
         raise AssertionError("the other engine never got a turn")
 
     answer = working.compute(work)
-    assert len(other.submit([1, 2, 3], LONG).result(60).token_ids) == 150
+    assert len(submit_to(other, [1, 2, 3], LONG).result(60).token_ids) == 150
     is_done.set()
     assert answer.result(30) > 0
 
 
-def test_a_failing_piece_of_work_gives_the_turn_back(runners: list[Runner]) -> None:
+def test_a_failing_piece_of_work_gives_the_turn_back(clients: list[EngineClient]) -> None:
     def fail(_: object) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        runners[0].exclusively(fail)
-    assert len(runners[1].submit([1, 2, 3], LONG).result(30).token_ids) == 150
+        clients[0].compute(fail).result()
+    assert len(submit_to(clients[1], [1, 2, 3], LONG).result(30).token_ids) == 150
 
 
 def enter(lane: ArbiterSlot) -> None:

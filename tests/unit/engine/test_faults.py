@@ -8,6 +8,7 @@ from kvarn.backends.batch import BlockCopy
 from kvarn.backends.fake import Fault
 from kvarn.errors import BackendError
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import complete, completion_of, expected, is_idle, make_engine, run_to_end
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -20,7 +21,7 @@ BAD = 251  # none of the answers below has it
 def test_a_step_that_fails_once_changes_no_answer(step: int, error: Exception) -> None:
     engine = make_engine(faults={step: error})
     params = GREEDY.replace(max_tokens=60, ignore_eos=True)
-    requests = [engine.submit(prompt, params) for prompt in PROMPTS]
+    requests = [submit(engine, prompt, params) for prompt in PROMPTS]
     events = run_to_end(engine)
     answers = [list(completion_of(events, request).token_ids) for request in requests]
     alone = [list(complete(make_engine(), prompt, params).token_ids) for prompt in PROMPTS]
@@ -32,8 +33,8 @@ def test_a_step_that_fails_once_changes_no_answer(step: int, error: Exception) -
 @pytest.mark.parametrize("fault", [RuntimeError("boom"), MemoryError("no memory"), "nan"], ids=str)
 def test_a_request_that_fails_again_alone_is_the_only_one_that_fails(fault: Fault) -> None:
     engine = make_engine(poison={BAD: fault})
-    requests = [engine.submit(prompt, GREEDY) for prompt in PROMPTS]
-    bad = engine.submit([1, 2, BAD, 4], GREEDY)
+    requests = [submit(engine, prompt, GREEDY) for prompt in PROMPTS]
+    bad = submit(engine, [1, 2, BAD, 4], GREEDY)
     events = run_to_end(engine)
     assert completion_of(events, bad).finish_reason is FinishReason.FAILED
     assert isinstance(bad.error, BackendError)
@@ -45,7 +46,7 @@ def test_a_request_that_fails_again_alone_is_the_only_one_that_fails(fault: Faul
 
 def test_the_error_names_the_backend_and_keeps_its_cause() -> None:
     engine = make_engine(poison={BAD: RuntimeError("boom")})
-    request = engine.submit([BAD], GREEDY)
+    request = submit(engine, [BAD], GREEDY)
     run_to_end(engine)
     assert "fake backend failed: boom" in str(request.error)
     assert request.error is not None
@@ -55,7 +56,7 @@ def test_the_error_names_the_backend_and_keeps_its_cause() -> None:
 @pytest.mark.parametrize("step", range(8))
 def test_logits_that_are_no_numbers_fail_the_requests_that_have_them(step: int) -> None:
     engine = make_engine(faults={step: "nan"})
-    request = engine.submit(PROMPTS[0], GREEDY)
+    request = submit(engine, PROMPTS[0], GREEDY)
     has_row = step >= 2  # earlier steps compute chunks of the prompt, whose logits nobody wants
     reason = completion_of(run_to_end(engine), request).finish_reason
     assert (reason is FinishReason.FAILED) == has_row
@@ -66,8 +67,8 @@ def test_logits_that_are_no_numbers_fail_the_requests_that_have_them(step: int) 
 def test_copies_that_fail_are_computed_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     params = GREEDY.replace(n=2, ignore_eos=True)
-    first = engine.submit(PROMPTS[0], params)
-    second = engine.submit(PROMPTS[0], params, choice=1, fork_of=first)
+    first = submit(engine, PROMPTS[0], params)
+    second = submit(engine, PROMPTS[0], params, choice=1, fork_of=first)
 
     def copy_blocks(copies: list[BlockCopy]) -> None:
         raise RuntimeError("no copies today")
@@ -82,8 +83,8 @@ def test_copies_that_fail_are_computed_instead(monkeypatch: pytest.MonkeyPatch) 
 def test_a_leader_that_fails_leaves_its_followers_to_themselves() -> None:
     engine = make_engine(faults={2: "nan"})
     params = GREEDY.replace(n=3)
-    first = engine.submit(PROMPTS[0], params)
-    others = [engine.submit(PROMPTS[0], params, choice=i, fork_of=first) for i in (1, 2)]
+    first = submit(engine, PROMPTS[0], params)
+    others = [submit(engine, PROMPTS[0], params, choice=i, fork_of=first) for i in (1, 2)]
     events = run_to_end(engine)
     assert completion_of(events, first).finish_reason is FinishReason.FAILED
     for other in others:

@@ -15,6 +15,7 @@ from kvarn.engine.engine import Engine
 from kvarn.request import Request
 from kvarn.types import SamplingParams, TokenEvent
 from tests.conftest import Size
+from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, make_engine
 
 NUM_PAID, NUM_FREE_AT_ONCE = 8, 16
@@ -82,7 +83,7 @@ class Load:
         turn = next(self._turns)
         prompt = [1 + turn % 250, 1 + turn // 250 % 250, *([7] * (num_prompt - 2))]
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, priority=priority)
-        request = self.engine.submit(prompt, params)
+        request = submit(self.engine, prompt, params)
         self._open[request.id] = request, number
 
 

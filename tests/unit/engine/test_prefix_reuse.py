@@ -10,6 +10,7 @@ from kvarn.engine.embed_score import score_tokens
 from kvarn.engine.engine import Engine
 from kvarn.request import Request, RequestState
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import complete, completion_of, expected, is_idle, make_engine, run_to_end
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -50,7 +51,7 @@ def test_nothing_is_taken_from_the_cache_when_it_must_not_be(how: str) -> None:
         )
     complete(engine, [*PREFIX, 50], GREEDY)
     params = {"reuse_cache": {"reuse_cache": False}, "prompt_logprobs": {"prompt_logprobs": 0}}.get(how, {})
-    request = engine.submit([*PREFIX, 60], GREEDY.replace(**params), tenant="other" if how == "tenant" else "")
+    request = submit(engine, [*PREFIX, 60], GREEDY.replace(**params), tenant="other" if how == "tenant" else "")
     completion = completion_of(run_to_end(engine), request)
     assert completion.usage.cached_tokens == 0
     assert list(completion.token_ids) == expected([*PREFIX, 60], 20)
@@ -67,7 +68,7 @@ def test_a_request_that_frees_its_cache_leaves_nothing_to_find() -> None:
 def test_requests_with_one_prefix_that_come_together_hold_and_compute_it_once() -> None:
     engine = make_engine(num_blocks=100, max_batch_tokens=32)
     params = GREEDY.replace(max_tokens=20, ignore_eos=True)
-    requests = [engine.submit([*PREFIX, n], params) for n in range(50, 66)]
+    requests = [submit(engine, [*PREFIX, n], params) for n in range(50, 66)]
     while engine.scheduler.num_waiting:
         engine.step()
     assert all(request.state is RequestState.RUNNING for request in requests)
@@ -86,13 +87,13 @@ def test_prefill_only_computes_and_publishes_the_prompt_and_says_nothing() -> No
 
 
 def submit_choices(engine: Engine, prompt: list[int], params: SamplingParams) -> list[Request]:
-    first = engine.submit(prompt, params)
-    return [first, *(engine.submit(prompt, params, choice=i, fork_of=first) for i in range(1, params.n))]
+    first = submit(engine, prompt, params)
+    return [first, *(submit(engine, prompt, params, choice=i, fork_of=first) for i in range(1, params.n))]
 
 
 def alone(prompt: list[int], params: SamplingParams, choice: int) -> tuple[int, ...]:
     engine = make_engine(max_batch_tokens=100)
-    request = engine.submit(prompt, params.replace(n=1), choice=choice)
+    request = submit(engine, prompt, params.replace(n=1), choice=choice)
     return completion_of(run_to_end(engine), request).token_ids
 
 
@@ -137,8 +138,8 @@ def test_the_choices_of_a_cancelled_first_one_go_on() -> None:
 @pytest.mark.parametrize("max_batch_tokens", [3, 16, 100])
 def test_prompt_logprobs_are_those_of_scoring_the_prompt(max_batch_tokens: int) -> None:
     engine = make_engine(max_batch_tokens=max_batch_tokens)
-    neighbour = engine.submit([7], GREEDY)
-    request = engine.submit(PREFIX, GREEDY.replace(prompt_logprobs=2))
+    neighbour = submit(engine, [7], GREEDY)
+    request = submit(engine, PREFIX, GREEDY.replace(prompt_logprobs=2))
     events = run_to_end(engine)
     completion = completion_of(events, request)
     assert completion.prompt_logprobs is not None
@@ -154,7 +155,7 @@ def test_prompt_logprobs_are_those_of_scoring_the_prompt(max_batch_tokens: int) 
 @pytest.mark.parametrize("num_steps", range(1, 5))
 def test_prompt_logprobs_survive_preemption(num_steps: int) -> None:
     engine = make_engine()
-    request = engine.submit(PREFIX, GREEDY.replace(prompt_logprobs=1))
+    request = submit(engine, PREFIX, GREEDY.replace(prompt_logprobs=1))
     for _ in range(num_steps):
         engine.step()
     engine.scheduler.preempt(request)
@@ -172,7 +173,7 @@ def test_prefill_only_with_prompt_logprobs_scores_the_prompt() -> None:
 
 def test_a_prompt_whose_scores_are_no_numbers_fails() -> None:
     engine = make_engine(faults={0: "nan"})
-    request = engine.submit(PREFIX, GREEDY.replace(prompt_logprobs=0))
+    request = submit(engine, PREFIX, GREEDY.replace(prompt_logprobs=0))
     assert completion_of(run_to_end(engine), request).finish_reason is FinishReason.FAILED
     assert is_idle(engine)
 
@@ -180,7 +181,7 @@ def test_a_prompt_whose_scores_are_no_numbers_fails() -> None:
 def test_no_choice_is_forked_from_a_request_whose_copy_is_still_to_be_made() -> None:
     """The copy would be lost with its request, were that preempted in the same plan."""
     engine = make_engine(num_blocks=40)
-    leader = engine.submit(PREFIX[:6], SEEDED.replace(n=2))
+    leader = submit(engine, PREFIX[:6], SEEDED.replace(n=2))
     engine.step()
     engine.scheduler._kv.fork("reader", leader.id)  # the last block is partial and shared from now on
     scheduler = engine.scheduler
@@ -193,7 +194,7 @@ def test_no_choice_is_forked_from_a_request_whose_copy_is_still_to_be_made() -> 
 
 def test_what_a_failed_request_computed_is_not_found_by_others() -> None:
     engine = make_engine(poison={200: RuntimeError("broken")})
-    failed = engine.submit([*PREFIX, 200], GREEDY)
+    failed = submit(engine, [*PREFIX, 200], GREEDY)
     run_to_end(engine)
     assert failed.state is RequestState.FAILED
     assert engine.kv.stats().cached == 0

@@ -9,6 +9,7 @@ import tracemalloc
 from kvarn.engine.scheduling.queue import RequestQueue
 from kvarn.request import Request
 from kvarn.types import SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import make_engine
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -109,7 +110,7 @@ def test_ten_thousand_waiting_requests_are_submitted_and_rekeyed_in_bounded_time
     requests: list[Request] = []
     for size in (1_000, 10_000):
         started_at = time.perf_counter()
-        requests += [engine.submit([1, 2, 3], PARAMS) for _ in range(size - len(requests))]
+        requests += [submit(engine, [1, 2, 3], PARAMS) for _ in range(size - len(requests))]
         for request in requests[-500:]:
             engine.reprioritise(request, 3)
         seconds[size] = time.perf_counter() - started_at

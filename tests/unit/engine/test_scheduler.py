@@ -7,6 +7,7 @@ import pytest
 from kvarn.errors import Cancelled, DeadlineExceeded
 from kvarn.request import RequestState
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, completion_of, expected, is_idle, make_engine, run_to_end
 
 LONG = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -23,7 +24,7 @@ def answer(prompt: list[int], num_tokens: int) -> list[int]:
 
 def test_a_request_starts_when_its_prompt_fits_and_the_longest_answer_is_not_set_aside() -> None:
     engine = make_engine(num_blocks=10)  # 40 tokens; two longest answers would take 76
-    requests = [engine.submit([n] * 8, LONG) for n in (1, 2)]
+    requests = [submit(engine, [n] * 8, LONG) for n in (1, 2)]
     engine.step()
     assert engine.scheduler.num_running == 2
     run_to_end(engine)
@@ -35,7 +36,7 @@ def test_a_request_starts_when_its_prompt_fits_and_the_longest_answer_is_not_set
 @pytest.mark.parametrize("num_blocks", [2, 3])
 def test_everybody_finishes_with_the_smallest_pools(num_blocks: int) -> None:
     engine = make_engine(num_blocks=num_blocks)
-    requests = [engine.submit([n, n, n], LONG) for n in range(1, 9)]
+    requests = [submit(engine, [n, n, n], LONG) for n in range(1, 9)]
     events = run_to_end(engine, max_steps=1_000)
     room = num_blocks * 4 - 3
     for n, request in enumerate(requests, start=1):
@@ -45,7 +46,7 @@ def test_everybody_finishes_with_the_smallest_pools(num_blocks: int) -> None:
 
 def test_a_preempted_request_waits_with_its_tokens_and_without_blocks() -> None:
     engine = make_engine()
-    request = engine.submit(PROMPT, LONG)
+    request = submit(engine, PROMPT, LONG)
     for _ in range(8):
         engine.step()
     said = request.output_ids
@@ -60,7 +61,7 @@ def test_a_preempted_request_waits_with_its_tokens_and_without_blocks() -> None:
 
 def test_a_preempted_request_starts_again_from_blocks_that_are_still_cached() -> None:
     engine = make_engine(max_batch_tokens=64)
-    request = engine.submit(PROMPT, LONG)
+    request = submit(engine, PROMPT, LONG)
     for _ in range(3):
         engine.step()
     engine.scheduler.preempt(request)
@@ -71,7 +72,7 @@ def test_a_preempted_request_starts_again_from_blocks_that_are_still_cached() ->
 def test_no_more_than_max_running_run_at_once() -> None:
     engine = make_engine(max_running=2)
     for n in range(1, 6):
-        engine.submit([n], LONG)
+        submit(engine, [n], LONG)
     for _ in range(5):
         engine.step()
         assert engine.scheduler.num_running <= 2
@@ -80,9 +81,9 @@ def test_no_more_than_max_running_run_at_once() -> None:
 
 def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
     engine = make_engine(max_running=1, policy="priority")
-    low = engine.submit([1], LONG)
+    low = submit(engine, [1], LONG)
     engine.step()
-    high = engine.submit([2], LONG.replace(priority=1))
+    high = submit(engine, [2], LONG.replace(priority=1))
     engine.step()
     assert (low.state, high.state) == (RequestState.WAITING, RequestState.RUNNING)
     run_to_end(engine)
@@ -94,7 +95,7 @@ def test_a_higher_priority_takes_the_place_of_a_lower_one() -> None:
 
 def test_an_equal_priority_waits_for_its_turn() -> None:
     engine = make_engine(max_running=1, policy="priority")
-    first, second = engine.submit([1], LONG), engine.submit([2], LONG)
+    first, second = submit(engine, [1], LONG), submit(engine, [2], LONG)
     for _ in range(3):
         engine.step()
     assert (first.state, second.state) == (RequestState.RUNNING, RequestState.WAITING)
@@ -102,7 +103,7 @@ def test_an_equal_priority_waits_for_its_turn() -> None:
 
 def test_a_changed_priority_changes_the_order() -> None:
     engine = make_engine(max_running=1, policy="priority")
-    requests = [engine.submit([n], LONG) for n in range(1, 5)]
+    requests = [submit(engine, [n], LONG) for n in range(1, 5)]
     engine.reprioritise(requests[3], 5)
     engine.step()
     assert requests[3].state is RequestState.RUNNING
@@ -112,10 +113,10 @@ def test_a_changed_priority_changes_the_order() -> None:
 def test_low_priorities_slow_higher_ones_down_by_their_share_and_keep_their_blocks(share: float) -> None:
     clock = SimulatedClock(step_s=0.004, row_s=0.002)
     engine = make_engine(clock=clock, background_share=share, ageing_s=1e6, context=500, num_blocks=600)
-    low = [engine.submit([n], LONG.replace(max_tokens=400)) for n in (1, 2, 3)]
+    low = [submit(engine, [n], LONG.replace(max_tokens=400)) for n in (1, 2, 3)]
     for _ in range(10):
         engine.step()
-    high = engine.submit([9], LONG.replace(max_tokens=300, priority=1))
+    high = submit(engine, [9], LONG.replace(max_tokens=300, priority=1))
     while high.num_output < 1:
         engine.step()
     before, started_at = [r.num_output for r in low], clock.now
@@ -133,12 +134,12 @@ def test_low_priorities_slow_higher_ones_down_by_their_share_and_keep_their_bloc
 def test_ageing_lets_a_low_priority_finish_while_higher_ones_keep_coming() -> None:
     clock = SimulatedClock(step_s=0.010)
     engine = make_engine(clock=clock, background_share=0.0, ageing_s=0.5, policy="priority", max_running=2)
-    low = engine.submit([1], LONG)
+    low = submit(engine, [1], LONG)
     for n in range(500):
         if low.is_ended:
             break
         if engine.scheduler.num_waiting + engine.scheduler.num_running < 4:
-            engine.submit([2 + n % 200], LONG.replace(priority=2, max_tokens=8))
+            submit(engine, [2 + n % 200], LONG.replace(priority=2, max_tokens=8))
         engine.step()
     assert low.is_ended
     assert clock.now - low.submitted_at < 4 * 0.5 + 2
@@ -148,10 +149,10 @@ def test_a_long_prompt_stretches_the_steps_of_those_who_decode_by_no_more_than_a
     clock = SimulatedClock(step_s=0.010, row_s=0.0005)
     engine = make_engine(clock=clock, max_batch_tokens=512, context=1500, num_blocks=600, max_stretch=2.0)
     for n in range(1, 5):
-        engine.submit([n], LONG.replace(max_tokens=150))
+        submit(engine, [n], LONG.replace(max_tokens=150))
     for _ in range(20):
         engine.step()
-    long = engine.submit([7, 8, 9] * 333, LONG.replace(max_tokens=1))
+    long = submit(engine, [7, 8, 9] * 333, LONG.replace(max_tokens=1))
     took = []
     while not long.is_ended:
         started_at = clock.now
@@ -164,7 +165,7 @@ def test_a_long_prompt_stretches_the_steps_of_those_who_decode_by_no_more_than_a
 
 def test_a_prompt_alone_is_computed_in_the_largest_chunks() -> None:
     engine = make_engine(max_batch_tokens=32)
-    engine.submit(PROMPT, LONG)
+    submit(engine, PROMPT, LONG)
     engine.step()
     assert engine.backend.batch_sizes == [32]  # type: ignore[attr-defined]
 
@@ -172,11 +173,11 @@ def test_a_prompt_alone_is_computed_in_the_largest_chunks() -> None:
 def test_an_idle_engine_waits_for_company_but_not_longer_than_max_wait_ms() -> None:
     clock = SimulatedClock()
     engine = make_engine(clock=clock, max_wait_ms=50)
-    engine.submit([1], LONG)
+    submit(engine, [1], LONG)
     assert engine.step() == []
     assert engine.wait_s == pytest.approx(0.050)
     clock.now += 0.030
-    second = engine.submit([2], LONG)
+    second = submit(engine, [2], LONG)
     assert engine.wait_s == pytest.approx(0.020)
     clock.now += 0.021
     assert len(engine.step()) == 2
@@ -186,8 +187,8 @@ def test_an_idle_engine_waits_for_company_but_not_longer_than_max_wait_ms() -> N
 
 def test_a_full_batch_does_not_wait_for_company() -> None:
     engine = make_engine(clock=SimulatedClock(), max_wait_ms=50, max_running=2)
-    engine.submit([1], LONG)
-    engine.submit([2], LONG)
+    submit(engine, [1], LONG)
+    submit(engine, [2], LONG)
     assert len(engine.step()) == 2
 
 
@@ -195,7 +196,7 @@ def test_a_full_batch_does_not_wait_for_company() -> None:
 def test_a_deadline_ends_a_request_in_every_state(num_steps: int) -> None:
     clock = SimulatedClock()
     engine = make_engine(clock=clock)
-    request = engine.submit(PROMPT, LONG.replace(deadline_s=5.0))
+    request = submit(engine, PROMPT, LONG.replace(deadline_s=5.0))
     events = [event for _ in range(num_steps) for event in engine.step()]
     clock.now += 4.9
     assert not request.is_ended
@@ -214,14 +215,14 @@ STATES = ["waiting", "prefilling", "decoding", "preempted", "following", "sittin
 @pytest.mark.parametrize("state", STATES)
 def test_cancelling_frees_everything_within_one_step_in_every_state(state: str) -> None:
     engine = make_engine(background_share=0.0)
-    request = engine.submit(PROMPT, LONG.replace(n=2))
-    follower = engine.submit(PROMPT, LONG.replace(n=2), choice=1, fork_of=request)
+    request = submit(engine, PROMPT, LONG.replace(n=2))
+    follower = submit(engine, PROMPT, LONG.replace(n=2), choice=1, fork_of=request)
     for _ in range({"waiting": 0, "prefilling": 2, "following": 2}.get(state, 7)):
         engine.step()
     if state == "preempted":
         engine.scheduler.preempt(request)
     if state == "sitting out":
-        engine.submit([1], LONG.replace(priority=3, max_tokens=2))
+        submit(engine, [1], LONG.replace(priority=3, max_tokens=2))
         engine.step()
     target = follower if state == "following" else request
     events_before = target.num_output

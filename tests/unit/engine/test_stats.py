@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.types import SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, make_engine, run_to_end
 
 LONG = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -14,7 +15,7 @@ def test_stats_count_requests_blocks_tokens_and_steps() -> None:
     clock = SimulatedClock(step_s=0.010)
     engine = make_engine(clock=clock, max_running=2)
     for n in (1, 2, 3):
-        engine.submit([n] * 9, LONG)
+        submit(engine, [n] * 9, LONG)
     for _ in range(3):
         engine.step()
     stats = engine.stats()
@@ -42,6 +43,6 @@ def test_time_outside_the_backend_is_overhead() -> None:
         return read(commits)
 
     engine.stream.read = slow_read  # type: ignore[method-assign]
-    engine.submit([1], LONG)
+    submit(engine, [1], LONG)
     run_to_end(engine)
     assert engine.stats().overhead_share == pytest.approx(0.5, abs=0.1)  # sampling takes real time

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvarn.engine.stop_strings import StopMatcher
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import submit
 from tests.unit.engine.fake import complete, make_engine, run_to_end, saying, tokens_of
 
 
@@ -83,6 +84,6 @@ def test_an_answer_cut_within_a_character_has_no_broken_text_in_between() -> Non
 
 def test_nothing_of_a_stop_string_is_streamed_before_it_is_complete() -> None:
     engine = make_engine(saying("one END two", "ab"))
-    engine.submit(tokens_of("ab"), SamplingParams(temperature=0.0, max_tokens=20, stop="END"))
+    submit(engine, tokens_of("ab"), SamplingParams(temperature=0.0, max_tokens=20, stop="END"))
     texts = [event.text for event in run_to_end(engine)]
     assert texts == ["o", "n", "e", " ", "", "", ""]

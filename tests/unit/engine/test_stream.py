@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.engine.handle import Ticket
+from kvarn.engine.client import EngineClient
+from kvarn.engine.handle import OutputCollector
 from kvarn.engine.load import text_stream
-from kvarn.engine.runner import Runner, Submission
+from kvarn.engine.submission import Submission
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import make_engine, saying
@@ -20,11 +21,11 @@ LETTER = 3 + ord("b")
 def test_visible_control_tokens_are_text_in_every_choice(visible_ids: frozenset[int], text: str) -> None:
     engine = make_engine(saying(bytes([BOS, LETTER]), b"?"))
     engine.stream = text_stream(tokenizer_from_gguf(sentence_piece()))
-    runner = Runner(engine)
+    client = EngineClient(engine)
     try:
         params = SamplingParams(temperature=0.0, max_tokens=2, n=2)
-        (handle,) = runner.submit_all([Submission(list(b"?"), params, visible_ids=visible_ids)], Ticket())
+        (handle,) = client.submit_all([Submission(list(b"?"), params, visible_ids=visible_ids)], OutputCollector())
         first = handle.result(timeout=60)
         assert [first.text, *(other.text for other in first.alternatives)] == [text, text]
     finally:
-        runner.close()
+        client.close()

@@ -16,6 +16,7 @@ from kvarn.request import Request, RequestState
 from kvarn.structured.compiler import CompiledConstraint, ConstraintCompiler
 from kvarn.structured.constraints import Constraint, Regex
 from kvarn.types import Completion, FinishReason, SamplingParams
+from tests import submitting
 from tests.unit.engine.fake import (
     EOS,
     VOCAB,
@@ -56,7 +57,7 @@ def compiler() -> ConstraintCompiler:
 def submit(engine: Engine, prompt: str, constraint: Constraint | None, **params: Any) -> Request:
     compiled: CompiledConstraint | None = None if constraint is None else compiler().compile(constraint)
     settings = SamplingParams(constraint=constraint, **{"temperature": 0.0, "max_tokens": 60} | params)
-    return engine.submit(tokens_of(prompt), settings, constraint=compiled)
+    return submitting.submit(engine, tokens_of(prompt), settings, constraint=compiled)
 
 
 def ask(engine: Engine, prompt: str, constraint: Constraint | None, **params: Any) -> Completion:
@@ -153,7 +154,9 @@ def test_no_sampler_chooses_what_the_constraint_forbids(params: dict[str, Any]) 
     engine = make_engine()
     leader = submit(engine, "prompt", Regex(NAME), seed=3, n=3, **params)
     others = [
-        engine.submit(leader.prompt_ids, leader.params, choice=i, fork_of=leader, constraint=leader.constraint)
+        submitting.submit(
+            engine, leader.prompt_ids, leader.params, choice=i, fork_of=leader, constraint=leader.constraint
+        )
         for i in (1, 2)
     ]
     events = run_to_end(engine)
@@ -183,7 +186,7 @@ def test_a_step_that_failed_and_was_repeated_changes_nothing() -> None:
 
 def test_a_dead_end_fails_its_own_request_and_nobody_elses() -> None:
     engine = make_engine()
-    neighbour = engine.submit(tokens_of("other"), SamplingParams(temperature=0.0, max_tokens=12))
+    neighbour = submitting.submit(engine, tokens_of("other"), SamplingParams(temperature=0.0, max_tokens=12))
     lost = submit(engine, "prompt", Regex("ab[\\x00]c"))  # the vocabulary has no token for NUL
     events = run_to_end(engine)
     assert lost.state is RequestState.FAILED
@@ -195,7 +198,7 @@ def test_a_dead_end_fails_its_own_request_and_nobody_elses() -> None:
 
 def test_answers_with_and_without_constraints_share_a_step() -> None:
     engine = make_engine()
-    free = engine.submit(tokens_of("free"), SamplingParams(temperature=0.0, max_tokens=12))
+    free = submitting.submit(engine, tokens_of("free"), SamplingParams(temperature=0.0, max_tokens=12))
     bound = submit(engine, "bound", Regex(NAME))
     events = run_to_end(engine)
     assert list(completion_of(events, free).token_ids) == expected(tokens_of("free"), 12)
@@ -204,7 +207,7 @@ def test_answers_with_and_without_constraints_share_a_step() -> None:
 
 def test_a_constraint_nobody_compiled_is_refused_not_ignored() -> None:
     with pytest.raises(InvalidParameter, match="not compiled"):
-        make_engine().submit(tokens_of("p"), SamplingParams(constraint=Regex("a")))
+        submitting.submit(make_engine(), tokens_of("p"), SamplingParams(constraint=Regex("a")))
 
 
 def test_a_users_sampler_sees_what_is_allowed() -> None:

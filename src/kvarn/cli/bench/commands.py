@@ -46,7 +46,7 @@ def bench_engine(
         print(("{:>10}" * len(HEADINGS)).format(*HEADINGS))
         costs = []
         for count in requests or CONCURRENCY:
-            costs.append(measure(llm.runner, llm.spec.vocab_size, count, steps, rounds))
+            costs.append(measure(llm.client, llm.spec.vocab_size, count, steps, rounds))
             print(_line(costs[-1]), flush=True)
         report = {
             "bench": "engine",

@@ -1,4 +1,4 @@
-"""Whose turn it is among the running requests: low priorities sit out steps, prompts get rows by time.
+"""Which running requests take part in a step: low priorities sit out steps, prompts get rows by time.
 
 Knows priorities and times; knows no block.
 """
@@ -21,7 +21,7 @@ Part = Literal["decodes", "prompts", "all"]
 
 @dataclass(frozen=True, slots=True)
 class StepShares:
-    """Who takes part in one step."""
+    """The requests that take part in one step."""
 
     decodes: Sequence[Request]  # least recently served first
     prompts: Sequence[Request]
@@ -29,7 +29,7 @@ class StepShares:
 
 
 class FairShare:
-    """Takes turns between running requests, and learns from each step."""
+    """Divides steps between running requests, and learns from each step."""
 
     def __init__(self, policy: Policy, pacer: Pacer, config: EngineConfig, clock: Clock) -> None:
         self._policy = policy
@@ -44,7 +44,7 @@ class FairShare:
         self._num_steps = 0
 
     def take(self, running: Collection[Request], first_waiting: Request | None) -> StepShares:
-        """Choose who takes part in the next step; first_waiting would start next."""
+        """Choose the requests of the next step; first_waiting would start next."""
         self._background = self._find_background(running)
         is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
         self._is_owed = is_low_waiting or bool(self._background)
@@ -59,21 +59,21 @@ class FairShare:
         if self._part == "all":
             prompts += low_prompts
         elif self._part == "prompts" and (low_prompts or is_low_waiting):
-            prompts = low_prompts  # those of higher ones wait for one step: else these would never get a row
+            prompts = low_prompts  # prompts of higher priorities wait for one step: else these would never get a row
         return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed)
 
-    def prompt_rows(self, turn: StepShares) -> int:
+    def prompt_rows(self, shares: StepShares) -> int:
         """How many prompt rows a step may have, by the time they take from others."""
         if self._part == "prompts":
-            return self._pacer.background_rows(turn.num_disturbed, self._extent)
-        rows = self._pacer.prompt_rows(turn.num_disturbed)
+            return self._pacer.background_rows(shares.num_disturbed, self._extent)
+        rows = self._pacer.prompt_rows(shares.num_disturbed)
         return rows if self._part != "decodes" else math.ceil((1 - self._extent) * rows)
 
-    def extra_s(self, turn: StepShares) -> float:
+    def extra_s(self, shares: StepShares) -> float:
         """The same in seconds, for a chunk that goes through the layers in pieces."""
         if self._part == "prompts":
-            return self._pacer.background_extra_s(turn.num_disturbed, self._extent)
-        seconds = self._pacer.extra_s(turn.num_disturbed)
+            return self._pacer.background_extra_s(shares.num_disturbed, self._extent)
+        seconds = self._pacer.extra_s(shares.num_disturbed)
         return seconds if self._part != "decodes" else (1 - self._extent) * seconds
 
     def includes(self, request: Request, running: Collection[Request]) -> bool:
@@ -82,24 +82,26 @@ class FairShare:
             return True
         return not self._is_low(request, running)
 
-    def observe(self, spans: Sequence[Span], seconds: float, slow: Request | None = None, slow_s: float = 0.0) -> None:
-        """Learn from a step that was just done; slow_s of its seconds went into a chunk of slow's prompt."""
+    def observe(
+        self, spans: Sequence[Span], seconds: float, layerwise: Request | None = None, layerwise_s: float = 0.0
+    ) -> None:
+        """Learn from a step that was just done; layerwise_s of its seconds went into a chunk of layerwise, a request."""
         self._num_steps += 1
-        for request in [span.request for span in spans] + ([] if slow is None else [slow]):
+        for request in [span.request for span in spans] + ([] if layerwise is None else [layerwise]):
             request.served_in = self._num_steps
         if self._is_owed:
-            background_s = self._background_s(spans, seconds - slow_s)
-            if slow is not None and slow.id in self._background:
-                background_s += slow_s
+            background_s = self._background_s(spans, seconds - layerwise_s)
+            if layerwise is not None and layerwise.id in self._background:
+                background_s += layerwise_s
             self._share.settle(seconds, background_s)
         is_mixed = any(span.request.id in self._background for span in spans)
         if spans:
-            self._pacer.observe(*_count(spans), seconds - slow_s, steers=not is_mixed)
+            self._pacer.observe(*_count(spans), seconds - layerwise_s, steers=not is_mixed)
 
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
-        Decodes or prompts, in turn: both together would make a long step. Beside prompts of higher priorities rather
+        Decodes or prompts, alternating: both together would make a long step. Beside prompts of higher priorities rather
         decodes, which leave those most of the rows.
         """
         if not self._is_owed:

@@ -1,4 +1,4 @@
-"""Choices 1 .. n - 1 of one prompt, until choice 0 has computed it for them. They hold nothing but their place."""
+"""Choices 1 .. n - 1 of one prompt, until choice 0 has computed it for them. They hold no blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvarn.request import Request
 
 
 class ForkGroups:
-    """Followers by the request they follow."""
+    """Followers by the request whose prompt they wait for."""
 
     def __init__(self) -> None:
         self._followers: dict[str, list[Request]] = {}
@@ -24,11 +24,11 @@ class ForkGroups:
         self._followers.setdefault(leader.id, []).append(follower)
 
     def take(self, leader: Request) -> list[Request]:
-        """All who follow; they follow no more."""
+        """Remove and return all followers of a request."""
         return self._followers.pop(leader.id, [])
 
     def discard(self, follower: Request) -> bool:
-        """Let one go; whether it was here."""
+        """Remove one follower; whether it was here."""
         leader = follower.fork_of
         followers = [] if leader is None else self._followers.get(leader.id, [])
         if leader is None or follower not in followers:

@@ -1,4 +1,4 @@
-"""Which sequences of the KV cache a request holds: mostly one, more where it computes in several contexts."""
+"""The sequences of the KV cache that a request holds: mostly one, more where it computes in several contexts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kvarn.request import Request
 
 
 class KVAllocation:
-    """Room for spans, in however many sequences they want it; all of a request's go back together."""
+    """Blocks for spans, in as many sequences as they need; all sequences of a request are released together."""
 
     def __init__(self, kv: KVCache, decoder: Decoder) -> None:
         self._kv = kv
         self._decoder = decoder
-        self._further: dict[str, set[str]] = {}  # sequences beside a request's own
+        self._extra_sequences: dict[str, set[str]] = {}  # sequences beside a request's own
 
     def extend(self, span: Span) -> Sequence[BlockCopy] | None:
-        """Make room for what a span reads and writes; None: there is too little."""
+        """Allocate blocks for what a span reads and writes; None: there are too few."""
         if span.reach is None:
             return self._kv.extend(span.request.id, span.end - self._kv.num_tokens(span.request.id))
         for name, num_slots in span.needs():
             if name != span.request.id:
-                self._further.setdefault(span.request.id, set()).add(name)
+                self._extra_sequences.setdefault(span.request.id, set()).add(name)
             missing = num_slots - self._kv.num_tokens(name)
             copies = self._kv.extend(name, missing) if missing > 0 else []
             if copies is None:
@@ -34,7 +34,7 @@ class KVAllocation:
         return ()
 
     def entry(self, span: Span, copies: Sequence[BlockCopy] = ()) -> BatchEntry:
-        """A span with the blocks it was given."""
+        """A span with its blocks."""
         reach = span.reach
         if reach is None:
             return BatchEntry(span, self._kv.block_ids(span.request.id), copies)
@@ -45,25 +45,19 @@ class KVAllocation:
     def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
         """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
         kv = self._kv
-        wanted = self._num_wanted(request) - num_computed // kv.block_size
+        wanted = sum(map(kv.blocks_for, self._decoder.slots_to_start(request))) - num_computed // kv.block_size
         for other in running:
-            if self._decoder.cuts_spans:
-                wanted += max(0, kv.blocks_for(len(other.token_ids) + 1) - kv.blocks_for(kv.num_tokens(other.id)))
-            else:
-                wanted += max(0, self._num_wanted(other) - self._num_blocks(other))
+            needed = sum(map(kv.blocks_for, self._decoder.slots_to_continue(other)))
+            wanted += max(0, needed - self._num_blocks(other))
         return wanted <= kv.num_free
-
-    def _num_wanted(self, request: Request) -> int:
-        """Blocks a request needs to run."""
-        return sum(map(self._kv.blocks_for, self._decoder.footprint(request)))
 
     def _num_blocks(self, request: Request) -> int:
         """Blocks a request holds now."""
-        names = (request.id, *self._further.get(request.id, ()))
+        names = (request.id, *self._extra_sequences.get(request.id, ()))
         return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
 
     def release(self, request: Request, *, forget: bool = False) -> None:
-        """Give everything back; forget: leave nothing findable behind."""
+        """Release all sequences; forget: their blocks are not found by later requests."""
         self._kv.release(request.id, unpublish=forget)
-        for name in self._further.pop(request.id, ()):
+        for name in self._extra_sequences.pop(request.id, ()):
             self._kv.release(name)

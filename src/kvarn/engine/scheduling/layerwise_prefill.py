@@ -1,9 +1,9 @@
-"""The slow lane: one chunk of one long prompt goes through the layers some at a time, beside the steps of the others.
+"""Layer-wise prefill: one chunk of a long prompt goes through some layers per step, beside the other requests.
 
     step    |decodes|layers 0-2|   |decodes|layers 3-5|   ...   |decodes|layers 27-29|  -> the chunk is computed
 
-A few rows per step through all layers would do as well, were it not for the depth: every step would read all keys and
-values of the prompt again, for two or three rows. The lane reads them once for the whole chunk.
+A few rows per step through all layers would read all keys and values of the prompt again in every step, for two or
+three rows. Layer-wise prefill reads them once for the whole chunk.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LEAST_ROWS = 16
 ROW_STEP = 8  # rows that share the work of a kernel
 PIECE_SHARE = 0.24  # of a step's time for prompts is what one piece should take: four fit, and a late one hurts little
 MAX_CHANGE = 2.0  # of the chunk's size from one to the next
-FEW_ROWS = 24  # a step that has room for fewer prompt rows than this is what the lane is for ...
+FEW_ROWS = 24  # a step that has room for fewer prompt rows than this uses layer-wise prefill ...
 LONG_PROMPT = 512  # ... if the prompt is at least this long: many short ones go faster side by side than one by one
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is under way: the entry, and who asked for how many rows."""
+    """The chunk under way."""
 
     entry: BatchEntry
 
@@ -71,7 +71,7 @@ class LayerwisePrefill:
         assert self.chunk is None
         self.chunk, self._has_begun = Chunk(entry), False
 
-    def go(self) -> tuple[Chunk, bool]:
+    def advance(self) -> tuple[Chunk, bool]:
         """The chunk advances in this step; and whether that is its first one."""
         assert self.chunk is not None
         is_first, self._has_begun, self._went_last = not self._has_begun, True, True

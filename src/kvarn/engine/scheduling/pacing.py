@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 from statistics import median
 
 FIRST_ROWS = 16  # of a prompt beside decodes, as long as nothing is known about their cost
-MAX_GROWTH, MAX_SHRINK = 1.25, 0.7  # of the chunk from step to step: one lucky measurement must not freeze the others
+MAX_GROWTH, MAX_SHRINK = 1.25, 0.7  # of the chunk from step to step: one outlier must not delay the others
 STEADY = 0.95  # a step that took about the time allowed keeps its rows
 MIN_EXTRA = 0.1  # of the step: a prompt advances even when decoding alone takes longer than prefill_ms
 NUM_BASES = 3  # steps without prompts that are remembered for each number of decodes ...
-NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many shrug off outliers
-DEAR = 0.8  # of the prompt rows cost no more than this price, by which steps with low priorities are planned
+NUM_SAMPLES = 7  # ... and steps with prompts; medians of so many ignore outliers
+COST_QUANTILE = 0.8  # of the cost of a prompt row, by which steps with low priorities are planned
 REFRESH_STEPS = 64  # after so many steps with prompts, two go without them: enough to move the median of three
 SURPRISE = 1.3  # times as long as expected, or as short, twice running: the machine has changed, so refresh at once
 MIN_REFRESH_STEPS = 16
 BACKGROUND_EXTRA = 0.2  # the same for low priorities, which come now and then
 BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-PATIENCE = 16  # times prefill_ms: saved up before they go beside a prompt of higher priorities
-BUSY_PART = 4  # times their share: how much of the time that may be added to a step they take beside decodes
-RETRY_EVERY = 64  # a number of low decodes that was too slow once may have met a bad moment
+MAX_CREDIT = 16  # times prefill_ms: saved up before low priorities run beside a prompt of higher ones
+DECODE_EXTENT = 4  # times their share: the part of the time added to a step that they take beside decodes
+RETRY_EVERY = 64  # a number of low decodes that was too slow once is tried again: the machine may have been busy
 
 
 @dataclass(slots=True)
@@ -55,14 +55,14 @@ class Pacer:
         self._max_rows = max_rows
         self._bases: dict[int, _Base] = {}
         self._beside: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # seconds, prompt rows, what else
-        self._alone: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # the same with nobody decoding
-        self._nobody = _Base(deque([0.0]), num_wanted=0)
+        self._alone: deque[tuple[float, int, _Base]] = deque(maxlen=NUM_SAMPLES)  # the same without decodes
+        self._no_decodes = _Base(deque([0.0]), num_wanted=0)
         self._last_rows = 0
         self._last_s = 0.0
         self._num_asked = 0
 
     def prompt_rows(self, num_decodes: int) -> int:
-        """How many prompt rows the next step may have beside num_decodes others; 0: first see what it takes without."""
+        """How many prompt rows the next step may have beside num_decodes others; 0: first measure a step without them."""
         if num_decodes == 0:
             return self._max_rows
         base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
@@ -71,7 +71,7 @@ class Pacer:
         return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
 
     def extra_s(self, num_decodes: int) -> float:
-        """Seconds for prompts in the next step beside num_decodes others; 0: first see what it takes without."""
+        """Seconds for prompts in the next step beside num_decodes others; 0: first measure a step without them."""
         if num_decodes == 0:
             return math.inf
         base = self._bases.get(_bucket(num_decodes))
@@ -80,20 +80,20 @@ class Pacer:
         return self._allowed_s(base.median_s) - base.median_s
 
     def wants_base(self, num_decodes: int) -> bool:
-        """Whether prompts wait until a step of these decodes alone was seen."""
+        """Whether prompts wait until a step of these decodes alone was measured."""
         base = self._bases.get(_bucket(num_decodes))
         return base is None or base.num_wanted > 0
 
     def background_rows(self, num_decodes: int, part: float) -> int:
         """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
 
-        By price and not by feedback: such steps come now and then, and say nothing about the chunks of the others.
+        By cost and not by feedback: such steps are rare, and say nothing about the chunks of higher priorities.
         """
         extra_s = self.background_extra_s(num_decodes, part)
         if extra_s == 0:
             return 0
         samples = self._beside or self._alone
-        rows = int(extra_s / max(_row_s(samples, DEAR), 1e-9)) if samples else FIRST_ROWS
+        rows = int(extra_s / max(_row_s(samples, COST_QUANTILE), 1e-9)) if samples else FIRST_ROWS
         return max(1, min(rows, self._max_rows))
 
     def background_extra_s(self, num_decodes: int, part: float) -> float:
@@ -131,7 +131,7 @@ class Pacer:
     def _steered_rows(self, base_s: float, extra_s: float) -> int:
         """More than last time where the step had room, fewer where it was too long, in bounded moves.
 
-        Feedback and not a price per row: what a row costs grows with its depth, and not in proportion to the rows.
+        Feedback and not a cost per row: what a row costs grows with its depth, and not in proportion to the rows.
         """
         if not self._last_rows:
             return FIRST_ROWS if self.row_s is None else min(FIRST_ROWS, int(extra_s / max(self.row_s, 1e-9)))
@@ -148,7 +148,7 @@ class Pacer:
             base.num_wanted = max(0, base.num_wanted - 1)
             base.age = base.num_surprises = 0
         elif num_decodes == 0:
-            self._alone.append((seconds, num_prompt_rows, self._nobody))
+            self._alone.append((seconds, num_prompt_rows, self._no_decodes))
         elif (known := self._bases.get(_bucket(num_decodes))) is not None:
             self._learn_beside(known, num_decodes, num_prompt_rows, seconds)
             if steers:
@@ -156,7 +156,7 @@ class Pacer:
 
     def base_s(self, num_decodes: int) -> float | None:
         """Seconds of a step with num_decodes and no prompt rows; None: not known."""
-        base = self._bases.get(_bucket(num_decodes)) if num_decodes else self._nobody
+        base = self._bases.get(_bucket(num_decodes)) if num_decodes else self._no_decodes
         return None if base is None else base.median_s
 
     def expected_s(self, num_decodes: int, num_prompt_rows: int) -> float | None:
@@ -192,7 +192,7 @@ class BackgroundShare:
 
     def __init__(self, share: float, prefill_s: float) -> None:
         self._share = share
-        self._max_credit_s = PATIENCE * prefill_s
+        self._max_credit_s = MAX_CREDIT * prefill_s
         self._credit_s = 0.0
 
     @property
@@ -211,18 +211,18 @@ class BackgroundShare:
     def extent(self, has_prompts: bool, delays_prompts: bool) -> float:
         """How much of the time that may be added to a step they take, by whether higher priorities have prompts.
 
-        Beside decodes alone the step stays shorter than one with prompts, so that nobody's longest step grows.
+        Beside decodes alone the step stays shorter than one with prompts, so that the longest step does not grow.
         """
         if not has_prompts:
-            return min(BUSY_PART * self._share, 1.0)
+            return min(DECODE_EXTENT * self._share, 1.0)
         return 1.0 if delays_prompts else self._share
 
     def settle(self, step_s: float, background_s: float) -> None:
-        """Account one step during which somebody waited in the background."""
+        """Account for one step during which low priorities waited."""
         self._credit_s = min(self._credit_s + self._share * step_s - background_s, self._max_credit_s)
 
     def reset(self) -> None:
-        """Nobody is in the background: nothing is earned, and nothing is owed."""
+        """No low priority runs or waits: nothing is earned, and nothing is owed."""
         self._credit_s = 0.0
 
 

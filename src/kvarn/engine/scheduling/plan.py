@@ -1,4 +1,4 @@
-"""One step as data: whose positions are computed, and the batch that says so to a backend."""
+"""One step as data: the requests and positions to compute, and the batch for the backend."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class LayerwisePart:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Born complete; without a batch and a slow part there is nothing to do."""
+    """Complete when made; without a batch and a layer-wise part there is nothing to do."""
 
     entries: tuple[BatchEntry, ...] = ()
     batch: Batch | None = None
-    slow: LayerwisePart | None = None
+    layerwise: LayerwisePart | None = None
 
     @property
     def is_empty(self) -> bool:
-        return self.batch is None and self.slow is None
+        return self.batch is None and self.layerwise is None
 
     @property
     def spans(self) -> list[Span]:
@@ -54,13 +54,13 @@ class StepPlan:
     @property
     def copies(self) -> list[BlockCopy]:
         copies = [copy for entry in self.entries for copy in entry.copies]
-        return copies if self.slow is None else [*copies, *self.slow.copies]
+        return copies if self.layerwise is None else [*copies, *self.layerwise.copies]
 
 
-def make_plan(entries: Sequence[BatchEntry], slow: LayerwisePart | None = None) -> StepPlan:
+def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = None) -> StepPlan:
     """Lay the spans out as one ragged batch."""
     if not entries:
-        return StepPlan(slow=slow)
+        return StepPlan(layerwise=layerwise)
     is_plain = all(entry.span.reach is None for entry in entries)
     parts = entries if is_plain else list(_parts(entries))
     token_ids: list[int] = []
@@ -83,7 +83,7 @@ def make_plan(entries: Sequence[BatchEntry], slow: LayerwisePart | None = None) 
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
     )
-    return StepPlan(tuple(entries), batch, slow)
+    return StepPlan(tuple(entries), batch, layerwise)
 
 
 def _parts(entries: Sequence[BatchEntry]) -> Iterator[BatchEntry]:

@@ -1,7 +1,7 @@
-"""Who starts first and who must give way: pure rules over requests; nothing else decides either.
+"""Which request starts first and which is preempted: pure rules over requests; nothing else decides either.
 
-Everybody ages at the same rate, so ageing is part of a key that never changes while a request waits: what counts is
-when it came. One level of priority is worth ageing_s seconds of waiting; nobody starves.
+All requests age at the same rate, so ageing is part of a key that never changes while a request waits: what counts is
+its time of arrival. One level of priority is worth ageing_s seconds of waiting, so no request starves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SecondsFor = Callable[[int], float]  # prompt tokens -> seconds it takes to comp
 
 
 class Policy(Protocol):
-    """What a scheduler asks."""
+    """What the scheduler asks."""
 
     def order(self, request: Request) -> Key:
         """The request with the smallest key starts first."""
@@ -28,7 +28,7 @@ class Policy(Protocol):
         """Whether a running request counts as lower than the highest priority that runs."""
 
     def victim(self, running: Iterable[Request]) -> Request:
-        """Who gives its blocks back when they run out."""
+        """The request to preempt when blocks run out."""
 
     def may_displace(self, waiting: Request, running: Request) -> bool:
         """Whether a waiting request may take the place of a running one."""
@@ -49,7 +49,7 @@ class AgeingPolicy:
         """Lowest level, then least progress, then youngest.
 
         Levels never change and answers only grow, so while no token is chosen the order stands still: the last one in
-        it keeps its blocks, computes its prompt and goes on. That is why preemption cannot go round in circles.
+        it keeps its blocks, computes its prompt and goes on. That is why preemption cannot cycle.
         """
         return min(running, key=lambda request: (self._level(request), request.num_output, -request.number))
 
@@ -89,12 +89,11 @@ def shortest_remaining(request: Request, ageing_s: float) -> Key:
 
 
 def slo(request: Request, ageing_s: float, seconds_for: SecondsFor) -> Key:
-    """Least slack first: the wished time of the first token, less the time its prompt takes.
+    """Least slack first: the target time of the first token, less the time its prompt takes.
 
-    A request without a wish is content with ageing_s; one that has its first token has missed nothing and queues by
-    the time it came.
+    A request without slo_ms counts as one of ageing_s; one that has its first token queues by its time of arrival.
     """
     if request.first_token_at is not None:
         return (request.submitted_at,)
-    wish_s = ageing_s if request.params.slo_ms is None else request.params.slo_ms / 1000.0
-    return (request.submitted_at + wish_s - seconds_for(len(request.prompt_ids)),)
+    target_s = ageing_s if request.params.slo_ms is None else request.params.slo_ms / 1000.0
+    return (request.submitted_at + target_s - seconds_for(len(request.prompt_ids)),)

@@ -1,6 +1,6 @@
-"""What a request need not compute itself: the blocks of the one it forks, or of anybody who had the same tokens.
+"""Blocks that a request need not compute: those of the request it forks, or of any other with the same prefix.
 
-Knows tokens and tenants; does not know who runs.
+Knows tokens and tenants; does not know which requests run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ from kvarn.request import Request
 
 
 class PrefixReuse:
-    """Finds computed blocks for requests that start, and makes theirs findable."""
+    """Finds computed blocks for requests that start, and publishes theirs."""
 
     def __init__(self, kv: KVCache, *, finds_prefixes: bool) -> None:
+        self.num_hit_tokens = 0
+        self.num_query_tokens = 0
         self._kv = kv
         self._finds_prefixes = finds_prefixes
+
+    def count(self, request: Request, num_computed: int) -> None:
+        """A request starts for the first time, with num_computed tokens taken over."""
+        self.num_hit_tokens += num_computed
+        if num_computed > 0 or self.may_share(request):
+            self.num_query_tokens += request.num_prompt
 
     def may_share(self, request: Request) -> bool:
         """Whether it may use prefixes that others computed."""
@@ -25,7 +33,7 @@ class PrefixReuse:
     def take_over(self, request: Request, leader: Request | None) -> int:
         """Share the blocks others have computed for the same tokens; how many tokens that is.
 
-        leader: whom it may fork, if it is running and has no copy still to be made.
+        leader: the request it may fork, if that is running and has no pending block copy.
         """
         num_shared = request.num_prompt - 1
         is_new = request.num_output == 0 and request.num_preemptions == 0
@@ -40,7 +48,7 @@ class PrefixReuse:
         return hit.num_tokens
 
     def is_being_computed(self, request: Request, num_computed: int, others: Iterable[Request]) -> bool:
-        """Whether one of the others computes the request's next block in this very step: it pays to wait for that."""
+        """Whether another request computes this one's next block in this very step: waiting for it saves the work."""
         end = num_computed + self._kv.block_size
         if not self.may_share(request) or end >= len(request.token_ids):
             return False
@@ -51,6 +59,6 @@ class PrefixReuse:
         )
 
     def publish(self, request: Request) -> None:
-        """Let others find what the request has computed."""
+        """Publish the blocks that the request has computed."""
         if self._finds_prefixes:
             self._kv.publish(request.id, request.token_ids, request.tenant, request.num_computed)

@@ -1,8 +1,8 @@
-"""Rows of a step for spans that cannot be cut.
+"""Rows of a step for spans that cannot be divided.
 
-Who was served least recently is asked first, so a span that finds too few rows left fits into the next step. One that
-is larger than a whole step saves up for it: half of each step's rows, and what others leave unused. A span that would
-be alone never waits.
+The least recently served request is asked first, so a span that finds too few rows left fits into the next step. One
+that is larger than a whole step saves up rows: half of each step's, and those that others leave unused. A span that
+would be alone never waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RowBudget:
         self._left, self._wanted = self._max_rows, 0
 
     def offer(self, request: Request, least_rows: int) -> int:
-        """How many rows a span of at least so many may have; 0: not in this step."""
+        """Rows that a span of at least least_rows may have; 0: not in this step."""
         if least_rows <= self._left:
             return self._left
         if least_rows > self._max_rows:
@@ -46,7 +46,7 @@ class RowBudget:
         self._left -= num_rows
 
     def close(self) -> None:
-        """Carry over what is left, if somebody saves up."""
+        """Carry over what is left, if a span saves up."""
         self._saved = min(self._saved + self._left, self._wanted) if self._wanted else 0
 
     def _save_for(self, num_rows: int) -> None:

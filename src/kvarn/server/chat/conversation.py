@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.diffusion import DiffusionParams
-from kvarn.engine.runner import Submission
+from kvarn.engine.submission import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
 from kvarn.formats.strict_json import strings
 from kvarn.server.api.diffusion_schema import DiffusionBody

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvarn.engine.runner import Submission
+from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter
 from kvarn.server.api.schema import InvalidField
 

@@ -23,7 +23,7 @@ from kvarn.server.collections.chat_retrieval import with_messages
 from kvarn.types import MAX_PRIORITY
 
 if TYPE_CHECKING:
-    from kvarn.engine.runner import Submission
+    from kvarn.engine.submission import Submission
     from kvarn.observe.metrics import Metrics
     from kvarn.retrieval.collection import Collection
     from kvarn.server.access.keys import Principal

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.engine.runner import Submission
+from kvarn.engine.submission import Submission
 from kvarn.server.api.openai.completions_schema import CompletionAnswer, CompletionBody
 from kvarn.server.api.openai.completions_writer import TextWriter, text_events
 from kvarn.server.api.openai.envelope import Envelope

@@ -39,7 +39,7 @@ async def _look_at(state: ServerState, served: ServedModel) -> None:
     llm = served.llm.llm
     grammars = llm.submissions.constraints
     state.metrics.update_grammars(served.id, grammars.compile_times, grammars.num_reused)
-    asked: Future[EngineStats] = llm.runner.ask(_stats)
+    asked: Future[EngineStats] = llm.client.call(_stats)
     try:
         figures = await asyncio.wait_for(asyncio.wrap_future(asked), LOOK_TIMEOUT_S)
     except (TimeoutError, KvarnError) as error:

@@ -1,6 +1,6 @@
 """How much may enter now: requests and tokens over a moving window, and the length of the queue.
 
-Whoever is refused is told when to come again.
+A refusal says when to try again.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class RateLimiter:
         self._queue_limit = config.queue_limit
         self._requests = _window(config.requests_per_s, config.window_s)
         self._tokens = _window(config.tokens_per_s, config.window_s)
-        self._charges: dict[str, Charge] = {}
         self._ended_at: deque[float] = deque(maxlen=16)
 
     def admit(self, request: Request, num_waiting: int, num_beside: Callable[[int], int]) -> None:
-        """Charge a request, or refuse it and all its choices with the time to come again.
+        """Charge a request, or refuse it and all its choices with the time to try again.
 
-        num_beside(priority) counts those waiting that count against such a request: lower ones fill nobody's queue.
+        num_beside(priority) counts the waiting requests that such a request queues behind: lower priorities do not
+        fill the queue of higher ones.
         """
         now = self._clock()
         num_answers = request.params.n if request.fork_of is None else 1
@@ -95,25 +95,25 @@ class RateLimiter:
             _require(self._requests, 1, now, "requests")
             self._requests.charge(1, now)
         if self._tokens is not None:
-            self._charges[request.id] = self._tokens.charge(own, now)
+            request.charge = self._tokens.charge(own, now)
 
     def settle(self, request: Request) -> None:
         """A request ended: the tokens it did not take are free again."""
         self._ended_at.append(self._clock())
-        charge = self._charges.pop(request.id, None)
+        charge: Charge | None = request.charge
         if charge is not None and self._tokens is not None:
             used = request.num_output + (request.num_prompt if request.fork_of is None else 0)
             self._tokens.refund(charge, max(0.0, charge.amount - used))
 
     def _tokens_of(self, request: Request) -> float:
-        """What a request may take; forks share the prompt of the first, and an open end takes what there is."""
+        """Tokens a request may take; forks share the prompt, and an answer without a limit takes what there is."""
         num_tokens = _answer_tokens(request) + (request.num_prompt if request.fork_of is None else 0)
         if self._tokens is not None and request.params.max_tokens is None:
             return min(num_tokens, self._tokens.capacity)
         return num_tokens
 
     def _queue_retry_s(self) -> float:
-        """The mean time between ends, lately."""
+        """The recent mean time between two requests that ended."""
         if len(self._ended_at) < 2:
             return 1.0
         mean_s = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
@@ -121,7 +121,7 @@ class RateLimiter:
 
 
 def _window(rate_per_s: float | None, window_s: float) -> MovingWindow | None:
-    """None: no limit. A window is long enough for one at least."""
+    """None: no limit. A window is long enough for at least one request or token."""
     return None if rate_per_s is None else MovingWindow(rate_per_s, max(window_s, 1 / rate_per_s))
 
 

@@ -10,18 +10,19 @@ from itertools import pairwise
 
 import pytest
 
+from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
-from kvarn.engine.runner import Runner
 from kvarn.errors import BackendError, RequestError
+from tests.submitting import submit_to
 from tests.unit.engine.fake import make_engine
-from tests.unit.engine.stepping import ENDLESS, batch_sizes, behalf, eventually
+from tests.unit.engine.stepping import ENDLESS, batch_sizes, eventually
 
 
 @contextmanager
-def held(runner: Runner) -> Iterator[None]:
+def held(client: EngineClient) -> Iterator[None]:
     """The engine's thread waits inside a piece of work meanwhile."""
     entered, opened = threading.Event(), threading.Event()
-    runner.ask(lambda _: (entered.set(), opened.wait(30)))
+    client.call(lambda _: (entered.set(), opened.wait(30)))
     assert entered.wait(10)
     try:
         yield
@@ -29,50 +30,49 @@ def held(runner: Runner) -> Iterator[None]:
         opened.set()
 
 
-def test_higher_priorities_go_first_and_equals_in_the_order_they_came(runner: Runner) -> None:
+def test_higher_priorities_go_first_and_equals_in_the_order_they_came(client: EngineClient) -> None:
     served: list[str] = []
     works = []
-    with held(runner):
+    with held(client):
         for name in ("free 1", "free 2", "paid 1", "free 3", "paid 2"):
-            with behalf(20 if "paid" in name else 0):
-                works.append(runner.compute(lambda _, name=name: served.append(name)))
+            priority = 20 if "paid" in name else 0
+            works.append(client.compute(lambda _, name=name: served.append(name), priority=priority))
     for work in works:
         work.result(10)
     assert served == ["paid 1", "paid 2", "free 1", "free 2", "free 3"]
 
 
 def test_work_ages_as_requests_do() -> None:
-    runner = Runner(make_engine(ageing_s=0.001))
+    client = EngineClient(make_engine(ageing_s=0.001))
     served: list[str] = []
-    with held(runner):
-        old = runner.compute(lambda _: served.append("old"))
+    with held(client):
+        old = client.compute(lambda _: served.append("old"))
         time.sleep(0.1)
-        with behalf(20):  # worth 0.02 s of waiting
-            young = runner.compute(lambda _: served.append("young"))
+        young = client.compute(lambda _: served.append("young"), priority=20)  # worth 0.02 s of waiting
     old.result(10)
     young.result(10)
     assert served == ["old", "young"]
-    runner.close()
+    client.close()
 
 
-def test_one_piece_of_work_is_done_between_two_steps(runner: Runner, engine: Engine) -> None:
+def test_one_piece_of_work_is_done_between_two_steps(client: EngineClient, engine: Engine) -> None:
     """A crowd of embeddings must not hold up those who are being answered."""
     seen: list[int] = []
-    with held(runner):
-        asking = threading.Thread(target=lambda: runner.submit([1], ENDLESS).result(30))
+    with held(client):
+        asking = threading.Thread(target=lambda: submit_to(client, [1], ENDLESS).result(30))
         asking.start()
-        works = [runner.compute(lambda _: seen.append(len(batch_sizes(engine)))) for _ in range(5)]
-        assert eventually(lambda: len(runner._loop._inbox) >= 6)
+        works = [client.compute(lambda _: seen.append(len(batch_sizes(engine)))) for _ in range(5)]
+        assert eventually(lambda: len(client._thread._inbox) >= 6)
     for work in works:
         work.result(10)
     asking.join(30)
     assert [after - before for before, after in pairwise(seen)] == [1] * 4
 
 
-def test_work_that_was_cancelled_is_not_done(runner: Runner) -> None:
+def test_work_that_was_cancelled_is_not_done(client: EngineClient) -> None:
     done: list[int] = []
-    with held(runner):
-        works = [runner.compute(lambda _, number=number: done.append(number)) for number in range(3)]
+    with held(client):
+        works = [client.compute(lambda _, number=number: done.append(number)) for number in range(3)]
         assert works[1].cancel()
     works[2].result(10)
     assert done == [0, 2]
@@ -80,24 +80,24 @@ def test_work_that_was_cancelled_is_not_done(runner: Runner) -> None:
 
 @pytest.mark.parametrize("ends", ["stuck", "closed"])
 def test_nobody_waits_for_an_engine_that_does_not_answer_any_more(ends: str) -> None:
-    runner = Runner(make_engine(), step_timeout_s=0.2 if ends == "stuck" else 60)
+    client = EngineClient(make_engine(), step_timeout_s=0.2 if ends == "stuck" else 60)
     entered, opened = threading.Event(), threading.Event()
 
     def hang(_: Engine) -> None:
         entered.set()
         opened.wait(30)
 
-    with held(runner):
-        hung, *waiting = [runner.compute(hang), runner.compute(lambda _: None), runner.compute(lambda _: None)]
+    with held(client):
+        hung, *waiting = [client.compute(hang), client.compute(lambda _: None), client.compute(lambda _: None)]
     assert entered.wait(10)  # the others have been put aside by now
     if ends == "closed":
         threading.Timer(0.1, opened.set).start()
-        runner.close()
+        client.close()
         hung.result(10)
     for work in waiting:
         with pytest.raises(RequestError if ends == "closed" else BackendError):
             work.result(10)
     opened.set()
     if ends == "stuck":
-        assert eventually(lambda: runner.compute(lambda _: None).exception(10) is None)
-        runner.close()
+        assert eventually(lambda: client.compute(lambda _: None).exception(10) is None)
+        client.close()

@@ -1,0 +1,34 @@
+"""What a caller wants computed, as it travels from the client to the scheduler: complete when made, passed on whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvarn.structured.constraints import Compiled
+from kvarn.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The bounds of a submission that was found acceptable."""
+
+    prompt_ids: tuple[int, ...]  # as they will be computed, after truncation
+    max_tokens: int  # of each answer
+
+    @property
+    def max_total_tokens(self) -> int:
+        return len(self.prompt_ids) + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One prompt and how it is to be answered; params.n answers are computed."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    starts_text: bool = False  # the answer is the start of a text, as after a chat template
+    tenant: str = ""  # salts the prefix cache: tenants never share blocks
+    visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
+    constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    admitted: Admitted | None = None  # set by Admission.admit
