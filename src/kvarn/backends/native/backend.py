@@ -88,7 +88,7 @@ class NativeBackend:
         total, done = sum(m.num_bytes for m in matrices), 0
         for matrix in matrices:
             model.add_matrices(matrix.name, matrix.type.id, *_stack_shape(matrix), weights.raw(matrix.name))
-            weights.forget([matrix.name])
+            weights.release_pages([matrix.name])
             done += matrix.num_bytes
             if progress is not None:
                 progress(done, total)
