@@ -231,41 +231,6 @@ private:
     std::shared_ptr<ThreadTeam> pool_;
 };
 
-// Which table each kernel of a table really comes from: entries it does not override are its parent's.
-std::map<std::string, std::string> kernel_isas(const std::string& isa) {
-    const KernelTable& table = select_table(isa.c_str());
-    const KernelTable& parent = scalar::table;
-    std::map<std::string, std::string> found;
-    auto note = [&](const std::string& kernel, auto own, auto inherited) {
-        found[kernel] = own != inherited ? table.name : parent.name;
-    };
-    const std::pair<Type, const char*> types[] = {
-        {Type::F32, "f32"},   {Type::F16, "f16"},   {Type::BF16, "bf16"}, {Type::Q4_0, "q4_0"},    {Type::Q4_1, "q4_1"},
-        {Type::Q5_0, "q5_0"}, {Type::Q5_1, "q5_1"}, {Type::Q8_0, "q8_0"}, {Type::Q2_K, "q2_k"},    {Type::Q3_K, "q3_k"},
-        {Type::Q4_K, "q4_k"}, {Type::Q5_K, "q5_k"}, {Type::Q6_K, "q6_k"}, {Type::IQ4_NL, "iq4_nl"}};
-    for (auto [type, name] : types) {
-        size_t t = static_cast<size_t>(type);
-        note(std::string("matmul_") + name, table.matmul[t], parent.matmul[t]);
-    }
-    note("quantize_row", table.quantize_row, parent.quantize_row);
-    note("rms_norm", table.rms_norm, parent.rms_norm);
-    note("layer_norm", table.layer_norm, parent.layer_norm);
-    note("add", table.add, parent.add);
-    note("silu_mul", table.silu_mul, parent.silu_mul);
-    note("gelu_tanh_mul", table.gelu_tanh_mul, parent.gelu_tanh_mul);
-    note("gelu", table.gelu, parent.gelu);
-    note("attend_f16", table.attend_f16, parent.attend_f16);
-    note("attend_f32", table.attend_f32, parent.attend_f32);
-    note("attend_q8_0", table.attend_q8_0, parent.attend_q8_0);
-    note("store_kv_f16", table.store_kv_f16, parent.store_kv_f16);
-    note("store_kv_f32", table.store_kv_f32, parent.store_kv_f32);
-    note("store_kv_q8_0", table.store_kv_q8_0, parent.store_kv_q8_0);
-    note("argmax", table.argmax, parent.argmax);
-    note("sum_exp", table.sum_exp, parent.sum_exp);
-    note("softmax_sums", table.softmax_sums, parent.softmax_sums);
-    return found;
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -305,7 +270,7 @@ NB_MODULE(_native, m) {
     m.attr("kv_block_size") = kKVBlock;
     m.def("cpu_features", &cpu_features);
     m.def("isa_names", &kernel_tables);
-    m.def("kernel_isas", &kernel_isas);
+    m.def("kernel_origins", &kernel_origins);
     nb::module_ kernels = m.def_submodule("kernels", "The kernels one by one, for tests and benchmarks");
     bind_kernels(kernels);
     bind_probe(kernels);
