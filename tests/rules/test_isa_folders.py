@@ -1,9 +1,9 @@
 """Kernels of one instruction set stay to themselves.
 
 An inline function compiled once with AVX2 and once without is one weak symbol to the linker, which may keep the AVX2
-copy for everybody: a crash on older machines. So ISA folders include next to nothing and emit no weak symbol. What
-they have in common are templates in kernels/shared, which each folder compiles anew with its own flags: everything there
-is in an unnamed namespace, so that no copy of it meets another folder's.
+copy for everybody: a crash on older machines. So ISA folders include next to nothing and emit no weak symbol.
+Their common code is in kernels/shared: templates that each folder compiles anew with its own flags. Everything there is
+in an unnamed namespace, so that the linker never merges two copies.
 """
 
 from __future__ import annotations

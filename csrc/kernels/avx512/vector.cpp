@@ -21,8 +21,8 @@ inline __m512 rounding_errors(const float* x, __m512 factors) {
     __m512 sum = Lanes::set(0);
     for (int i = 0; i < kQuantBlock; i += 8) {
         const __m512 eights = _mm512_broadcast_f32x8(_mm256_loadu_ps(x + i));
-        const __m512 rest = _mm512_reduce_ps(_mm512_mul_ps(eights, factors), 0);
-        const __m512 square = _mm512_mul_ps(rest, rest);
+        const __m512 error = _mm512_reduce_ps(_mm512_mul_ps(eights, factors), 0);
+        const __m512 square = _mm512_mul_ps(error, error);
         sum = i == 0 ? square : _mm512_add_ps(sum, square);
     }
     return sum;
