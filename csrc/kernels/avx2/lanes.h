@@ -112,7 +112,7 @@ struct Lanes : shared::SmallRegisterTiles {
     };
 
     // Attention.
-    static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+    static Floats set_half(uint16_t half) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(half))); }
     static Floats hide_outside(Floats x, int first, int last) {
         const __m256i is_hidden = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), numbers()),
                                                   _mm256_cmpgt_epi32(numbers(), _mm256_set1_epi32(last - 1)));
@@ -151,6 +151,7 @@ struct Lanes : shared::SmallRegisterTiles {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(x, 0));
     }
     static uint16_t float_to_half(float x) { return _cvtss_sh(x, 0); }
+    static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
 
 private:
     static __m128i load16(const void* at) { return _mm_loadu_si128(static_cast<const __m128i*>(at)); }

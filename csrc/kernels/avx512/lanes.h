@@ -75,7 +75,7 @@ struct Lanes {
     static constexpr bool kLoadsWholeTile = true;
     static constexpr int key_blocks(int, bool) { return 4; }
     static constexpr int value_vectors(int) { return 4; }
-    static float half_to_float(uint16_t half) { return _cvtsh_ss(half); }
+    static Floats set_half(uint16_t half) { return set(_cvtsh_ss(half)); }
     static Floats hide_outside(Floats x, int first, int last) {
         const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         const __mmask16 is_visible = _mm512_cmpge_epi32_mask(lane, _mm512_set1_epi32(first)) &

@@ -130,9 +130,7 @@ struct Lanes : shared::SmallRegisterTiles {
     };
 
     // Attention.
-    static float half_to_float(uint16_t half) {
-        return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
-    }
+    static Floats set_half(uint16_t half) { return set(half_to_float(half)); }
     static Floats hide_outside(Floats x, int first, int last) {
         return {hide_outside(x.low, first, last), hide_outside(x.high, first - 4, last - 4)};
     }
@@ -178,6 +176,9 @@ struct Lanes : shared::SmallRegisterTiles {
     }
     static uint16_t float_to_half(float x) {
         return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0);
+    }
+    static float half_to_float(uint16_t half) {
+        return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half))), 0);
     }
 
 private:

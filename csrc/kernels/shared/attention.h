@@ -114,7 +114,7 @@ inline void sum_values(const float* weights, const KVTile& tile, Span span, int 
                     if constexpr (kHasScales<Value>) {
                         if ((first + i) % (kQuantBlock / kWidth) == 0) {
                             const int at = slot * num_scale_groups(head_dim) + column / kQuantBlock;
-                            scale = L::set(L::half_to_float(scales_of(block, head_dim)[at]));
+                            scale = L::set_half(scales_of(block, head_dim)[at]);
                         }
                         value[i] = L::mul(value[i], scale);
                     }
