@@ -7,8 +7,7 @@ everything for every token, as the published loops do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, Keep
 from kvarn.backends.protocol import Backend
+from kvarn.bench.observed_backend import observed
 from kvarn.diffusion import DiffusionParams, SparseConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.plan import pad_tables
@@ -64,36 +64,21 @@ class DiffusionBench:
 
 
 @dataclass
-class Watched:
+class ForwardCounts:
     """What the backend was asked for while one way ran."""
 
     steps: int = 0
     rows: int = 0
-    backend_s: float = 0.0
     outside: list[int] = field(default_factory=list)  # keys read that the step did not compute, of steps with less rows
 
-    def see(self, batch: Batch) -> None:
+    def forward_begins(self, batch: Batch, _: float) -> None:
         self.steps += 1
         self.rows += len(batch.token_ids)
         computed = np.diff(batch.row_starts)
         self.outside += [int(n) for n in batch.context_lens - computed if n > 0]
 
-    @contextmanager
-    def watching(self, backend: Backend) -> Iterator[None]:
-        forward = backend.forward
-
-        def seen(batch: Batch) -> Any:
-            started = time.perf_counter()
-            hidden = forward(batch)
-            self.backend_s += time.perf_counter() - started
-            self.see(batch)
-            return hidden
-
-        vars(backend)["forward"] = seen
-        try:
-            yield
-        finally:
-            del vars(backend)["forward"]
+    def call_ended(self, _: float) -> None:
+        """Only counts are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +140,13 @@ def measure_lengths(llm: LLM, plan: DiffusionBench, lengths: Sequence[int]) -> d
 
 
 def _measure_round(llm: LLM, plan: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
-    watched = Watched()
-    with watched.watching(backend_of(llm)):
+    counts = ForwardCounts()
+    with observed(llm.runner, counts):
         started, cpu_started = time.perf_counter(), time.process_time()
         done = llm.generate(list(prompt), plan.params(way))
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-    outside = float(np.mean(watched.outside)) if watched.outside else 0.0
-    return WayCost(way, _num_tokens([done], plan), seconds, watched.steps, watched.rows, outside, cpu_s)
+    outside = float(np.mean(counts.outside)) if counts.outside else 0.0
+    return WayCost(way, _num_tokens([done], plan), seconds, counts.steps, counts.rows, outside, cpu_s)
 
 
 def measure_crowd(llm: LLM, plan: DiffusionBench, requests: int, alone: WayCost) -> CrowdCost:

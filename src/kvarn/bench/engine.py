@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
+from kvarn.bench.observed_backend import observed
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import Ticket
 from kvarn.engine.runner import Runner, Submission
@@ -74,26 +73,28 @@ def measure(runner: Runner, vocab_size: int, requests: int, num_steps: int, roun
 def _measure_round(
     runner: Runner, vocab_size: int, requests: int, num_steps: int, seed: int
 ) -> tuple[StepClock, StepClock]:
-    through, by_hand = StepClock(), StepClock()
+    through_engine, straight = StepClock(requests, num_steps), StepClock(requests, num_steps)
     prompts = _prompts(vocab_size, requests, seed=1000 * requests + seed)
-    backend = runner.ask(lambda engine: engine.backend).result()
-    with through.watching(backend, requests, num_steps) as is_enough:
-        _run_engine(runner, prompts, is_enough)
-    with by_hand.watching(backend, requests, num_steps):
+    with observed(runner, through_engine):
+        _run_engine(runner, prompts, through_engine.is_enough)
+    with observed(runner, straight):
         runner.exclusively(lambda engine: _run_straight(engine, prompts, num_steps, runner.beat))
-    if not through.periods:
+    if not through_engine.periods:
         raise ConfigError(f"the KV cache is too small for {requests} requests at once; give fewer or a larger one")
-    return through, by_hand
+    return through_engine, straight
 
 
 @dataclass
 class StepClock:
-    """Times forward and sample of full decode steps; both lists have one entry per step, in seconds."""
+    """Times full decode steps, of num_rows decoding rows each; both lists have one entry per step, in seconds."""
 
+    num_rows: int
+    num_steps: int
     periods: list[float] = field(default_factory=list)
     backend: list[float] = field(default_factory=list)
-    _begun_at: float | None = None  # of a full step whose period is not over
-    _busy: float = 0.0
+    is_enough: threading.Event = field(default_factory=threading.Event)  # num_steps were timed
+    _step_started: float | None = None  # of a full step whose period is not over
+    _busy_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -103,39 +104,17 @@ class StepClock:
     def backend_s(self) -> float:
         return statistics.median(self.backend)
 
-    @contextmanager
-    def watching(self, backend: Backend, num_rows: int, num_steps: int) -> Iterator[threading.Event]:
-        """Look at every call of one backend until num_steps full steps, of num_rows decoding rows each, were timed."""
-        forward, sample = backend.forward, backend.sample
-        self._begun_at = None
-        is_enough, goal = threading.Event(), len(self.periods) + num_steps
+    def forward_begins(self, batch: Batch, now: float) -> None:
+        is_full = len(batch.token_ids) == len(batch.output_rows) == self.num_rows
+        if self._step_started is not None and is_full:
+            self.periods.append(now - self._step_started)
+            self.backend.append(self._busy_s)
+        self._step_started, self._busy_s = now if is_full else None, 0.0
+        if len(self.periods) == self.num_steps:
+            self.is_enough.set()
 
-        def timed_forward(batch: Batch) -> Any:
-            started = time.perf_counter()
-            self._begin(started if len(batch.token_ids) == len(batch.output_rows) == num_rows else None, started)
-            if len(self.periods) == goal:
-                is_enough.set()
-            hidden = forward(batch)
-            self._busy += time.perf_counter() - started
-            return hidden
-
-        def timed_sample(hidden: Any, rows: SampleRows) -> Any:
-            started = time.perf_counter()
-            sampled = sample(hidden, rows)
-            self._busy += time.perf_counter() - started
-            return sampled
-
-        vars(backend).update(forward=timed_forward, sample=timed_sample)
-        try:
-            yield is_enough
-        finally:
-            del vars(backend)["forward"], vars(backend)["sample"]
-
-    def _begin(self, step: float | None, now: float) -> None:
-        if self._begun_at is not None and step is not None:
-            self.periods.append(now - self._begun_at)
-            self.backend.append(self._busy)
-        self._begun_at, self._busy = step, 0.0
+    def call_ended(self, seconds: float) -> None:
+        self._busy_s += seconds
 
 
 def _prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:

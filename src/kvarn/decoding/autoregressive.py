@@ -40,7 +40,7 @@ class AutoregressiveDecoder:
         defaults: SamplingDefaults,
         encode: Encode | None = None,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
@@ -89,7 +89,7 @@ class AutoregressiveDecoder:
         for row, span in choosing:
             if span.request.params.sampler is not None:
                 choice = self._choice(span.request)
-                commits[span.request.id] = choose_own(self._backend, hidden[row : row + 1], span, choice)
+                commits[span.request.id] = choose_own(self.backend, hidden[row : row + 1], span, choice)
         return commits
 
     def _commit_rows(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
@@ -100,7 +100,7 @@ class AutoregressiveDecoder:
         num_top = min(max(wanted, default=0), self._vocab_size)
         rows = SampleRows(np.array([row for row, _ in choosing], np.int32), params, num_top, want_logprobs=bool(wanted))
         started_at = time.perf_counter()
-        sampled = self._backend.sample(hidden, rows)
+        sampled = self.backend.sample(hidden, rows)
         self.backend_s += time.perf_counter() - started_at
         token_ids = sampled.token_ids.tolist()
         return {span.request.id: _commit(span, choices[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
@@ -111,7 +111,7 @@ class AutoregressiveDecoder:
         for span, commit in zip(spans, commits, strict=True):
             end = first + len(span.outputs)
             if span.request.wants_prompt_logprobs and commit.error is None:
-                logprobs = score_prompt(self._backend, hidden[first:end], span, self._vocab_size)
+                logprobs = score_prompt(self.backend, hidden[first:end], span, self._vocab_size)
                 is_broken = any(math.isnan(entry.logprob) for entry in logprobs)
                 error = _broken_logits(span) if is_broken else None
                 scored.append(replace(commit, prompt_logprobs=logprobs, error=error))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvarn.backends.protocol import Hidden
+from kvarn.backends.protocol import Backend, Hidden
 from kvarn.diffusion import CanvasView
 from kvarn.errors import KvarnError
 from kvarn.request import Request
@@ -113,6 +113,7 @@ class Admitted:
 class Decoder(Protocol):
     """One way of generating."""
 
+    backend: Backend  # that chooses the tokens
     backend_s: float  # seconds that commit() has spent in the backend, ever
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     cuts_spans: bool  # a span may be as short as one row

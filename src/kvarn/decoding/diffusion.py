@@ -45,7 +45,7 @@ class DiffusionDecoder:
         context: int,
     ) -> None:
         """context: positions a canvas may have."""
-        self._backend = backend
+        self.backend = backend
         self._model = model
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -144,7 +144,7 @@ class DiffusionDecoder:
         guides = np.array(partners, np.int32) if max(partners, default=-1) >= 0 else None
         wanted = SampleRows(np.array(rows, np.int32), tuple(params), min(num_top, self._vocab_size), True, guides)
         started_at = time.perf_counter()
-        sampled = self._backend.sample(hidden, wanted)
+        sampled = self.backend.sample(hidden, wanted)
         self.backend_s += time.perf_counter() - started_at
         return _parts(sampled, [len(span.outputs) for span in spans])
 
