@@ -23,12 +23,12 @@ from benchmarks.engines.llama_bench import PATH_VARIABLE
 from benchmarks.goals import goals_of
 from benchmarks.plot import svg
 from benchmarks.turns import OURS, Runs, cell, command_line, make_parser, missing_of, parse, take_turns
-from kvarn.bench.rows import Row, Samples, chosen_rows
+from kvarn.bench.rows import Row, Samples, select_rows
 
 
 def main() -> None:
     args = parse_arguments()
-    rows = chosen_rows(filter(None, args.rows.split(",")))
+    rows = select_rows(filter(None, args.rows.split(",")))
     runs = _launch_all(args)
     figures = compare(args.model.stem, {name: found for name, found in runs.items() if found.launches}, rows)
     figures |= {"missing": missing_of(runs), "threads": args.threads, "file": args.model.name}

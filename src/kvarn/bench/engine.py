@@ -1,7 +1,7 @@
-"""What the engine costs on top of its backend: the same decode steps through the whole engine and driven by hand.
+"""What the engine costs on top of its backend: the same decode steps through the whole engine and by a bare loop.
 
-A step's period runs from one forward to the next, so it holds everything: scheduling, choosing, text, events, the
-runner and whatever Python does in between. Overhead is what of it the backend did not take.
+A step's period runs from one forward to the next, so it includes everything: scheduling, sampling, detokenisation,
+events, the runner and whatever Python does in between. Overhead is the part that was not spent in the backend.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TEMPERATURE, TOP_P = 0.7, 0.95
 
 @dataclass(frozen=True, slots=True)
 class EngineCost:
-    """Medians over the steps of the best round, in each of which every request decodes one token."""
+    """Medians over the steps of the best round; every request decodes one token in each."""
 
     requests: int
     num_steps: int
     step_ms: float
     backend_ms: float
-    straight_ms: float  # the period of a bare loop around the backend
+    straight_ms: float  # the period of a bare loop that drives the backend
 
     @property
     def overhead_ms(self) -> float:
@@ -56,17 +56,17 @@ class EngineCost:
 
     @property
     def throughput_share(self) -> float:
-        """Of what the bare loop reaches."""
+        """Throughput as a share of the bare loop's."""
         return self.straight_ms / self.step_ms
 
 
 def measure(runner: Runner, vocab_size: int, requests: int, num_steps: int, rounds: int = 3) -> EngineCost:
-    """Run both ways in turn and take the best round of each: other processes can only make a step slower."""
+    """Measure engine and bare loop in turn and take the best round of each: other processes only make steps slower."""
     found = [_measure_round(runner, vocab_size, requests, num_steps, seed) for seed in range(rounds)]
-    through = [clock for clock, _ in found]
-    best = min(through, key=lambda clock: clock.step_s)
+    engine_clocks = [clock for clock, _ in found]
+    best = min(engine_clocks, key=lambda clock: clock.step_s)
     straight_s = min(clock.step_s for _, clock in found)
-    num_timed = sum(len(clock.periods) for clock in through)
+    num_timed = sum(len(clock.periods) for clock in engine_clocks)
     return EngineCost(requests, num_timed, 1000 * best.step_s, 1000 * best.backend_s, 1000 * straight_s)
 
 
@@ -124,7 +124,7 @@ def _prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:
 
 
 def _run_engine(runner: Runner, prompts: Sequence[Sequence[int]], is_enough: threading.Event) -> None:
-    """All requests at once, until enough steps had all of them decoding."""
+    """Submit all requests at once and wait until enough steps had all of them decoding."""
     params = SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, ignore_eos=True, seed=1)
     tickets = [Ticket() for _ in prompts]
     handles = runner.submit_all([Submission(prompt, params) for prompt in prompts], *tickets)
@@ -137,7 +137,7 @@ def _run_engine(runner: Runner, prompts: Sequence[Sequence[int]], is_enough: thr
 
 
 def _run_straight(engine: Engine, prompts: Sequence[Sequence[int]], num_steps: int, beat: Callable[[], None]) -> None:
-    """The same batch without an engine: forward, sample, put the tokens into the next batch."""
+    """Drive the same batch without an engine: forward, sample, put the tokens into the next batch."""
     names = [f"bench-{i}" for i in range(len(prompts))]
     total = PROMPT_TOKENS + num_steps + 1
     try:

@@ -1,4 +1,4 @@
-"""Models of standard shapes with random weights, for those who measure and have no weights: loadable by every engine.
+"""Models of standard shapes with random weights, for benchmarks without the real weights: loadable by every engine.
 
 Quantised weights are random bytes with scales that keep activations near unit size; rows repeat in large matrices.
 Which tensor gets which type follows llama.cpp's quantiser, so that files have the size of the real ones.
@@ -52,7 +52,7 @@ WIDE = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)  # the
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of one model."""
+    """The dimensions of one model."""
 
     architecture: str
     layers: int
@@ -64,7 +64,7 @@ class ModelShape:
     context: int
     rope_base: float
     eps: float
-    pre: str  # how the tokeniser cuts words
+    pre: str  # pre-tokeniser of the vocabulary
     tied: bool = True
     qkv_bias: bool = False
     mask_id: int | None = None  # of a diffusion model
@@ -105,7 +105,7 @@ def write_shape(
 
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Every tensor and its size."""
+    """Name and shape of every tensor."""
     width, hidden, kv = shape.width, shape.hidden, shape.kv_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (width,),

@@ -15,10 +15,10 @@ from benchmarks.peers import Runs, compare, parse_arguments
 from benchmarks.plot import svg
 
 from kvarn.backends.select import has_native
-from kvarn.bench.rows import chosen_rows
+from kvarn.bench.rows import select_rows
 from tests.results import ROOT
 
-ROWS = chosen_rows(["prefill-128", "decode"])
+ROWS = select_rows(["prefill-128", "decode"])
 
 
 def _runs(*speeds: tuple[float | None, float], facts: dict[str, Any] | None = None) -> Runs:

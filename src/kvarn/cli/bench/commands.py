@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvarn.cli.terminal.options import ApiKey, Model, Threads, opened
+from kvarn.cli.terminal.options import ApiKey, EngineOptions, Model, Threads, open_llm
 from kvarn.cli.terminal.text import printable
 from kvarn.config import DEFAULT_MODEL
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 CONCURRENCY = (1, 8, 32)
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_REQUESTS = 64
-SPREAD = ("mean", "p50", "p90", "p95", "p99", "max")
-SERVE_TIMES = (
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+LATENCIES = (
     ("first token", "first_token_ms"),
     ("between events", "inter_token_ms"),
     ("per token", "token_time_ms"),
@@ -42,17 +42,17 @@ def bench_engine(
     """What scheduling and Python cost per step, against the same batch driven straight into the backend."""
     from kvarn.bench.engine import measure
 
-    with opened(model, threads, None) as llm:
+    with open_llm(model, EngineOptions(threads)) as llm:
         print(("{:>10}" * len(HEADINGS)).format(*HEADINGS))
         costs = []
         for count in requests or CONCURRENCY:
             costs.append(measure(llm.runner, llm.spec.vocab_size, count, steps, rounds))
-            print(_line(costs[-1]), flush=True)
+            print(_table_row(costs[-1]), flush=True)
         report = {
             "bench": "engine",
             "model": llm.spec.name,
             "backend": llm.backend_name,
-            "runs": list(map(_run, costs)),
+            "runs": list(map(_as_json, costs)),
         }
     print(json.dumps(report))
 
@@ -107,7 +107,7 @@ def bench_serve(
 
 
 def serve_table(report: dict[str, Any]) -> Iterator[str]:
-    """The report for people."""
+    """The report as a table for people."""
     yield f"{printable(report['model'])}, {report['concurrency']} at once, {report['seconds']:.1f} s"
     yield f"{report['succeeded']:>10,} answers, {report['refused_429']:,} refused with 429, {report['failed']:,} failed"
     if report["example"]:
@@ -115,19 +115,19 @@ def serve_table(report: dict[str, Any]) -> Iterator[str]:
     yield f"{report['requests_per_s']:>10.2f} answers/s"
     yield f"{report['tokens_per_s']:>10.1f} tokens/s out, {report['completion_tokens']:,} in all"
     yield f"{report['prompt_tokens']:>10,} tokens in, {report['cached_tokens']:,} of them from the cache"
-    yield ("{:<20}" + "{:>10}" * len(SPREAD)).format("milliseconds", *SPREAD)
-    for title, name in SERVE_TIMES:
+    yield ("{:<20}" + "{:>10}" * len(STATISTICS)).format("milliseconds", *STATISTICS)
+    for title, name in LATENCIES:
         if report[name] is not None:
-            yield f"{title:<20}" + "".join(f"{report[name][column]:>10.1f}" for column in SPREAD)
+            yield f"{title:<20}" + "".join(f"{report[name][column]:>10.1f}" for column in STATISTICS)
 
 
-def _line(cost: EngineCost) -> str:
+def _table_row(cost: EngineCost) -> str:
     times = "".join(f"{value:>7.2f} ms" for value in (cost.step_ms, cost.backend_ms, cost.overhead_ms))
     speeds = f"{cost.tokens_per_s:>10.1f}{cost.straight_tokens_per_s:>10.1f}"
     return f"{cost.requests:>10}{times}{cost.overhead_share:>10.1%}{speeds}{cost.throughput_share:>10.1%}"
 
 
-def _run(cost: EngineCost) -> dict[str, Any]:
+def _as_json(cost: EngineCost) -> dict[str, Any]:
     derived = ("overhead_ms", "overhead_share", "tokens_per_s", "straight_tokens_per_s", "throughput_share")
     names = [f.name for f in fields(cost)] + list(derived)
     return {name: round(getattr(cost, name), 5) for name in names}

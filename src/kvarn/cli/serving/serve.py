@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.serving.config import print_settings
-from kvarn.cli.terminal.options import Config, Context, Threads
+from kvarn.cli.terminal.options import Config, EngineOptions
 
 Models = Annotated[
     list[str] | None,
@@ -24,7 +24,8 @@ Models = Annotated[
 ]
 
 
-def serve(  # noqa: PLR0917 - one parameter per flag
+def serve(
+    *,
     model: Models = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
@@ -48,8 +49,7 @@ def serve(  # noqa: PLR0917 - one parameter per flag
     metrics_compat: Annotated[
         str | None, typer.Option(metavar="vllm", help="Also tell metrics under vLLM's names.")
     ] = None,
-    threads: Threads = None,
-    context: Context = None,
+    engine: EngineOptions,
     explain: Annotated[bool, typer.Option("--explain", help="Only print every setting and who gave it.")] = False,
 ) -> None:
     """Answer OpenAI and Anthropic clients over HTTP until SIGTERM or Ctrl-C.
@@ -72,19 +72,19 @@ def serve(  # noqa: PLR0917 - one parameter per flag
         "insecure": insecure or None,
         "unknown_fields": unknown_fields,
         "metrics_compat": metrics_compat,
-        "engine.threads": threads,
-        "engine.context": context,
+        "engine.threads": engine.threads,
+        "engine.context": engine.context,
     }
     if explain:
         return print_settings(config, given(flags))
-    settings = load_config(config, given(flags))  # wrong ones are told before the heavy imports
+    settings = load_config(config, given(flags))  # wrong ones are refused before the slow imports
     from kvarn.server.process.serve import serve as run_server
 
     code = run_server(settings)
     sys.stdout.flush()
-    os._exit(code)  # threads that cannot be interrupted must not hold up the end
+    os._exit(code)  # threads that cannot be interrupted must not delay the exit
 
 
 def given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags that were given; the others leave the word to weaker sources."""
+    """Flags that were given; the others are left to sources of lower precedence."""
     return {name: value for name, value in flags.items() if value is not None}

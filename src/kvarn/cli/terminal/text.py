@@ -1,4 +1,4 @@
-"""Text in and out of a terminal: nothing a model or a file says may drive it."""
+"""Text in and out of a terminal. Nothing that a model or a file holds may control the terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 
 def printable(text: str) -> str:
-    """Replace control characters, so that text from outside cannot steer the terminal."""
+    """Replace control characters, so that text from outside cannot control the terminal."""
     return text.translate(_CONTROLS)
 
 
 def read_prompt(argument: str) -> str:
     """The prompt itself, or all of stdin for `-`."""
     if argument != "-":
-        return checked(argument, "the prompt")
+        return require_utf8(argument, "the prompt")
     data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt")
@@ -34,7 +34,7 @@ def read_prompt(argument: str) -> str:
         ) from None
 
 
-def checked(text: str, what: str) -> str:
+def require_utf8(text: str, what: str) -> str:
     """Refuse text that came from bytes which are not UTF-8 (they arrive as lone surrogates)."""
     try:
         text.encode("utf-8")
@@ -43,7 +43,7 @@ def checked(text: str, what: str) -> str:
     return text
 
 
-def system_sentence(error: OSError) -> str:
+def os_error_text(error: OSError) -> str:
     """What the operating system refused, to which file, and what to look at."""
     if error.strerror is None:
         return printable(" ".join(str(error).split()))
