@@ -141,7 +141,7 @@ class World:
         assert not self.open
         assert self.engine.kv.stats().used == 0
         assert not self.engine._open
-        assert not self.engine.decoder._choices  # type: ignore[attr-defined]
+        assert not self.engine.decoder._states  # type: ignore[attr-defined]
         assert not self.engine.stream._readers
 
 

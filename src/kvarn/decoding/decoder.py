@@ -1,8 +1,8 @@
-"""How hidden states become tokens: the two hooks every way of generating fills in.
+"""How hidden states become tokens: the two hooks that every generation method implements.
 
 Each step a request asks for a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
 chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
-block's tokens at its end. The scheduler never asks what kind of model it serves.
+block's tokens at its end. The scheduler does not know which kind it serves.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class CommittedToken:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one request gained: num_computed positions now in the cache, and tokens of the answer."""
+    """What a step gave one request: num_computed positions now in the cache, and tokens of the answer."""
 
     request: Request
     num_computed: int
     tokens: tuple[CommittedToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens that follow the computed ones, if asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens after the computed ones, if wanted
     error: KvarnError | None = None
-    canvas: CanvasView | None = None  # what the answer looks like now, where that was asked for
+    canvas: CanvasView | None = None  # the answer as it is now, for requests with diffusion.events
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,16 @@ class Admitted:
 
 
 class Decoder(Protocol):
-    """One way of generating."""
+    """One generation method: autoregressive, diffusion."""
 
-    backend: Backend  # that chooses the tokens
-    backend_s: float  # seconds that commit() has spent in the backend, ever
-    num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
-    cuts_spans: bool  # a span may be as short as one row
-    can_fork: bool  # several answers may start on one computed prompt
+    backend: Backend  # that samples the tokens
+    backend_s: float  # seconds that commit() spent in the backend, ever
+    num_denoise_steps: int  # forward passes that filled masked positions, ever
+    cuts_spans: bool  # spans can be cut down to one row
+    can_fork: bool  # several choices can share one computed prompt
 
     def admit(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> Admitted:
-        """Refuse by name what this way of generating cannot honour; bound what it takes."""
+        """Refuse by name parameters that this method does not support; bound what the request takes."""
 
     def footprint(self, request: Request) -> tuple[int, ...]:
         """Slots of each sequence of the KV cache that the request needs to run now."""
@@ -132,10 +132,10 @@ class Decoder(Protocol):
         """The positions to compute next, at most budget of them; None: nothing that fits."""
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
-        """Choose tokens; hidden holds the output rows of all spans in order. One Commit per span, same order."""
+        """Sample tokens; hidden holds the output rows of all spans in order. One Commit per span, same order."""
 
     def restart(self, request: Request) -> None:
-        """The request has lost its blocks: go on from its tokens alone, to the same end."""
+        """The request was preempted and lost its blocks: continue from its tokens alone, with the same result."""
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept about an ended request."""
+        """Drop the state of a finished request."""

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens, taken from the passes that compute it: row p scores token p + 1."""
+"""Log-probabilities of prompt tokens, taken from the passes that compute the prompt: row p scores token p + 1."""
 
 from __future__ import annotations
 

@@ -233,4 +233,4 @@ def test_nothing_is_kept_of_an_answer_that_ended() -> None:
     engine = make_engine()
     for _ in range(3):
         ask(engine, "p", Regex(NAME))
-    assert engine.decoder._choices == {}  # type: ignore[attr-defined]
+    assert engine.decoder._states == {}  # type: ignore[attr-defined]
