@@ -1,4 +1,4 @@
-"""How a diffusion model denoises, as a caller asks for it, and what that looks like. Frozen; checked when made.
+"""Denoising parameters of a request, and the view of a canvas that a caller gets. Frozen; validated when made.
 
 Knows no model: decoding/denoise_config.py fills in what depends on one.
 """
@@ -37,20 +37,20 @@ TEMPERED: tuple[str, ...] = (
     "maskgit_plus",
     "topk_margin",
     "entropy",
-)  # policies that alg_temp softens
+)  # policies that alg_temp applies to
 MAX_POOL_KERNEL = 63
 
 
 @dataclass(frozen=True, slots=True)
 class SparseConfig:
-    """cache="sparse": blocks are denoised against the part of the other keys and values that matters most to them."""
+    """cache="sparse": blocks attend to the most relevant part of the keys and values outside them."""
 
     enabled: bool = True
     retention_ratio: float = 0.5  # of the tokens outside the block that are kept
-    delay_step: int = 1  # the step of each block that chooses them; those before it see everything
-    default_block_len: int = 32  # where block_length says nothing
+    delay_step: int = 1  # the step of each block that selects them; steps before it attend to everything
+    default_block_len: int = 32  # where block_length is None
     pool_kernel: int = 3  # neighbours that share the largest of their scores; odd
-    head_select: bool = True  # every KV head keeps its own
+    head_select: bool = True  # every KV head selects its own tokens
 
     def __post_init__(self) -> None:
         check_parameter.flag("enabled", self.enabled)
@@ -69,7 +69,7 @@ class SparseConfig:
 class DiffusionParams:
     """How a diffusion model fills its canvas of masked tokens; SamplingParams.diffusion.
 
-    None for block_length, cache or canvas means: 32, "dual" and "fixed" for models whose tokens all see each other;
+    None for block_length, cache or canvas means: 32, "dual" and "fixed" for full-attention models;
     the model's own block, "block" and "grow" for block diffusion.
     """
 
@@ -88,8 +88,8 @@ class DiffusionParams:
     sparse: SparseConfig | None = None
     cfg_scale: float = 0.0  # classifier-free guidance away from the answer to no prompt; 0: off
     alg_temp: float = 0.0  # > 0: positions are drawn from softmax(confidence / alg_temp); for policies with a count
-    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that stands there already
-    events: bool = False  # tell the canvas after each step: TokenEvent.canvas
+    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that is fixed there
+    events: bool = False  # send the canvas after each step: TokenEvent.canvas
 
     def __post_init__(self) -> None:
         check_parameter.integer("steps", self.steps, 1, 2**31 - 1, optional=True)

@@ -157,7 +157,7 @@ class CapacityError(KvarnError):
 
 
 class RateLimited(CapacityError):
-    """More than the tier of a key allows now; headers tell what is left of each limit."""
+    """More than the tier of a key allows now; headers say what is left of each limit."""
 
     def __init__(
         self, message: str, *, retry_after_s: float, reason: str, headers: Mapping[str, str] | None = None

@@ -1,4 +1,4 @@
-"""The values a caller passes in and gets back. Frozen; validated when made."""
+"""The values a caller passes in and gets back. Frozen; validated when made. Knows no model and no engine."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ class SamplingParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0  # 0: off; now and then drops the most probable tokens but the last above the threshold
+    xtc_probability: float = 0.0  # 0: off; how often XTC drops all tokens above xtc_threshold but the last
     xtc_threshold: float = 0.1
-    sampler: str | None = None  # chooses instead of all of the above; made known with kvarn.register_sampler
+    sampler: str | None = None  # replaces the filters above; registered with kvarn.register_sampler
     constraint: Constraint | None = None  # kvarn.JsonSchema, Regex or Grammar that the answer follows
     priority: int = 0  # higher runs first
     deadline_s: float | None = None  # ended with FinishReason.DEADLINE this long after submission
-    slo_ms: float | None = None  # wished time to the first token, for policy="slo"
+    slo_ms: float | None = None  # target time to the first token, for policy="slo"
     reuse_cache: bool = True  # start from cached blocks of an equal prefix
-    free_cache_on_finish: bool = False  # leave nothing findable behind
-    prefill_only: bool = False  # compute and publish the prompt, choose no token
+    free_cache_on_finish: bool = False  # leave none of its blocks in the prefix cache
+    prefill_only: bool = False  # compute the prompt into the prefix cache, sample no token
     diffusion: DiffusionParams | None = None  # how a diffusion model denoises; refused by other models
     truncate: str | None = None  # "left": drop the oldest prompt tokens that do not fit, instead of refusing
 
@@ -176,14 +176,14 @@ class TokenEvent:
     """One step of a stream. text is what became certain with this token, and may be empty."""
 
     text: str
-    token_id: int | None  # None: text held back until now, flushed at the end
+    token_id: int | None  # None: text held back for stop strings, flushed at the end
     index: int  # of the token in the completion
     finish_reason: FinishReason | None = None  # set on the last event only
     logprob: TokenLogprob | None = None
     completion: Completion | None = None  # the whole result of this choice, on its last event only
     request_id: str = ""
     choice: int = 0  # which of the n answers
-    canvas: CanvasView | None = None  # set on events that tell nothing else: a diffusion step, if they were asked for
+    canvas: CanvasView | None = None  # set on events without text: a diffusion step, for diffusion.events
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Citation:
     is_cited: bool = False  # the answer names its number
 
     def marked(self, answer: str) -> Citation:
-        """With what an answer says of it."""
+        """A copy that says whether an answer cites it."""
         return replace(self, is_cited=f"[{self.number}]" in answer)
 
 
@@ -233,7 +233,7 @@ class Retrieves(Protocol):
     """What `chat(retrieve=...)` takes: something that puts sources into a conversation."""
 
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
-        """Look up what the conversation asks; count gives the tokens of a text, context those of the model."""
+        """Search for what the conversation asks; count gives the tokens of a text, context those of the model."""
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:

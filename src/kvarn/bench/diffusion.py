@@ -65,7 +65,7 @@ class DiffusionBench:
 
 @dataclass
 class ForwardCounts:
-    """What the backend was asked for while one way ran."""
+    """Forward passes and rows of the backend during one run."""
 
     steps: int = 0
     rows: int = 0

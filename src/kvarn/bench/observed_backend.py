@@ -1,4 +1,4 @@
-"""A backend that tells an observer of every forward and sample, put in the place of an engine's own while it measures.
+"""A backend that reports every forward and sample to an observer; replaces an engine's backend during a measurement.
 
 Delegates everything and changes no result. Knows no benchmark.
 """

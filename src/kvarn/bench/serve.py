@@ -2,7 +2,7 @@
 
     jobs (numbers, start times) ──> workers, one connection each ──> Exchange ──> LoadStats ──> summary
 
-Prompts are made of common words, about one token each; the server's usage tells how many tokens they were.
+Prompts are made of common words, about one token each; the server's usage gives their actual token counts.
 """
 
 from __future__ import annotations

@@ -15,9 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.bench.commands import bench_engine, bench_serve
 from kvarn.cli.bench.diffusion import bench_diffusion
+from kvarn.cli.bench.engine import bench_engine
 from kvarn.cli.bench.model import bench_make, bench_model
+from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.chat import chat

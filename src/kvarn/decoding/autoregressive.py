@@ -13,12 +13,12 @@ from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.custom_sampling import commit_custom_sample
 from kvarn.decoding.decoder import Admitted, Commit, CommittedToken, Span
-from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
+from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers
-from kvarn.types import SamplingParams, TokenLogprob
+from kvarn.types import SamplingParams
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -157,16 +157,9 @@ def _sampled_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
 def _commit(span: Span, state: SamplingState, token_id: int, sampled: Sampled, row: int) -> Commit:
     if token_id == NO_TOKEN:
         return Commit(span.request, 0, error=state.error or _broken_logits(span))
-    logprob = None if span.request.params.logprobs is None else _logprob(span, sampled, row)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
-
-
-def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
     num_top = span.request.params.logprobs
-    top_ids = sampled.top_ids[row, :num_top].tolist()
-    top_logprobs = sampled.top_logprobs[row, :num_top].tolist()
-    pairs = tuple(zip(top_ids, top_logprobs, strict=True))
-    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row]))
+    logprob = None if num_top is None else sampled_logprob(sampled, row, num_top)
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
 
 
 def _broken_logits(span: Span) -> BackendError:

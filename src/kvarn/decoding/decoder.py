@@ -1,6 +1,6 @@
 """How hidden states become tokens: the two hooks that every generation method implements.
 
-Each step a request asks for a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
+Each step a request names a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
 chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
 block's tokens at its end. The scheduler does not know which kind it serves.
 """

@@ -15,6 +15,7 @@ from kvarn.backends.batch import Int32, Sampled
 from kvarn.decoding.canvas import Canvas, CanvasBlock, CanvasShape, Positions
 from kvarn.decoding.decoder import CommittedToken
 from kvarn.decoding.denoise_config import DenoiseConfig
+from kvarn.decoding.logprobs import sampled_logprob
 from kvarn.decoding.remasking import Bits, Candidates, Float64, positions_to_edit
 from kvarn.decoding.schedules import (
     even_count,
@@ -59,7 +60,7 @@ class DenoiseState:
 
     @property
     def length(self) -> int:
-        """Of the canvas as far as the model sees it now."""
+        """Of the part of the canvas that the model sees now."""
         return self.canvas.shape.length if self.config.is_fixed else self.block.end
 
     def candidates(self) -> Positions:
@@ -81,7 +82,8 @@ class DenoiseState:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
             chosen |= positions_to_edit(confidences, is_other, self.config.params)
         rows = np.flatnonzero(chosen)
-        logprobs = tuple(self._logprob(sampled, int(row)) for row in rows) if self._wants_logprobs else ()
+        num_top = self._request.params.logprobs
+        logprobs = () if num_top is None else tuple(sampled_logprob(sampled, int(row), num_top) for row in rows)
         return Filling(positions[rows], sampled.token_ids[rows], logprobs)
 
     def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
@@ -183,15 +185,3 @@ class DenoiseState:
         request, step = self._request, self.step
         seed = request.seed % 2**64
         return np.array([uniform(seed, p, request.choice, REMASKING, step) for p in positions.tolist()])
-
-    @property
-    def _wants_logprobs(self) -> bool:
-        return self._request.params.logprobs is not None
-
-    def _logprob(self, sampled: Sampled, row: int) -> TokenLogprob:
-        num_top = self._request.params.logprobs
-        top_ids, top_logprobs = sampled.top_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist()
-        pairs = tuple(zip(top_ids, top_logprobs, strict=True))
-        return TokenLogprob(
-            int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row])
-        )

@@ -1,7 +1,7 @@
-"""Denoising: a step computes a block of masked tokens or the whole canvas, and fills the positions it is sure of.
+"""Denoising: a step computes a block of masked tokens or the whole canvas, and fills some positions.
 
-Tokens are committed at the end of their block, so what a caller reads never changes. Logits are computed only at the
-positions a policy may fill.
+Tokens are committed at the end of their block, so committed text never changes. Logits are computed only at the
+positions that a policy may fill.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ Schedule = Literal["even", "timesteps", "least"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The masked positions of a block, ascending, and what the model says about each."""
+    """The masked positions of a block, ascending, and the statistics of the token sampled at each."""
 
     positions: npt.NDArray[np.intp]
-    confidences: Float64  # probability of the chosen token
+    confidences: Float64  # probability of the sampled token
     entropies: Float64  # nats
     margins: Float64  # probability of the best token less that of the second; only where a policy needs it
     noise: Float64  # uniform in [0, 1); only where a policy is random

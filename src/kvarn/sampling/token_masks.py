@@ -1,4 +1,4 @@
-"""Bit masks over a vocabulary: bit i % 32 of word i // 32 says whether token i may be chosen."""
+"""Bit masks over a vocabulary: bit i % 32 of word i // 32 says whether token i may be sampled."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from kvarn.errors import ConstraintError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_FORCED_CHARACTERS = 256  # of a text without alternatives that are turned into tokens ahead of time
-TEXT_BYTES = (*b"\n", *range(0x20, 0x7F))  # without which no constraint makes sense
+MAX_FORCED_CHARACTERS = 256  # of a forced text (one without alternatives) that are tokenised ahead of time
+TEXT_BYTES = (*b"\n", *range(0x20, 0x7F))  # that every vocabulary must be able to write
 
 
 class GrammarTokenizer(Protocol):
@@ -36,8 +36,8 @@ class TokenTable:
 
     def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
         known = range(min(vocab_size, tokenizer.vocab_size))
-        # Control tokens are no text: a constraint names them, or they are not allowed. The end is one even where the
-        # file calls it a normal token.
+        # Control tokens are no text: allowed only where a grammar names them. The end token is one, even where the
+        # file marks it as a normal token.
         self.eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id in known)
         if not self.eos_ids:
             raise ConstraintError("the model has no token that ends a text, so no answer could end; use another model")
@@ -61,7 +61,7 @@ class TokenTable:
         return {i: self.tokens[i].decode("utf-8", "replace") for i in self.special_token_ids}
 
     def __call__(self, text: str) -> Sequence[int]:
-        """The tokens of a text without alternatives; of a long one its beginning, which is asked for at every step."""
+        """The tokens of a forced text; of a long one only its beginning, since llguidance calls this at every step."""
         text = text[:MAX_FORCED_CHARACTERS]
         data = text.encode("utf-8")
         # After a line break, as some tokenizers put a space before a text; what does not come out as it went in
@@ -72,7 +72,7 @@ class TokenTable:
         return ids or self.trie.greedy_tokenize(text)
 
     def _require_bytes(self) -> None:
-        """Every plain text must have tokens; one that has none comes to a dead end when there is no alternative."""
+        """Every printable ASCII byte needs a token: forced text without tokens would be a dead end."""
         single = {token for i, token in enumerate(self.tokens) if len(token) == 1 and i not in self._special}
         missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in single]
         if missing:

@@ -1,6 +1,6 @@
 """Options that several commands share, alone or in groups, and how they become parameters and a loaded model.
 
-A command takes a group as one keyword parameter; flatten_options() makes of it one option for each of its fields.
+A command takes a group, a dataclass, as one keyword parameter; flatten_options() makes an option of each field.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -67,13 +67,10 @@ class EngineOptions:
     context: Context = None
 
 
-OPTION_GROUPS = (SamplingOptions, EngineOptions)
-
-
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the option groups among a command's parameters by one option for each of their fields."""
+    """Replace the option groups among a command's parameters, which are dataclasses, by one option for each field."""
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if hint in OPTION_GROUPS}
+    groups: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     if not groups:
         return command
 
