@@ -70,7 +70,7 @@ class EngineOptions:
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the option groups among a command's parameters, which are dataclasses, by one option for each field."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
     if not groups:
         return command
 
