@@ -46,7 +46,7 @@ def main() -> None:
         "version": module.version(),
         "is_protected": is_protected,
         "rows": measured,
-        "facts": getattr(engine, "facts", dict)(),
+        "roofline": getattr(engine, "roofline", dict)(),
         "peak_rss_mb": peak_rss_mb,
     }
     print(json.dumps(found), flush=True)

@@ -60,16 +60,16 @@ def test_the_reason_names_the_quota_and_its_file(tmp_path: Path) -> None:
     assert "quota of 1 cores (/sys/fs/cgroup/app/cpu.max)" in choice.reason
 
 
-@pytest.mark.parametrize(("threads", "is_told"), [(1, False), (8, False), (9, True), (1000, True)])
+@pytest.mark.parametrize(("threads", "is_warned"), [(1, False), (8, False), (9, True), (1000, True)])
 def test_more_threads_than_cpus_are_warned_of_and_siblings_are_cpus(
-    tmp_path: Path, threads: int, is_told: bool
+    tmp_path: Path, threads: int, is_warned: bool
 ) -> None:
     cpus(tmp_path, "0-7", {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
-    excess = excess_threads_warning(threads, tmp_path)
-    assert (excess is not None) == is_told
-    if excess is not None:
-        assert f"threads is {threads:,}" in excess
-        assert "at most 8" in excess
+    warning = excess_threads_warning(threads, tmp_path)
+    assert (warning is not None) == is_warned
+    if warning is not None:
+        assert f"threads is {threads:,}" in warning
+        assert "at most 8" in warning
 
 
 def test_more_threads_than_a_quota_rounded_up_are_warned_of(tmp_path: Path) -> None:

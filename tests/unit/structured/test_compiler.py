@@ -153,7 +153,7 @@ def test_compiled_constraints_are_kept_up_to_a_number_of_bytes() -> None:
         one.compile(Regex(f"a{i}"))
         assert 0 < one.cached_bytes <= 1_500_000
     assert one.compile(Regex("a0")) is not first  # the least recently used went first
-    assert accepts(first, tokenizer("byte"), "a0")  # whoever holds it may go on
+    assert accepts(first, tokenizer("byte"), "a0")  # a holder of an evicted constraint can still use it
 
 
 def test_one_that_is_too_large_to_keep_is_used_all_the_same() -> None:
