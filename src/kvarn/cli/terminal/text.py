@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 
 from kvarn.errors import InvalidParameter
 
@@ -41,6 +42,13 @@ def require_utf8(text: str, what: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidParameter(f"{what} is not valid UTF-8 at character {error.start:,}; convert it first") from None
     return text
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells as lines, all columns but the last padded to the width of their longest cell."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for row in rows:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
 
 
 def os_error_text(error: OSError) -> str:
