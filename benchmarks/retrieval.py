@@ -21,7 +21,7 @@ from tests.unit.retrieval.words import Float32, clustered, unit
 
 import kvarn
 from benchmarks.docstrings import Function, judge, source_pieces, standard_library
-from kvarn.bench.report import machine_facts
+from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
 from kvarn.retrieval.search.search import Query, find
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
@@ -45,7 +45,7 @@ def main() -> None:
             figures[row] = ROWS[row](Path(folder), options)
         for name, value in figures[row].items():
             print(f"{row:8}  {name:40}  {value}", flush=True)
-    print(json.dumps({"bench": "retrieval", "num": options.num, "machine": machine_facts(), "rows": figures}))
+    print(json.dumps({"bench": "retrieval", "num": options.num, "machine": describe_machine(), "rows": figures}))
 
 
 def recall(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
