@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from kvarn.backends.batch import KVLayout
-from kvarn.backends.native.names import matrix_names
+from kvarn.backends.native.tensors import matrix_names
 from kvarn.backends.select import has_native
 from kvarn.bench.rows import Row
 from kvarn.formats.weights import WeightSource

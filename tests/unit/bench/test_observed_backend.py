@@ -26,12 +26,12 @@ class Calls:
 def test_an_observer_sees_every_forward_and_sample_and_then_no_more(tiny: Path) -> None:
     calls = Calls()
     with LLM(str(tiny), threads=1) as llm:
-        backend = llm.runner.ask(lambda engine: engine.backend).result()
+        backend = llm.client.call(lambda engine: engine.backend).result()
         before = llm.generate([7, 8, 9], GREEDY.replace(reuse_cache=False))
-        with observed(llm.runner, calls):
+        with observed(llm.client, calls):
             seen = llm.generate([7, 8, 9], GREEDY.replace(reuse_cache=False))
         after = llm.generate([7, 8, 9], GREEDY)
-        assert llm.runner.ask(lambda engine: (engine.backend, engine.decoder.backend)).result() == (backend, backend)
+        assert llm.client.call(lambda engine: (engine.backend, engine.decoder.backend)).result() == (backend, backend)
     assert before.token_ids == seen.token_ids == after.token_ids
     assert calls.rows == [3, 1, 1, 1]
     assert len(calls.seconds) == 8
