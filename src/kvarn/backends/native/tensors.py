@@ -80,7 +80,7 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
 
 
 class SegmentedWeights(WeightProxy):
-    """A WeightSource for two texts at once: token_embd = [E, E + types[1] - types[0]], always F32; types[0] is added to both later."""
+    """A WeightSource with token_embd = [E, E + types[1] - types[0]], always F32; types[0] is added to both later."""
 
     def __init__(self, source: WeightSource) -> None:
         tokens = source.tensors[TOKENS]
