@@ -242,7 +242,7 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:
     with _filled(tmp_path) as collection:
         index = collection._index
         assert isinstance(index, EmbeddedIndex)
-        writer = index._truth._writer
+        writer = index.store._writer
         assert writer is not None
         (pages,) = writer.execute("PRAGMA page_count").fetchone()
         writer.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite says then is what it says of a full disk

@@ -92,12 +92,12 @@ def test_a_text_index_that_failed_once_catches_up(tmp_path: Path) -> None:
     index = EmbeddedIndex(tmp_path)
     vectors = clustered(3, 8)
     index.put([entry(0, vectors[0], "first")])
-    for path in index._parts.sparse.folder.iterdir():  # as a disk that fails: the next segment cannot be written
+    for path in index._sync.sparse.folder.iterdir():  # as a disk that fails: the next segment cannot be written
         path.unlink()
-    index._parts.sparse.folder.rmdir()
+    index._sync.sparse.folder.rmdir()
     with pytest.raises(StorageError):
         index.put([entry(1, vectors[1], "second")])
-    index._parts.sparse.folder.mkdir()
+    index._sync.sparse.folder.mkdir()
     index.close()
     index = EmbeddedIndex(tmp_path)
     index.check()
