@@ -1,4 +1,4 @@
-"""kill -9 at any moment loses at most the batch in flight; a damaged part is made again."""
+"""kill -9 at any moment loses at most the batch in flight; a damaged index is rebuilt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
         "empty",
     ],
 )
-def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     vectors = clustered(200, 24)
     index = EmbeddedIndex(tmp_path)
     index.put([entry(n, vectors[n], f"common word{n}") for n in range(200)])
@@ -80,7 +80,7 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], o
     index.close()
 
 
-def test_a_reader_mends_what_it_finds_damaged(tmp_path: Path) -> None:
+def test_a_reader_repairs_a_damaged_index(tmp_path: Path) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
         collection.add("a mill grinds grain")
     _overwrite(next((tmp_path / "c").glob("sparse-*/*.idx")))

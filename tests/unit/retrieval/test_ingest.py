@@ -56,18 +56,18 @@ def test_chunks_cover_everything_and_overlap() -> None:
     assert all(after.start < before.end for before, after in pairwise(chunks))
 
 
-def test_markdown_is_cut_at_headings_and_remembers_them() -> None:
+def test_markdown_is_split_at_headings_and_keeps_them() -> None:
     chunks = split(Document(MARKDOWN, kind="markdown"), Chunking(50, 10), _count)
     assert [chunk.heading for chunk in chunks] == ["Mills", "Mills > Water", "Mills > Wind"]
     assert "# no heading" in chunks[1].text
 
 
-def test_code_is_cut_at_definitions() -> None:
+def test_code_is_split_at_definitions() -> None:
     chunks = split(Document(CODE, kind="code"), Chunking(50, 0), _count)
     assert [chunk.text.split("\n")[0] for chunk in chunks] == ["import os", "def first():", "@cached"]
 
 
-def test_a_word_longer_than_a_chunk_is_cut() -> None:
+def test_a_word_longer_than_a_chunk_is_split() -> None:
     chunks = split(Document("x" * 1000), Chunking(100, 0), len)
     assert "".join(chunk.text for chunk in chunks) == "x" * 1000
     assert max(len(chunk.text) for chunk in chunks) <= 100
@@ -93,7 +93,7 @@ def test_a_wrong_chunking_is_refused(tokens: int, overlap: int) -> None:
     ],
     ids=["blanks", "hashes", "fences", "long heading", "decorators", "definitions", "blank lines", "sentences"],
 )
-def test_hostile_texts_are_cut_in_time_in_proportion(kind: Kind, text: str, patience: float) -> None:
+def test_hostile_texts_are_split_in_linear_time(kind: Kind, text: str, patience: float) -> None:
     began = time.process_time()
     chunks = split(Document(text, kind=kind), Chunking(), lambda part: len(part) // 4)
     assert time.process_time() - began < 1.0 * patience  # when it grew with the square: many times that
@@ -149,7 +149,7 @@ def test_html_is_read_however_broken(page: str, text: str) -> None:
         *("<svg><x></head>", " <b></b>", "<li> ", "<pre> ", "&#9", "&#", "&a", "#", " \n\t"),
     ],
 )
-def test_hostile_html_takes_time_in_proportion(unit: str, patience: float) -> None:
+def test_hostile_html_takes_linear_time(unit: str, patience: float) -> None:
     began = time.process_time()
     for end in ("", ">", "'", '"', "-->"):
         html_to_text(unit * (60_000 // len(unit)) + end)

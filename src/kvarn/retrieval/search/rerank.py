@@ -26,7 +26,7 @@ BIAS = 100.0  # makes one token certain, so that its logprob is reported; logpro
 TASK = "Judge whether the document answers the query. Answer Yes or No."
 
 
-class Judgement(Protocol):
+class RerankBatch(Protocol):
     """Prompts of documents, ready to be scored by a model."""
 
     @property
@@ -37,16 +37,16 @@ class Judgement(Protocol):
         """How well each document answers the query, 0 to 1. The tenant salts the prefix cache."""
 
 
-def prepare(llm: LLM, query: str, documents: Sequence[str]) -> Judgement:
+def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     """Make the prompts; nothing is computed yet."""
     generation = llm.spec.generation
     if not isinstance(generation, Encoder):
-        return _ChatJudgement(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
+        return _ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
         )
-    return _CrossEncoderJudgement(llm, query, [_parts(llm, query, document) for document in documents])
+    return _CrossEncoderBatch(llm, query, [_parts(llm, query, document) for document in documents])
 
 
 def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
@@ -66,7 +66,7 @@ def best_hits(hits: Sequence[Hit], scores: Sequence[float] | Float32, k: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _CrossEncoderJudgement:
+class _CrossEncoderBatch:
     """Pairs of the query and a part of a document."""
 
     llm: LLM
@@ -110,7 +110,7 @@ def _parts(llm: LLM, query: str, document: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChatJudgement:
+class _ChatBatch:
     """One prompt per document, for a model that chats."""
 
     llm: LLM

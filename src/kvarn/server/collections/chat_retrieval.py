@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
@@ -57,12 +57,12 @@ async def reranked(
     assert body.rerank is not None
     served = await call.use_model(body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
-    groups = [await judgements(call, served.llm.llm, *one) for one in texts]
-    costs = [await num_tokens_of(call, one) for one in groups]
+    batches = [await rerank_batches(call, served.llm.llm, *one) for one in texts]
+    costs = [await num_tokens_of(call, one) for one in batches]
     num_tokens = sum(map(sum, costs))
     call.reserve(num_tokens)
     scores = [
-        await while_awaited(call, scores_of(call, meter, one, cost)) for one, cost in zip(groups, costs, strict=True)
+        await while_awaited(call, scores_of(call, meter, one, cost)) for one, cost in zip(batches, costs, strict=True)
     ]
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]

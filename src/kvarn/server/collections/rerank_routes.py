@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kvarn.server.api.schema import body_of, parse
 from kvarn.server.call import Charged
 from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
-from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter
 
@@ -26,13 +26,13 @@ async def rerank(call: Charged) -> Response:
     body = parse(RerankBody, await call.json(), call)
     served = await call.use_model(body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    groups = await judgements(call, served.llm.llm, body.query, documents)
-    costs = await num_tokens_of(call, groups)
+    batches = await rerank_batches(call, served.llm.llm, body.query, documents)
+    costs = await num_tokens_of(call, batches)
     num_tokens = sum(costs)
     call.reserve(num_tokens)
     meter = TokenMeter(call)
     try:
-        scores = await while_awaited(call, scores_of(call, meter, groups, costs))
+        scores = await while_awaited(call, scores_of(call, meter, batches, costs))
     finally:
         call.reservation.settle(meter.num_tokens)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
