@@ -4,7 +4,7 @@ POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
-POST /fault/close                  the primer and the collections will not close without an error
+POST /fault/close                  the prefix warm-up and the collections will not close without an error
 POST /fault/full-threads?seconds=S every thread in which requests are read or worked for sleeps for S
 POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
@@ -67,7 +67,7 @@ class FaultRoutes:
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
         elif kind == "close":
-            _break_close(self._state.primer)
+            _break_close(self._state.prefix_warmup)
             _break_close(self._state.collections)
         elif kind == "slow-load":
             _slow_down_loads(float(query["seconds"]))
@@ -87,7 +87,7 @@ class FaultRoutes:
         for _ in range(serving.NUM_THREADS):
             loop.run_in_executor(None, time.sleep, seconds)
         for _ in range(worker_threads.NUM_THREADS):
-            self._sleeping.add(loop.create_task(self._state.workers.run(time.sleep, seconds)))
+            self._sleeping.add(loop.create_task(self._state.workers.run(0, time.sleep, seconds)))
 
     async def _figures(self, llm: LLM) -> dict[str, int]:
         stats = await asyncio.get_running_loop().run_in_executor(self._own_thread, llm.stats)

@@ -1,4 +1,4 @@
-"""What goes into a collection and what comes out: frozen, validated when made. Knows no files and no models."""
+"""Documents, chunks, hits and search options: frozen, validated on construction. Knows no files and no models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ check = replace(check_parameter, show=cut, integer_format=",")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to be found again. id None: the source, else a hash of the text."""
+    """A text to be indexed. Without an id it is stored under its source, or under a hash of the text."""
 
     text: str
     id: str | None = None
@@ -57,14 +57,14 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """A hash of the content: equal ones need not be stored twice."""
-        written = json.dumps(dict(self.metadata), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(f"{self.kind}\0{written}\0{self.text}".encode()).digest()
+        """A hash of the content: equal content need not be stored twice."""
+        metadata = json.dumps(dict(self.metadata), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(f"{self.kind}\0{metadata}\0{self.text}".encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A part of a document: text is exactly document.text[start:end]; heading says what it stands under."""
+    """A part of a document: text is exactly document.text[start:end]; heading is the path of headings above it."""
 
     text: str
     start: int
@@ -73,30 +73,30 @@ class TextChunk:
 
     @property
     def searchable(self) -> str:
-        """What is embedded and indexed."""
+        """The text that is embedded and indexed."""
         return f"{self.heading}\n{self.text}" if self.heading else self.text
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecord:
-    """A document cut into pieces, with one unit vector for each: (pieces, dim)."""
+class EmbeddedDocument:
+    """A document split into chunks, with one unit vector for each: (chunks, dim)."""
 
     id: str
     source: str
     digest: bytes
     metadata: Mapping[str, Scalar]
-    pieces: Sequence[TextChunk]
+    chunks: Sequence[TextChunk]
     vectors: Float32
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk as it is kept."""
+    """A chunk as it is stored: its key, and the document it belongs to."""
 
     key: int
     document: str
     ordinal: int
-    piece: TextChunk
+    chunk: TextChunk
     source: str
     metadata: Mapping[str, Scalar]
 
@@ -110,7 +110,7 @@ Scored = tuple[int, float]  # key of a chunk, score: higher is better
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that answers a query. span: characters of the document's text; highlights: of this text."""
+    """A chunk that matches a query. span: characters of the document's text; highlights: of this text."""
 
     id: str
     text: str
@@ -125,7 +125,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a search weighs and orders; the defaults are meant to be good."""
+    """How a search fuses and orders its candidates."""
 
     fusion: Fusion = "weighted"  # of scores normalised for each query; rrf: of ranks alone
     weights: tuple[float, float] = (0.75, 0.25)  # dense, sparse; chosen on code search, see docs/retrieval.md
@@ -151,13 +151,13 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class AddReport:
-    """What became of the documents of one add."""
+    """The result of one add: how many documents were added, updated, unchanged, duplicates or failed."""
 
     added: int = 0
     updated: int = 0
     unchanged: int = 0
     chunks: int = 0
-    duplicates: Mapping[str, str] = field(default_factory=dict)  # id -> id of the equal document that is there
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # id -> id of the equal document that is stored
     failed: Mapping[str, str] = field(default_factory=dict)  # source -> why it could not be read
 
     def __add__(self, other: AddReport) -> AddReport:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 from starlette.responses import Response
 
-from kvarn.behalf import caller_priority
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.http.json_body import read_json
@@ -62,7 +61,6 @@ class Call:
         with self._telling_refusals():
             self._reservation = self.state.limits.enter(self.principal)
         self.headers.update(self.reservation.headers)
-        caller_priority.set(self.principal.tier.priority)
 
     def reserve(self, num_tokens: int, *, num_answers: int = 1) -> None:
         """Take all that the request may take, or be refused; can be called again for more."""

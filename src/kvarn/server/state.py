@@ -32,7 +32,7 @@ class ServerState:
     metrics: Metrics
     lifecycle: Lifecycle
     requests: RunningRequests
-    primer: PrefixWarmup
+    prefix_warmup: PrefixWarmup
     traffic: Traffic
-    pdfs: DocumentReader
+    document_reader: DocumentReader
     workers: WorkerThreads

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from kvarn.server.api.schema import body_of, parse
 from kvarn.server.call import Charged
 from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
-from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter
 
@@ -25,17 +25,16 @@ async def rerank(call: Charged) -> Response:
     """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
     body = parse(RerankBody, await call.json(), call)
     served = await call.use_model(body.model)
-    workers = call.state.workers
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    groups = await while_awaited(call, judgements(workers, served.llm.llm, body.query, documents))
-    costs = await while_awaited(call, num_tokens_of(workers, groups))
+    batches = await rerank_batches(call, served.llm.llm, body.query, documents)
+    costs = await num_tokens_of(call, batches)
     num_tokens = sum(costs)
     call.reserve(num_tokens)
-    spending = TokenMeter(call)
+    meter = TokenMeter(call)
     try:
-        scores = await while_awaited(call, scores_of(spending, groups, costs, call.principal.tenant))
+        scores = await while_awaited(call, scores_of(call, meter, batches, costs))
     finally:
-        call.reservation.settle(spending.num_tokens)
+        call.reservation.settle(meter.num_tokens)
     call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
@@ -44,5 +43,5 @@ async def rerank(call: Charged) -> Response:
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": index, "relevance_score": score}
-    return told if document is None else {**told, "document": {"text": document}}
+    fields: dict[str, Any] = {"index": index, "relevance_score": score}
+    return fields if document is None else {**fields, "document": {"text": document}}

@@ -1,4 +1,4 @@
-"""/v1/collections: make, fill, search and remove the caller's own collections of documents."""
+"""/v1/collections: create, fill, search and remove the caller's own collections of documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvarn.server.api.schema import body_of, parse
 from kvarn.server.call import Call, Called, Charged
-from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, using
+from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, use_collection
 from kvarn.server.collections.ingestion import read_documents
 from kvarn.server.collections.schema import (
     AddAnswer,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvarn.retrieval.types import AddReport, Document, Hit
 
 router = APIRouter(tags=["collections"])
-GROUP = 16  # documents embedded before somebody looks whether the client is still there, or fewer ...
+GROUP = 16  # documents embedded between two checks whether the client is still connected, or fewer ...
 GROUP_TOKENS = 8192  # ... if they have more tokens than this
 
 
@@ -50,14 +50,14 @@ async def create_collection(call: Charged) -> Response:
     body = parse(CollectionBody, await call.json(), call)
     chunking = await work_for(call, _chunking, body)
     await while_awaited(call, call.state.collections.create(call.principal.tenant, body.name, chunking))
-    async with using(call, body.name) as collection:
+    async with use_collection(call, body.name) as collection:
         return call.reply(await work_for(call, _described, collection))
 
 
 @router.get("/v1/collections/{name}", response_model=CollectionAnswer)
 async def show_collection(call: Called, name: str) -> Response:
     """Tell what a collection holds."""
-    async with using(call, name) as collection:
+    async with use_collection(call, name) as collection:
         return call.reply(await work_for(call, _described, collection))
 
 
@@ -71,7 +71,7 @@ async def drop_collection(call: Called, name: str) -> Response:
 @router.get("/v1/collections/{name}/documents", response_model=CollectionsAnswer)
 async def list_documents(call: Called, name: str) -> Response:
     """List the documents of a collection."""
-    async with using(call, name) as collection:
+    async with use_collection(call, name) as collection:
         return call.reply({"object": "list", "data": await work_for(call, collection.documents)})
 
 
@@ -79,15 +79,15 @@ async def list_documents(call: Called, name: str) -> Response:
 async def add_documents(call: Charged, name: str) -> Response:
     """Add documents, or replace those with the same id; committed a few at a time."""
     body = parse(DocumentsBody, await call.json(), call)
-    async with using(call, name) as collection:
+    async with use_collection(call, name) as collection:
         await call.use_model(collection.embedder.name)
-        documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs, call.state.workers))
+        documents = await while_awaited(call, read_documents(call, body.documents))
         costs = await _reserve(call, collection, [document.text for document in documents])
-        spending = TokenMeter(call)
+        meter = TokenMeter(call)
         try:
-            report = await while_awaited(call, _add(collection, documents, costs, spending))
+            report = await while_awaited(call, _add(collection, documents, costs, meter))
         finally:
-            call.reservation.settle(spending.num_tokens)
+            call.reservation.settle(meter.num_tokens)
     call.state.metrics.documents_added(report.added + report.updated, report.chunks)
     fields = asdict(report)
     del fields["failed"]
@@ -98,7 +98,7 @@ async def add_documents(call: Charged, name: str) -> Response:
 async def delete_documents(call: Charged, name: str) -> Response:
     """Remove documents by id."""
     body = parse(DeleteBody, await call.json(), call)
-    async with using(call, name) as collection:
+    async with use_collection(call, name) as collection:
         return call.reply({"deleted": await work_for(call, collection.delete, body.ids)})
 
 
@@ -107,42 +107,42 @@ async def search_collection(call: Charged, name: str) -> Response:
     """Find the chunks that answer a question best."""
     body = parse(SearchBody, await call.json(), call)
     queries = [body.query] if isinstance(body.query, str) else body.query
-    async with using(call, name) as collection:
+    async with use_collection(call, name) as collection:
         await call.use_model(collection.embedder.name)
         num_tokens = sum(await _reserve(call, collection, queries))
-        spending = TokenMeter(call)
+        meter = TokenMeter(call)
         try:
             started = time.monotonic()
-            found = await while_awaited(call, spending.run(num_tokens, _search, collection, queries, body))
+            found = await while_awaited(call, meter.run(num_tokens, _search, collection, queries, body))
             if body.rerank is not None:
-                found = await reranked(call, body, list(zip(queries, found, strict=True)), spending)
+                found = await reranked(call, body, list(zip(queries, found, strict=True)), meter)
             call.state.metrics.searched(body.mode, time.monotonic() - started)
         finally:
-            call.reservation.settle(spending.num_tokens)
+            call.reservation.settle(meter.num_tokens)
         version = collection.version
     data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
     num_tokens = call.reservation.num_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    told = data[0] if isinstance(body.query, str) else data
-    return call.reply({"object": "list", "data": told, "version": version, "usage": usage})
+    results = data[0] if isinstance(body.query, str) else data
+    return call.reply({"object": "list", "data": results, "version": version, "usage": usage})
 
 
 async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> list[int]:
-    """Take the tokens of each text, which the embedding model will read."""
+    """Count the tokens of each text for the embedding model, and reserve them."""
     costs = await work_for(call, lambda: list(map(collection.embedder.count, texts)))
     call.reserve(sum(costs))
     return costs
 
 
 async def _add(
-    collection: Collection, documents: Sequence[Document], costs: Sequence[int], spending: TokenMeter
+    collection: Collection, documents: Sequence[Document], costs: Sequence[int], meter: TokenMeter
 ) -> AddReport:
-    """Group by group, so that a client that goes away stops the rest."""
+    """Add group by group: the groups after a disconnect are not embedded."""
     from kvarn.retrieval.types import AddReport
 
     report = AddReport()
     for group in _groups(costs):
-        report += await spending.run(sum(costs[group]), collection.add, documents[group])
+        report += await meter.run(sum(costs[group]), collection.add, documents[group])
     return report
 
 
@@ -157,7 +157,7 @@ def _groups(costs: Sequence[int]) -> Iterator[slice]:
 
 
 def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[list[Hit]]:
-    """The hits, or as many as the reranking model is to read."""
+    """The hits, or the candidates for the reranking model."""
     from kvarn.retrieval.search.search import num_reranked
 
     tuning = tuning_of(body, has_highlights=body.highlights)

@@ -160,7 +160,7 @@ class ServerRun:
         self._server.config.timeout_graceful_shutdown = int(self._left_s)
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
-        for part in (self._state.primer, self._state.collections, self._state.shelf):
+        for part in (self._state.prefix_warmup, self._state.collections, self._state.shelf):
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -210,10 +210,10 @@ def make_state(config: ServerConfig) -> ServerState:
         limits=RateLimits(),
         metrics=metrics,
         lifecycle=lifecycle,
-        primer=PrefixWarmup(shelf, collections, lifecycle, metrics),
+        prefix_warmup=PrefixWarmup(shelf, collections, lifecycle, metrics),
         requests=RunningRequests(),
         traffic=Traffic(),
-        pdfs=DocumentReader(),
+        document_reader=DocumentReader(),
         workers=WorkerThreads(),
     )
 

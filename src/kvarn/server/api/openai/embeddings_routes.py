@@ -74,7 +74,7 @@ async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids
     vectors = []
     try:
         for batch in _batches(ids):
-            work = served.llm.embed(batch, body.pooling, normalize=False)
+            work = served.llm.embed(batch, body.pooling, normalize=False, priority=call.principal.tier.priority)
             vectors.append(await while_awaited(call, work))
             num_used += sum(map(len, batch))
     except BackendError as error:

@@ -28,7 +28,7 @@ async def metrics(request: Request) -> Response:
     state: ServerState = request.app.state.kvarn
     served = state.shelf.loaded
     await asyncio.gather(*(_look_at(state, one) for one in served))
-    state.metrics.update_collections(state.collections.num_open, *state.collections.hot_counts)
+    state.metrics.update_collections(state.collections.num_open, *state.collections.query_cache_counts)
     state.metrics.update_http(state.lifecycle.num_requests, state.traffic)
     state.metrics.remove_unloaded(one.id for one in served)
     return Response(state.metrics.render(), media_type=CONTENT_TYPE)
