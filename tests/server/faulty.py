@@ -4,7 +4,7 @@ POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
-POST /fault/close                  the primer and the collections will not close without an error
+POST /fault/close                  the prefix warm-up and the collections will not close without an error
 POST /fault/full-threads?seconds=S every thread in which requests are read or worked for sleeps for S
 POST /fault/python-loop            the engine's thread loops in Python for ever
 POST /fault/native-loop            ... waits in native code for ever and keeps the GIL
@@ -27,19 +27,20 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
 from kvarn.server.models import model_pool
 from kvarn.server.process import serve as serving
 from kvarn.server.process import worker_threads
-from kvarn.server.process.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
 
 class FaultRoutes:
     """ASGI: answers /fault/..., passes everything else on."""
 
-    def __init__(self, state: ServerState, app: App) -> None:
+    def __init__(self, state: ServerState, app: ASGIApp) -> None:
         self._state = state
         self._app = app
         self._own_thread = ThreadPoolExecutor(1)  # for what must answer when no other is free
@@ -57,7 +58,7 @@ class FaultRoutes:
         await send({"type": "http.response.body", "body": body})
 
     async def _inject(self, kind: str, query: dict[str, str]) -> object:
-        llm = self._state.shelf.loaded[0].llm.llm
+        llm = self._state.models.loaded[0].llm.llm
         step, count = int(query.get("step", "1")), int(query.get("count", "1"))
         if kind == "state":
             return await self._figures(llm)
@@ -67,7 +68,7 @@ class FaultRoutes:
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
         elif kind == "close":
-            _break_close(self._state.primer)
+            _break_close(self._state.prefix_warmup)
             _break_close(self._state.collections)
         elif kind == "slow-load":
             _slow_down_loads(float(query["seconds"]))
@@ -94,7 +95,7 @@ class FaultRoutes:
         gc.collect()
         return {
             "http_requests": self._state.lifecycle.num_requests,
-            "generations": len(self._state.requests),
+            "generations": len(self._state.generations),
             "running": stats.running,
             "waiting": stats.waiting,
             "blocks_used": stats.blocks_used,

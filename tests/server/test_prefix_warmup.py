@@ -56,13 +56,13 @@ async def started(home: Path, **settings: Any) -> AsyncIterator[ServerState]:
     """All of a server but its socket, with one collection."""
     models = (str(home / CHATS[0]), str(model_path(MINILM)), str(home / CHATS[1]))
     state = make_state(ServerConfig(models=models, pinned=(MINILM,), **settings))
-    await state.shelf.start()
+    await state.models.start()
     state.lifecycle.become_ready()
     await state.collections.create("", "things", Chunking())
     try:
         yield state
     finally:
-        for part in (state.primer, state.collections, state.shelf):
+        for part in (state.prefix_warmup, state.collections, state.models):
             await part.close()
 
 
@@ -88,13 +88,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_a_question_that_was_forgotten_while_its_turn_came_ends_nothing_and_leaves_nothing(home: Path) -> None:
     async with started(home) as state:
         async with state.collections._changing:  # the primer waits for the collection of the first question
-            state.primer.remember(hot_chat(), ANOTHER_VERSION)
+            state.prefix_warmup.remember(hot_chat(), ANOTHER_VERSION)
             await asyncio.sleep(0.2)
             for number in range(MAX_REMEMBERED):
-                state.primer.remember(hot_chat(f"question {number}"), ANOTHER_VERSION)
+                state.prefix_warmup.remember(hot_chat(f"question {number}"), ANOTHER_VERSION)
         await until(lambda: num_primed(state) >= 3)
-        assert len(state.primer._chats) == MAX_REMEMBERED
-        assert QUESTION not in {key[-1] for key in state.primer._chats}
+        assert len(state.prefix_warmup._chats) == MAX_REMEMBERED
+        assert QUESTION not in {key[-1] for key in state.prefix_warmup._chats}
 
 
 @pytest.mark.model
@@ -104,11 +104,11 @@ async def test_what_nobody_expected_is_logged_by_its_type_only_and_the_next_is_p
 ) -> None:
     async with started(home) as state:
         with caplog.at_level(logging.INFO):
-            state.primer.remember(hot_chat(options={QUESTION: 1}), ANOTHER_VERSION)
-            await until(lambda: not state.primer._chats)
+            state.prefix_warmup.remember(hot_chat(options={QUESTION: 1}), ANOTHER_VERSION)
+            await until(lambda: not state.prefix_warmup._chats)
         assert "forgotten: TypeError" in caplog.text
         assert QUESTION not in caplog.text
-        state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        state.prefix_warmup.remember(hot_chat(), ANOTHER_VERSION)
         await until(lambda: num_primed(state) == 1)
 
 
@@ -119,14 +119,14 @@ async def test_no_model_is_loaded_or_put_out_for_a_question_that_may_come(home: 
     sizes = [make_offer(name, str(home / name), EngineConfig(), room).card.needed_bytes for name in CHATS]
     minilm = make_offer(MINILM, str(model_path(MINILM)), EngineConfig(), room).card.needed_bytes
     async with started(home, memory_bytes=minilm + max(sizes) * 3 // 2) as state:
-        async with state.shelf.use(CHATS[1]):
+        async with state.models.use(CHATS[1]):
             pass
-        assert not state.shelf.is_loaded(CHATS[0])
-        state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        assert not state.models.is_loaded(CHATS[0])
+        state.prefix_warmup.remember(hot_chat(), ANOTHER_VERSION)
         await asyncio.sleep(0.5)
-        assert state.shelf.is_loaded(CHATS[1])
-        assert (num_primed(state), len(state.primer._chats)) == (0, 1)
-        async with state.shelf.use(CHATS[0]):  # somebody asks for it: now its questions may be primed
+        assert state.models.is_loaded(CHATS[1])
+        assert (num_primed(state), len(state.prefix_warmup._chats)) == (0, 1)
+        async with state.models.use(CHATS[0]):  # somebody asks for it: now its questions may be primed
             pass
         await until(lambda: num_primed(state) == 1)
 

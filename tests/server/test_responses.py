@@ -152,7 +152,7 @@ class TestStream:
         (*_, delta) = stream.push(ContentDelta("a"), [{"token": "a"}])
         assert delta["logprobs"] == [{"token": "a"}]
         stream.push(ContentDelta("bc"), [{"token": "b"}, {"token": "c"}])
-        whole = stream.whole(FinishReason.STOP, USAGE, 9)
+        whole = stream.response(FinishReason.STOP, USAGE, 9)
         assert [one["token"] for one in whole["output"][0]["content"][0]["logprobs"]] == ["a", "b", "c"]
 
 

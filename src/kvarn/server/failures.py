@@ -1,7 +1,7 @@
-"""Exceptions become HTTP: the only place that knows status codes and the shapes of error bodies.
+"""Exceptions become HTTP: the only place that decides status codes. The shapes of bodies are in api/*/errors.py.
 
-What a client caused is told in the exception's own words. What went wrong on our side is logged and told in general
-words, because those messages may name files, devices or other requests.
+What a client caused is told by the exception's message. What failed on our side is logged and told in general words,
+because those messages may name files, devices or other requests.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvarn import errors
+from kvarn.server.api.anthropic import errors as anthropic
 from kvarn.server.api.field_names import AS_SENT, renamed
+from kvarn.server.api.openai import errors as openai
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 
@@ -28,8 +28,6 @@ OUR_FAULT = "the server failed on this request; it was logged under the request'
 STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
 MAX_MESSAGE = 1000
 TOKEN_FIELD = re.compile(r"token id \S+ in (?:the )?(\w+) is outside the vocabulary")  # as Admission says it
-# Anthropic's client takes back its wish for a thread, which it has by default, only when it is told so.
-THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class BadBody(errors.RequestError):
@@ -45,7 +43,7 @@ class UnsupportedMediaType(errors.RequestError):
 
 
 class UnknownRequest(errors.RequestError):
-    """No running request has this id, or it belongs to somebody else."""
+    """No running request of this key has this id."""
 
 
 class RetrievalUnavailable(errors.RequestError):
@@ -53,7 +51,7 @@ class RetrievalUnavailable(errors.RequestError):
 
 
 class ClientGone(errors.RequestError):
-    """The client closed the connection; nobody will read the answer."""
+    """The client closed the connection; the answer will not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +74,6 @@ class Failure:
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-
-    def openai(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def anthropic(self) -> dict[str, Any]:
-        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        error: dict[str, Any] = {"type": kind, "message": self.message}
-        if (self.code, self.param) == ("unsupported_parameter", "thread"):
-            error["details"] = THREADS
-        return {"type": "error", "error": error}
 
     def on(self, path: str) -> Failure:
         """With the fields called as clients of a path call them."""
@@ -127,15 +115,6 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     BaseException: StatusRule(500, "api_error", "internal_error", OUR_FAULT),
 }
 HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported"}
-ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -156,9 +135,8 @@ def failure_of(error: BaseException) -> Failure:
 
 def failure_body(error: BaseException, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
-    failure = failure_of(error).on(path)
-    shape = failure.anthropic() if speaks_anthropic(path) else failure.openai()
-    return json.dumps(shape, separators=(",", ":")).encode()
+    dialect = anthropic if anthropic.is_path(path) else openai
+    return json.dumps(dialect.error_body(failure_of(error).on(path)), separators=(",", ":")).encode()
 
 
 def failure_response(error: BaseException, path: str, request_id: str = "") -> Response:
@@ -168,24 +146,10 @@ def failure_response(error: BaseException, path: str, request_id: str = "") -> R
     return Response(failure_body(error, path), failure.status, dict(failure.headers), "application/json")
 
 
-def refuse(error: BaseException) -> ASGIApp:
-    """An ASGI application that answers with an exception; for what stands before the routes."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = scope.get("kvarn.request_id", "")
-        await failure_response(error, scope["path"], request_id)(scope, receive, send)
-
-    return answer
-
-
 def report(error: BaseException, request_id: str) -> None:
     """Log what is our fault."""
     if failure_of(error).status == 500 or isinstance(error, errors.StorageError):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
-
-
-def speaks_anthropic(path: str) -> bool:
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def _param(error: BaseException) -> str | None:

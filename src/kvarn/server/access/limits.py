@@ -18,6 +18,7 @@ from kvarn.server.access.keys import Principal
 
 WINDOW_S = 60
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # until one of the running requests may have ended
+OnRefused = Callable[[str, str], None]
 MIN_ACCOUNTS = 1024  # from here on, those with nothing to remember are dropped now and then
 
 
@@ -197,8 +198,10 @@ class Reservation:
 class RateLimits:
     """The accounts of all keys that have asked for something lately."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, on_refused: OnRefused | None = None) -> None:
+        """on_refused is told the tier and the reason of each refusal that ends by itself."""
         self._clock = clock
+        self._on_refused = on_refused
         self._last = -math.inf
         self._accounts: dict[str, _Account] = {}
         self._tidy_at = MIN_ACCOUNTS
@@ -255,6 +258,8 @@ class RateLimits:
             raise self._refusal(account, what, f"{window.limit:,} {what} a minute", wait_s)
 
     def _refusal(self, account: _Account, reason: str, limit: str, wait_s: float) -> RateLimited:
+        if self._on_refused is not None:
+            self._on_refused(account.tier.name, reason)
         return RateLimited(
             f"tier {account.tier.name!r} allows {limit}, and this one would be more; try again in {wait_s:.1f} s",
             retry_after_s=wait_s,

@@ -8,15 +8,12 @@ leaving it out: official clients write the fields of their own types so when the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvarn.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from kvarn.server.call import Call
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
@@ -74,10 +71,9 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def parse(model: type[B], data: Mapping[str, Any], call: Call) -> B:
-    """The body as its model, or InvalidField naming the first field that is wrong."""
+def parse(model: type[B], data: Mapping[str, Any], *, is_lenient: bool = False) -> B:
+    """The body as its model, or InvalidField naming the first field that is wrong; is_lenient: drop unknown ones."""
     try:
-        is_lenient = call.state.config.unknown_fields == "ignore"
         return model.model_validate(data, extra="ignore" if is_lenient else "forbid")
     except ValidationError as error:
         meant = max(error.errors(include_url=False), key=lambda one: _nearness(data, one))

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
@@ -14,78 +14,110 @@ from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
+    from kvarn.observe.metrics import Metrics
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Hit, Tuning
     from kvarn.server.api.openai.chat_schema import ChatBody
     from kvarn.server.api.openai.envelope import Envelope
-    from kvarn.server.call import Call
     from kvarn.server.chat.conversation import Conversation
+    from kvarn.server.collections.collection_pool import CollectionPool
+    from kvarn.server.collections.prefix_warmup import HotChat, PrefixWarmup
     from kvarn.server.collections.schema import HowBody, RetrievalBody, SearchBody
-    from kvarn.server.models.model_pool import ServedModel
-    from kvarn.server.process.worker_threads import TokenMeter
+    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
+    from kvarn.server.request_context import RequestContext
+    from kvarn.server.state import ServerState
     from kvarn.types import Citation, Grounded
 
 
+@dataclass(frozen=True, slots=True)
+class RetrievalServices:
+    """The parts of the server that retrieval uses."""
+
+    models: ModelPool
+    collections: CollectionPool
+    workers: WorkerThreads
+    prefix_warmup: PrefixWarmup
+    metrics: Metrics
+
+    @staticmethod
+    def of(state: ServerState) -> RetrievalServices:
+        return RetrievalServices(state.models, state.collections, state.workers, state.prefix_warmup, state.metrics)
+
+
 @asynccontextmanager
-async def using(call: Call, name: str) -> AsyncIterator[Collection]:
+async def using(request: RequestContext, collections: CollectionPool, name: str) -> AsyncIterator[Collection]:
     """Keep one of the caller's collections open while the block runs; waits only as long as the caller does."""
     async with AsyncExitStack() as held:
-        opening = held.enter_async_context(call.state.collections.use(call.principal.tenant, name))
-        yield await while_awaited(call, opening)
+        opening = held.enter_async_context(collections.use(request.principal.tenant, name))
+        yield await while_awaited(request, opening)
 
 
-async def ground(call: Call, served: ServedModel, chat: Conversation, body: ChatBody) -> Grounded:
+async def ground(
+    request: RequestContext, services: RetrievalServices, served: ServedModel, chat: Conversation, body: ChatBody
+) -> Grounded:
     """Look up what a conversation asks in one of the caller's collections, and put it into the messages."""
     wanted = body.retrieval
     assert wanted is not None
-    async with using(call, wanted.collection) as collection:
-        await call.use_model(collection.embedder.name)
+    async with using(request, services.collections, wanted.collection) as collection:
+        await request.use_model(services.models, collection.embedder.name)
         options = grounding_options(wanted)
         started = time.monotonic()
-        grounded = await work_for(call, lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)))
-        call.state.metrics.searched(wanted.mode, time.monotonic() - started)
-        _remember(call, served, chat, body, collection)
+        grounded = await work_for(
+            request,
+            services.workers,
+            lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)),
+        )
+        services.metrics.searched(wanted.mode, time.monotonic() - started)
+        hot = _hot_chat(request, served, chat, body, collection)
+        if hot is not None:
+            services.prefix_warmup.remember(hot, collection.version)
     return grounded
 
 
 async def reranked(
-    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], spending: TokenMeter
+    request: RequestContext,
+    services: RetrievalServices,
+    body: SearchBody,
+    found: Sequence[tuple[str, Sequence[Hit]]],
+    spending: TokenMeter,
 ) -> list[list[Hit]]:
     """The best hits of each query, as a model orders them that reads them; what it reads is paid for before."""
     from kvarn.retrieval.search.rerank import best_hits
 
     assert body.rerank is not None
-    served = await call.use_model(body.rerank)
+    served = await request.use_model(services.models, body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
-    workers, tenant = call.state.workers, call.principal.tenant
-    groups = [await while_awaited(call, judgements(workers, served.llm.llm, *one)) for one in texts]
-    costs = [await while_awaited(call, num_tokens_of(workers, one)) for one in groups]
+    workers, tenant = services.workers, request.principal.tenant
+    groups = [await while_awaited(request, judgements(workers, served.llm.llm, *one)) for one in texts]
+    costs = [await while_awaited(request, num_tokens_of(workers, one)) for one in groups]
     num_tokens = sum(map(sum, costs))
-    call.reserve(num_tokens)
+    request.reserve(num_tokens)
     scores = [
-        await while_awaited(call, scores_of(spending, one, cost, tenant))
+        await while_awaited(request, scores_of(spending, one, cost, tenant))
         for one, cost in zip(groups, costs, strict=True)
     ]
-    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    services.metrics.embedded(served.id, num_tokens, time.monotonic() - request.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
 
 
-def _remember(call: Call, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection) -> None:
-    """Have a hot question's prompt primed from now on; later turns of a conversation do not come again."""
+def _hot_chat(
+    request: RequestContext, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection
+) -> HotChat | None:
+    """What to warm up from now on, if the question is a hot one; later turns of a conversation do not come again."""
     from kvarn.retrieval.search.rag_prompt import last_question
     from kvarn.server.collections.prefix_warmup import HotChat
 
     wanted = body.retrieval
     assert wanted is not None
     if chat.tools or any(message["role"] == "assistant" for message in chat.messages):
-        return
+        return None
     query = wanted.query or last_question(chat.messages)
     question = collection.hot_question(query, wanted.k, wanted.mode, wanted.filter, tuning_of(wanted))
-    if question is not None:
-        options = grounding_options(wanted)
-        salt = body.cache_salt or ""
-        hot = HotChat(call.principal, salt, served.id, wanted.collection, question, chat, options)
-        call.state.primer.remember(hot, collection.version)
+    if question is None:
+        return None
+    options, salt = grounding_options(wanted), body.cache_salt or ""
+    return HotChat(request.principal, salt, served.id, wanted.collection, question, chat, options)
 
 
 def with_messages(chat: Conversation, grounded: Grounded) -> Conversation:
@@ -121,9 +153,9 @@ def retrieval_fields(grounded: Grounded, answer: str | None = None) -> dict[str,
     }
 
 
-async def after_sources(events: AsyncIterator[bytes], heading: Envelope, grounded: Grounded) -> AsyncIterator[bytes]:
+async def after_sources(events: AsyncIterator[bytes], envelope: Envelope, grounded: Grounded) -> AsyncIterator[bytes]:
     """A stream whose first event tells the sources; it has no choice."""
-    told = {**heading.fields(), "choices": [], "retrieval": retrieval_fields(grounded)}
+    told = {**envelope.fields(), "choices": [], "retrieval": retrieval_fields(grounded)}
     yield f"data: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
     async for event in events:
         yield event

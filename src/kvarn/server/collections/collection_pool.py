@@ -125,7 +125,7 @@ class CollectionPool:
             return Collection.open(name, model=embedder, folder=folder)
 
     def _encoder(self, name: str) -> LLM:
-        """The loaded encoder; callers hold it by call.use_model."""
+        """The loaded encoder; callers hold it by request.use_model."""
         for served in self._models.loaded:
             if served.id == name:
                 return served.llm.llm

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.behalf import caller_priority
 from kvarn.engine.handle import Ticket
 from kvarn.errors import KvarnError
-from kvarn.server.chat.conversation import chat_submission
-from kvarn.server.chat.generation_plan import tenant_of
+from kvarn.server.chat.generation_plan import chat_submission, tenant_of
 from kvarn.server.collections.chat_retrieval import with_messages
 from kvarn.types import MAX_PRIORITY
 
@@ -145,7 +144,8 @@ class PrefixWarmup:
 def _grounded(served: ServedModel, hot: HotChat, collection: Collection) -> Submission:
     """Runs in a worker thread: the prompt as the next asker's request will have it."""
     grounded = served.llm.llm.ground(hot.chat.messages, collection.grounding(**hot.options))
-    submission = chat_submission(served, with_messages(hot.chat, grounded))
+    chat = with_messages(hot.chat, grounded)
+    submission = chat_submission(served, chat, chat.output_plan(served))
     params = submission.params.replace(
         prefill_only=True, priority=-MAX_PRIORITY, n=1, logprobs=None, prompt_logprobs=None
     )

@@ -6,9 +6,10 @@ The body has the same shape as those of failures.py, so that clients show the me
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
+
+from kvarn.server.http.request_id import new_request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Refusal:
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "content-type: application/json",
             f"content-length: {len(body)}",
-            f"x-request-id: {secrets.token_hex(16)}",
+            f"x-request-id: {new_request_id()}",
             "connection: close",
         ]
         if self.retry_after_s is not None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from kvarn.errors import ConfigError
 from kvarn.observe.logs import configure_logging, with_fields
@@ -28,16 +29,15 @@ from kvarn.observe.metrics import Metrics
 from kvarn.server.access.keys import KeyRing
 from kvarn.server.access.limits import RateLimits
 from kvarn.server.app import make_app
-from kvarn.server.chat.running_requests import RunningRequests
+from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
-from kvarn.server.http.access_log import AccessLog
 from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
-from kvarn.server.process.lifecycle import App, Lifecycle, ShuttingDown
+from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.watchdog import Watchdog
 from kvarn.server.process.worker_threads import WorkerThreads
@@ -50,7 +50,7 @@ LAST_WORDS_S = 3.0  # for answers to send their final bytes
 CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be interrupted
 NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-Extend = Callable[[ServerState, App], App]
+Extend = Callable[[ServerState, ASGIApp], ASGIApp]
 
 
 def serve(config: ServerConfig, extend: Extend | None = None) -> int:
@@ -78,11 +78,10 @@ class ServerRun:
         self._listener = listener
         self._state = make_state(config)
         self._lifecycle = self._state.lifecycle
-        app = extend(self._state, make_app(self._state))
-        self._server = _make_server(self._state, AccessLog(app, self._state.traffic))
-        shelf = self._state.shelf
+        self._server = _make_server(self._state, extend(self._state, make_app(self._state)))
+        models = self._state.models
         self._watchdog = Watchdog(
-            lambda: [(served.id, served.llm.llm) for served in shelf.loaded], config.heartbeat_timeout_s
+            lambda: [(model.id, model.llm.llm) for model in models.loaded], config.heartbeat_timeout_s
         )
         self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
         self._ended = asyncio.Event()  # a signal asked for the end
@@ -112,17 +111,17 @@ class ServerRun:
 
     async def _start(self, ended: asyncio.Task[bool]) -> None:
         """Load, warm up, and say that the server is ready; a signal meanwhile leaves it at that."""
-        loading = asyncio.create_task(self._state.shelf.start(self._lifecycle.begin_step))
+        loading = asyncio.create_task(self._state.models.start(self._lifecycle.begin_step))
         await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
             os._exit(0)  # nothing was accepted, and a load cannot be interrupted
         loading.result()
         self._watchdog.start()
         self._lifecycle.become_ready()
-        names = ", ".join(self._state.shelf.ids)
+        names = ", ".join(self._state.models.ids)
         _say(f"kvarn: serving {names} on {_url(self._listener)}")
         steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
-        log.info("ready", extra=with_fields(models=list(self._state.shelf.ids), steps=steps))
+        log.info("ready", extra=with_fields(models=list(self._state.models.ids), steps=steps))
 
     async def _drain(self) -> None:
         """Rules of a graceful end: go on for the delay, refuse, wait for what runs, end it at the deadline."""
@@ -137,7 +136,7 @@ class ServerRun:
             return
         num_ended = lifecycle.num_requests
         self._stop()
-        self._state.requests.fail_all(ShuttingDown())
+        self._state.generations.fail_all(ShuttingDown())
         log.warning("the drain deadline ended requests", extra=with_fields(requests=num_ended))
         await self._is_idle_within(self._left_s)
 
@@ -160,7 +159,7 @@ class ServerRun:
         self._server.config.timeout_graceful_shutdown = int(self._left_s)
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
-        for part in (self._state.primer, self._state.collections, self._state.shelf):
+        for part in (self._state.prefix_warmup, self._state.collections, self._state.models):
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -199,21 +198,21 @@ async def _closed(part: str, closing: Awaitable[None]) -> None:
 
 def make_state(config: ServerConfig) -> ServerState:
     """Everything the routes share; nothing is loaded yet."""
-    shelf = ModelPool(config)
-    collections, lifecycle = CollectionPool(shelf), Lifecycle()
-    metrics = Metrics(shelf.ids, tiers=config.tiers, compat=config.metrics_compat)
+    models = ModelPool(config)
+    collections, lifecycle = CollectionPool(models), Lifecycle()
+    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat)
     return ServerState(
         config=config,
-        shelf=shelf,
+        models=models,
         collections=collections,
         keys=KeyRing(config.keys, config.tiers),
-        limits=RateLimits(),
+        limits=RateLimits(on_refused=metrics.request_refused),
         metrics=metrics,
         lifecycle=lifecycle,
-        primer=PrefixWarmup(shelf, collections, lifecycle, metrics),
-        requests=RunningRequests(),
+        prefix_warmup=PrefixWarmup(models, collections, lifecycle, metrics),
+        generations=Generations(metrics, config.queue_limit),
         traffic=Traffic(),
-        pdfs=DocumentReader(),
+        document_reader=DocumentReader(),
         workers=WorkerThreads(),
     )
 
@@ -226,7 +225,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _make_server(state: ServerState, app: App) -> _Server:
+def _make_server(state: ServerState, app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -267,5 +266,5 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _as_it_is(_: ServerState, app: App) -> App:
+def _as_it_is(_: ServerState, app: ASGIApp) -> ASGIApp:
     return app

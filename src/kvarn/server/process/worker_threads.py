@@ -18,7 +18,7 @@ from kvarn.server.access.priority_semaphore import PrioritySemaphore
 from kvarn.server.http.disconnect import while_awaited
 
 if TYPE_CHECKING:
-    from kvarn.server.call import Call
+    from kvarn.server.request_context import RequestContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class WorkerThreads:
 class TokenMeter:
     """Tokens that a call's work in threads has cost so far. What still runs for a caller who left counts too."""
 
-    def __init__(self, call: Call) -> None:
-        self._workers = call.state.workers
+    def __init__(self, workers: WorkerThreads) -> None:
+        self._workers = workers
         self.num_tokens = 0
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -71,7 +71,9 @@ class TokenMeter:
             raise
 
 
-async def work_for(call: Call, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def work_for(
+    request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
+) -> T:
     """The result of work done in a thread, for as long as the caller waits for it and the server may give it."""
-    caller_priority.set(call.principal.tier.priority)  # also of calls that only look at something
-    return await while_awaited(call, call.state.workers.run(work, *args, **options))
+    caller_priority.set(request.principal.tier.priority)  # also of calls that only look at something
+    return await while_awaited(request, workers.run(work, *args, **options))
