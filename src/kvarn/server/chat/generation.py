@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.engine.handle import Ticket
 from kvarn.errors import CapacityError
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
+from kvarn.server.chat.generation_progress import Phase, TokenGaps, num_charged, phase_of, prompt_progress, usage_of
 from kvarn.server.failures import UnknownRequest
 from kvarn.server.http.disconnect import client_gone, while_awaited
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 MAX_UNREAD_CANVASES = 256  # each as long as its answer
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers; the request's id follows
-
-Phase = Literal["queued", "prefill", "decode", "finished"]
 
 
 class AnswerEvent(NamedTuple):
@@ -59,9 +58,13 @@ class Generations:
         return len(self._running)
 
     async def begin(
-        self, request: RequestContext, model: ServedModel, prepare: Prepare, options: RequestOptions | None = None
+        self,
+        request: RequestContext,
+        model: ServedModel,
+        prepare: Sequence[Prepare],
+        options: RequestOptions | None = None,
     ) -> Generation:
-        """Prepare, check, reserve and submit; whatever is refused is raised here, before any byte of a response."""
+        """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
         check = partial(make_plan, request, model.llm.llm, prepare, options or RequestOptions(), self._queue_limit)
         plan = await while_awaited(request, asyncio.to_thread(check))
         request.reserve(plan.num_tokens, num_answers=plan.num_answers)
@@ -110,8 +113,7 @@ class Generation:
         self._error: BaseException | None = None
         self._is_accepted = False  # by the engine
         self._is_closed = False
-        self._gaps = generations.metrics.token_gaps(model.id)
-        self._told_at: dict[tuple[int, int], float] = {}  # by prompt and choice
+        self._gaps = TokenGaps(generations.metrics.token_gaps(model.id))
         mailbox = model.llm.mailbox()
         self._tickets: list[Ticket] = []
         for index in range(len(plan.submissions)):
@@ -137,13 +139,7 @@ class Generation:
 
     @property
     def phase(self) -> Phase:
-        """Of the request that got furthest."""
-        requests = self._requests
-        if self._num_open == 0 or self._is_closed:
-            return "finished"
-        if any(request.num_output for request in requests):
-            return "decode"
-        return "prefill" if any(request.started_at is not None for request in requests) else "queued"
+        return "finished" if self._num_open == 0 or self._is_closed else phase_of(self._requests)
 
     @property
     def priority(self) -> int:
@@ -163,9 +159,12 @@ class Generation:
     @property
     def prompt_progress(self) -> tuple[int, int]:
         """Prompt tokens computed, and all of them."""
-        firsts = [ticket.requests[0] for ticket in self._tickets if ticket.requests]
-        done = sum(min(request.num_computed, request.num_prompt) for request in firsts)
-        return done, sum(request.num_prompt for request in firsts)
+        return prompt_progress(self._requests)
+
+    def progress(self) -> str:
+        """How far it is, as a stream tells it while there is no text."""
+        done, total = self.prompt_progress
+        return f"{self.phase}, {done} of {total} prompt tokens"
 
     def reader(self, plan: OutputPlan, choice: int = 0) -> OutputStream:
         """What takes one of the answers to the only prompt apart."""
@@ -174,7 +173,7 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far: each prompt once, the answers of all choices."""
-        return _usage(self._tickets)
+        return usage_of(self._requests)
 
     async def batches(self) -> AsyncIterator[list[AnswerEvent]]:
         """Events as they come, all that are ready at once together."""
@@ -214,7 +213,7 @@ class Generation:
         phase, self._is_closed = self.phase, True
         self.cancel()
         self._watch.cancel()
-        self.request.reservation.settle(self._num_used() if self._is_accepted else 0)
+        self.request.reservation.settle(num_charged(self._requests) if self._is_accepted else 0)
         self._generations.remove(self)
         if self._is_accepted:
             self._count(phase)
@@ -224,12 +223,7 @@ class Generation:
 
     @property
     def _requests(self) -> list[Request]:
-        return [request for ticket in self._tickets for request in ticket.requests]
-
-    def _num_used(self) -> int:
-        """Tokens to pay for: the prompts that were begun, and every answer."""
-        started = [request for request in self._requests if request.started_at is not None]
-        return sum(request.num_output + (request.num_prompt if request.choice == 0 else 0) for request in started)
+        return _requests_of(self._tickets)
 
     def _count(self, phase: Phase) -> None:
         """Tell metrics and the log how it ended."""
@@ -248,8 +242,9 @@ class Generation:
                 log_fields["finish_reason"] = str(completion.finish_reason)
             else:
                 metrics.request_failed(model, error)
-        if phase != "finished" and any(ticket.requests for ticket in left):  # else it was refused, or has just ended
-            metrics.request_abandoned(model, _usage(left), phase)
+        abandoned = _requests_of(left)
+        if phase != "finished" and abandoned:  # else it was refused, or has just ended
+            metrics.request_abandoned(model, usage_of(abandoned), phase)
 
     async def _has_events(self) -> bool:
         """Wait until an event is ready, or all are over; raise the error once the events before it were read."""
@@ -263,7 +258,7 @@ class Generation:
         return True
 
     def _take(self, event: AnswerEvent) -> None:
-        self._measure_gap(event)
+        self._gaps.observe(event.prompt_index, event.token)
         if event.token.finish_reason is FinishReason.DEADLINE and self._error is None:
             self._error = self.request.deadline.error()
         if not self._is_quiet:
@@ -271,14 +266,6 @@ class Generation:
                 return  # a reader that has fallen behind misses steps, and no text
             self._ready.append(event)
             self._wake()
-
-    def _measure_gap(self, event: AnswerEvent) -> None:
-        """Seconds between two tokens of one answer."""
-        now, answer = time.monotonic(), (event.prompt_index, event.token.choice)
-        before = self._told_at.get(answer)
-        if before is not None and event.token.token_id is not None:
-            self._gaps.observe(now - before)
-        self._told_at[answer] = now
 
     def _end(self, error: BaseException | None) -> None:
         """One ticket is settled."""
@@ -299,18 +286,13 @@ class Generation:
         self.fail(await client_gone(self.request.receive))
 
 
+def _requests_of(tickets: Sequence[Ticket]) -> list[Request]:
+    return [request for ticket in tickets for request in ticket.requests]
+
+
 def _post_event(mailbox: Mailbox, take: Callable[[AnswerEvent], None], prompt_index: int, token: TokenEvent) -> None:
     """Called on the engine's thread."""
     mailbox.post(take, AnswerEvent(prompt_index, token))
-
-
-def _usage(tickets: Sequence[Ticket]) -> Usage:
-    firsts = [ticket.requests[0] for ticket in tickets if ticket.requests]
-    return Usage(
-        prompt_tokens=sum(request.num_prompt for request in firsts),
-        completion_tokens=sum(request.num_output for ticket in tickets for request in ticket.requests),
-        cached_tokens=sum(request.num_cached or 0 for request in firsts),
-    )
 
 
 def _post_end(mailbox: Mailbox, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:

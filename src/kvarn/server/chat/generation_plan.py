@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvarn.server.request_context import RequestContext
     from kvarn.types import SamplingParams
 
-Prepare = Callable[[], Sequence[Submission]]
+Prepare = Callable[[], Submission]
 Room = tuple[int, int]  # tokens of a prompt, and of the longest answer to it
 MAX_LOGPROB_ENTRIES = 1_000_000  # of one request, held until it ends: about 100 bytes each
 MAX_PROMPT_LOGPROB_ENTRIES = 65_536
@@ -59,11 +59,11 @@ class GenerationPlan:
 
 
 def make_plan(
-    request: RequestContext, llm: LLM, prepare: Prepare, options: RequestOptions, queue_limit: int
+    request: RequestContext, llm: LLM, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
 ) -> GenerationPlan:
-    """Runs in a worker thread: encode, then check every number against the model."""
+    """Prepare each prompt, then check every number against the model."""
     principal = request.principal
-    submissions = tuple(prepare())
+    submissions = tuple(one() for one in prepare)
     rooms = [_room(llm, one, options.limit_field) for one in submissions]
     submissions, rooms = _within_a_minute(principal.tier.tokens_per_min, submissions, rooms)
     _require_bounded(submissions, rooms, queue_limit)

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from typing import Any, ClassVar
 
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -99,10 +98,6 @@ class ConnectionEnd(HttpToolsProtocol):
         self.end_after_response()
         if self._last_unanswered() is None:
             self._sender.close_now()
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refusal: Refusal | None) -> None:
         """Refuse the newest request. Those before it are still answered; then the connection ends."""

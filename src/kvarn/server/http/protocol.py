@@ -15,6 +15,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from kvarn.server.http import refusals
@@ -101,8 +102,10 @@ class LimitedProtocol(ConnectionEnd):
             self.headers[:] = [(b"host", target.host), *(pair for pair in self.headers if pair[0] != b"host")]
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         super().on_headers_complete()
-        if self.cycle is not self._running:
-            self.flow.resume_reading()  # it waits behind another one, whose client we would not see leaving
+        if self._is_queued(self.cycle):
+            self.flow.resume_reading()  # else a disconnect would not be seen while the one before is answered
+        else:
+            self._running = self.cycle
         if target.is_server:
             self.scope["path"], self.scope["raw_path"] = "*", b"*"
         self._intake.end_head()
@@ -141,12 +144,17 @@ class LimitedProtocol(ConnectionEnd):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._running, app = self.pipeline.pop()
+            self._start_asgi_task(self._running, app)
         elif self._intake.has_begun:
             self._deadline = self.loop.time() + self._limits.header_timeout_s
         else:
             self._is_idle = True
             self._deadline = self.loop.time() + self._limits.keep_alive_s
+
+    def _is_queued(self, cycle: RequestResponseCycle) -> bool:
+        """Whether a request waits until those before it are answered; the newest is on the left."""
+        return bool(self.pipeline) and self.pipeline[0][0] is cycle
 
     def _should_upgrade(self) -> bool:
         return False

@@ -1,7 +1,7 @@
 """Server-sent events: a response that grows. Silence is filled with comments, so that proxies keep it open.
 
-An error inside a stream is an event like any other, because the status code has been sent. A disconnect of the client
-is noticed by the Generation, not here.
+An error inside a stream is an event like any other, because the status code has been sent. Knows no generation: a
+disconnect of the client ends the events that it iterates over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from kvarn.server.failures import ClientGone, Failure, failure_of, report
 
 if TYPE_CHECKING:
-    from kvarn.server.chat.generation import Generation
+    from kvarn.server.request_context import RequestContext
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -37,14 +37,21 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, events: AsyncIterator[bytes], format: StreamFormat, *, ping_s: float
+        self,
+        request: RequestContext,
+        events: AsyncIterator[bytes],
+        format: StreamFormat,
+        *,
+        comment: Callable[[], str],
+        ping_s: float,
     ) -> None:
-        """events: each a whole number of `data: ...` blocks."""
-        super().__init__(headers={**HEADERS, **generation.request.headers}, media_type=self.media_type)
+        """events: each a whole number of `data: ...` blocks; comment: sent after ping_s without an event."""
+        super().__init__(headers={**HEADERS, **request.headers}, media_type=self.media_type)
         del self.headers["content-length"]
-        self._generation = generation
+        self._request_id = request.id
         self._events = events
         self._format = format
+        self._comment = comment
         self._ping_s = ping_s
         self._written_at = time.monotonic()
 
@@ -66,7 +73,7 @@ class EventStream(Response):
         except ClientGone:
             return b""
         except Exception as error:
-            report(error, self._generation.request.id)
+            report(error, self._request_id)
             return self._format.error_event(failure_of(error)) + self._format.done
         return self._format.done
 
@@ -77,6 +84,5 @@ class EventStream(Response):
                 await asyncio.sleep(self._ping_s - silent_s)
                 continue
             self._written_at = time.monotonic()
-            done, total = self._generation.prompt_progress
-            comment = f": {self._generation.phase}, {done} of {total} prompt tokens\n\n"
-            await send({"type": "http.response.body", "body": comment.encode(), "more_body": True})
+            comment = f": {self._comment()}\n\n".encode()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -42,11 +43,12 @@ async def create_message(
     model = await request.use_model(models, body.model)
     chat = _conversation(model, body, settings.max_n)
     plan = chat.output_plan(model)
-    generation = await generations.begin(request, model, lambda: [chat_submission(model, chat, plan)])
+    generation = await generations.begin(request, model, [partial(chat_submission, model, chat, plan)])
     stream = MessageStream(f"msg_{request.id}", model.id, generation.usage().prompt_tokens)
     reader = generation.reader(plan)
     if body.stream:
-        return EventStream(generation, _events(generation, reader, stream), STREAM_FORMAT, ping_s=settings.ping_s)
+        events = _events(generation, reader, stream)
+        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     (completion,) = await generation.finish()
     _push(stream, whole_answer(completion, reader))
     return request.reply(stream.message(*_ending(completion)))

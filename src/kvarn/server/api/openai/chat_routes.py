@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -35,14 +36,16 @@ async def chat_completions(
         grounded = await ground(request, retrieval, model, chat, body)
         chat = with_messages(chat, grounded)
     plan = chat.output_plan(model)
-    generation = await generations.begin(request, model, lambda: [chat_submission(model, chat, plan)], options_of(body))
+    generation = await generations.begin(
+        request, model, [partial(chat_submission, model, chat, plan)], options_of(body)
+    )
     if body.stream:
         envelope = Envelope.of(generation, "chatcmpl-", "chat.completion.chunk")
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         events = chat_events(generation, envelope, plan, has_usage=has_usage)
         if grounded is not None:
             events = after_sources(events, envelope, grounded)
-        return EventStream(generation, events, STREAM_FORMAT, ping_s=settings.ping_s)
+        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     envelope = Envelope.of(generation, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.engine.runner import Submission
 from kvarn.server.api.openai.chat_stream import STREAM_FORMAT
 from kvarn.server.api.openai.completions_schema import CompletionAnswer, CompletionBody
 from kvarn.server.api.openai.completions_writer import TextWriter, text_events
@@ -34,17 +34,14 @@ async def completions(
     body = await request.body(CompletionBody)
     params = text_params(body, settings.max_n)
     model = await request.use_model(models, body.model)
-
-    def prepare() -> list[Submission]:
-        field = constraint_field(body)
-        return [text_submission(model, prompt, params, field) for prompt in body.prompt]
-
+    field = constraint_field(body)
+    prepare = [partial(text_submission, model, prompt, params, field) for prompt in body.prompt]
     generation = await generations.begin(request, model, prepare, options_of(body))
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
     prompts = _as_read(generation, body)
     if body.stream:
         events = text_events(generation, envelope, body, prompts)
-        return EventStream(generation, events, STREAM_FORMAT, ping_s=settings.ping_s)
+        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     results = await generation.finish()
     writer = TextWriter(envelope, model.llm.llm.tokenizer, body, prompts)
     if generation.plan.has_scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
@@ -39,13 +40,13 @@ async def create_response(
     model = await request.use_model(models, body.model)
     plan = chat.output_plan(model)
     options = RequestOptions(limit_field="max_output_tokens")
-    generation = await generations.begin(request, model, lambda: [chat_submission(model, chat, plan)], options)
+    generation = await generations.begin(request, model, [partial(chat_submission, model, chat, plan)], options)
     stream = ResponseStream(echo_of(body, f"resp_{request.id}", model.id, int(time.time())))
     writer = ResponseWriter(stream, model.llm.llm.tokenizer, _decoder(generation))
     reader = generation.reader(plan)
     if body.stream:
-        format = StreamFormat(writer.error_event)
-        return EventStream(generation, _events(generation, reader, writer), format, ping_s=settings.ping_s)
+        events, format = _events(generation, reader, writer), StreamFormat(writer.error_event)
+        return EventStream(request, events, format, comment=generation.progress, ping_s=settings.ping_s)
     (completion,) = await generation.finish()
     return request.reply(writer.response(whole_answer(completion, reader)))
 
