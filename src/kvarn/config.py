@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvarn.checks import check_setting
 from kvarn.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"  # where none is named
@@ -107,48 +108,29 @@ class EngineConfig:
     step_timeout_s: float = 120.0  # the watchdog calls a step stuck after this long
 
     def __post_init__(self) -> None:
-        _whole("threads", self.threads, 1, MAX_THREADS, optional=True)
-        _whole("context", self.context, 1, MAX_CONTEXT, optional=True)
-        _whole("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
-        _whole("block_size", self.block_size, 1, 4096)
-        _whole("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
-        _whole("max_running", self.max_running, 1, 2**16)
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
-        _one_of("policy", self.policy, POLICIES)
-        _real("max_stretch", self.max_stretch, 1.0, 1000.0)
-        _real("prefill_ms", self.prefill_ms, 1.0, 1e6)
-        _real("background_share", self.background_share, 0.0, 1.0)
-        _real("max_wait_ms", self.max_wait_ms, 0.0, 10_000.0)
-        _real("ageing_s", self.ageing_s, 0.001, 1e6)
-        _whole("queue_limit", self.queue_limit, 1, 2**24)
-        _real("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
-        _real("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
-        _real("window_s", self.window_s, 0.1, 3600.0)
-        _real("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
+        check_setting.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
+        check_setting.integer("context", self.context, 1, MAX_CONTEXT, optional=True)
+        check_setting.integer("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
+        check_setting.integer("block_size", self.block_size, 1, 4096)
+        check_setting.integer("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
+        check_setting.integer("max_running", self.max_running, 1, 2**16)
+        check_setting.one_of("backend", self.backend, BACKENDS)
+        check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        check_setting.one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
+        check_setting.one_of("policy", self.policy, POLICIES)
+        check_setting.number("max_stretch", self.max_stretch, 1.0, 1000.0)
+        check_setting.number("prefill_ms", self.prefill_ms, 1.0, 1e6)
+        check_setting.number("background_share", self.background_share, 0.0, 1.0)
+        check_setting.number("max_wait_ms", self.max_wait_ms, 0.0, 10_000.0)
+        check_setting.number("ageing_s", self.ageing_s, 0.001, 1e6)
+        check_setting.integer("queue_limit", self.queue_limit, 1, 2**24)
+        check_setting.number("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
+        check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
+        check_setting.number("window_s", self.window_s, 0.1, 3600.0)
+        check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
 
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
-
-
-def _whole(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r:.60}; give a whole number from {low:,} to {high:,}")
-
-
-def _real(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
-
-
-def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ConfigError(f"{name} is {value!r:.60}; choose one of {', '.join(accepted)}")

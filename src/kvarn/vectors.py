@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import check_parameter, cut
 from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
 from kvarn.engine.prompts import TokenIds, listed_inputs, pair_ids
 from kvarn.engine.runner import Runner
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import UnsupportedModel
 from kvarn.models.spec import Encoder, Pooling
 from kvarn.submissions import encoded
 
@@ -34,8 +36,7 @@ class Vectors:
             raise UnsupportedModel(f"{spec.name!r} generates text; embed needs an encoder such as minilm")
         if spec.generation.classifier is not None:
             raise UnsupportedModel(f"{spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
-        if wanted is not None and wanted not in POOLINGS:
-            raise InvalidParameter(f"pooling is {wanted!r:.60}; choose one of {', '.join(POOLINGS)}")
+        replace(check_parameter, show=cut).one_of("pooling", wanted, POOLINGS, optional=True)
         return wanted or spec.generation.pooling
 
     def groups(self, texts: object) -> list[list[TokenIds]]:

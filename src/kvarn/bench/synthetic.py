@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.errors import ConfigError
+from kvarn.checks import check_setting
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weights import TensorType
@@ -88,10 +88,8 @@ SHAPES: dict[str, ModelShape] = {
 
 def write_model(path: Path, shape: str, type: str, progress: Callable[[int, int], None] | None = None) -> None:
     """Write a model; type is a tensor type or a mix."""
-    if shape not in SHAPES:
-        raise ConfigError(f"shape is {shape!r:.60}; choose one of {', '.join(SHAPES)}")
-    if type not in FILE_TYPES:
-        raise ConfigError(f"type is {type!r:.60}; choose one of {', '.join(FILE_TYPES)}")
+    check_setting.one_of("shape", shape, tuple(SHAPES))
+    check_setting.one_of("type", type, tuple(FILE_TYPES))
     write_shape(path, SHAPES[shape], type, f"{shape} {type} with random weights", progress)
 
 

@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import check_parameter, cut
 from kvarn.errors import InvalidParameter
 
 Float32 = npt.NDArray[np.float32]
@@ -25,6 +26,8 @@ MAX_ID_CHARS = 1024
 MAX_QUERY_CHARS = 32_768
 MAX_METADATA_BYTES = 65_536
 MAX_DOCUMENT_CHARS = 64_000_000
+
+check = replace(check_parameter, show=cut, integer_format=",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,7 @@ class Document:
     def __post_init__(self) -> None:
         check_text("text", self.text, MAX_DOCUMENT_CHARS)
         check_text("source", self.source, MAX_ID_CHARS)
-        if self.kind not in get_args(Kind):
-            raise InvalidParameter(f"kind is {self.kind!r:.60}; choose one of {', '.join(get_args(Kind))}")
+        check.one_of("kind", self.kind, get_args(Kind))
         if self.id is not None:
             check_text("id", self.id, MAX_ID_CHARS)
             if not self.id:
@@ -133,20 +135,17 @@ class Tuning:
     highlights: bool = False
 
     def __post_init__(self) -> None:
-        if self.fusion not in get_args(Fusion):
-            raise InvalidParameter(f"fusion is {self.fusion!r:.60}; choose one of {', '.join(get_args(Fusion))}")
+        check.one_of("fusion", self.fusion, get_args(Fusion))
         weights = self.weights
         if not isinstance(weights, Sequence) or len(weights) != 2:
             raise InvalidParameter(f"weights is {weights!r:.60}; give two numbers, for dense and sparse")
         for name, weight in zip(("dense", "sparse"), weights, strict=True):
-            check_number(f"the {name} weight", weight, 0.0, 1e6)
+            check.number(f"the {name} weight", weight, 0.0, 1e6)
         if not any(weights):
             raise InvalidParameter("both weights are 0; give at least one of them a positive number")
-        check_number("rrf_k", self.rrf_k, 0.0, 1e6)
-        if self.candidates is not None:
-            check_k("candidates", self.candidates)
-        if self.mmr is not None:
-            check_number("mmr", self.mmr, 0.0, 1.0)
+        check.number("rrf_k", self.rrf_k, 0.0, 1e6)
+        check.integer("candidates", self.candidates, 1, MAX_K, optional=True)
+        check.number("mmr", self.mmr, 0.0, 1.0, optional=True)
         object.__setattr__(self, "weights", tuple(weights))
 
 
@@ -173,19 +172,11 @@ class AddReport:
 
 
 def check_mode(mode: object) -> None:
-    if mode not in get_args(Mode):
-        raise InvalidParameter(f"mode is {mode!r:.60}; choose one of {', '.join(get_args(Mode))}")
+    check.one_of("mode", mode, get_args(Mode))
 
 
 def check_k(name: str, k: object) -> None:
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K:
-        raise InvalidParameter(f"{name} is {k!r:.60}; give a whole number from 1 to {MAX_K:,}")
-
-
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise InvalidParameter(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
+    check.integer(name, k, 1, MAX_K)
 
 
 def check_text(name: str, text: object, max_chars: int) -> None:

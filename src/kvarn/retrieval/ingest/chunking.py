@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvarn.errors import InvalidParameter
+from kvarn.checks import check_parameter
 from kvarn.retrieval.types import Document, Kind, TextChunk
 
 Count = Callable[[str], int]
@@ -33,6 +33,7 @@ _DEFINITION = re.compile(
     re.MULTILINE,
 )
 _DECORATOR = re.compile(r"@\w")
+_check = replace(check_parameter, show=lambda value: f"{value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,7 @@ class Chunking:
             ("tokens", self.tokens, 8, 2**20),
             ("overlap", self.overlap, 0, self.tokens // 2),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidParameter(f"chunk {name} is {value!r:.40}; give a whole number from {low} to {high}")
+            _check.integer(f"chunk {name}", value, low, high)
 
 
 def cut(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
