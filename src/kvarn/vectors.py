@@ -46,9 +46,11 @@ class Vectors:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)
 
-    def compute(self, group: Sequence[TokenIds], pooling: Pooling) -> Future[Float32]:
+    def compute(self, group: Sequence[TokenIds], pooling: Pooling, *, priority: int = 0) -> Future[Float32]:
         """One group between two steps, so that callers share the engine."""
-        return self._runner.compute(lambda engine: embed_group(engine.backend, engine.kv, group, pooling))
+        return self._runner.compute(
+            lambda engine: embed_group(engine.backend, engine.kv, group, pooling), priority=priority
+        )
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
         """The vectors of all groups, (n, dim)."""
@@ -57,13 +59,13 @@ class Vectors:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
-    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+    def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
         spec, classifier = self._model.spec, self._model.classifier
         if classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
         ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in pairs]
-        vectors = [self.compute(group, "cls").result() for group in self._fitting(ids)]
+        vectors = [self.compute(group, "cls", priority=priority).result() for group in self._fitting(ids)]
         return classifier.scores(self.joined(vectors, normalize=False))
 
     def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:

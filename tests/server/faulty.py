@@ -88,7 +88,7 @@ class FaultRoutes:
         for _ in range(serving.NUM_THREADS):
             loop.run_in_executor(None, time.sleep, seconds)
         for _ in range(worker_threads.NUM_THREADS):
-            self._sleeping.add(loop.create_task(self._state.workers.run(time.sleep, seconds)))
+            self._sleeping.add(loop.create_task(self._state.workers.run(0, time.sleep, seconds)))
 
     async def _figures(self, llm: LLM) -> dict[str, int]:
         stats = await asyncio.get_running_loop().run_in_executor(self._own_thread, llm.stats)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from kvarn.behalf import caller_priority
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_turnstile
 from kvarn.engine.handle import OnEvent, RequestHandle, Ticket
@@ -113,13 +112,12 @@ class Runner:
         """Run work on the engine's thread between two steps; nothing that computes, see compute()."""
         return self._loop.ask(work)
 
-    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0) -> Future[T]:
+    def compute(self, work: Callable[[Engine], T], num_tokens: int = 0, *, priority: int = 0) -> Future[T]:
         """Run work in the engine's turn, once num_tokens fit into the cache beside the running requests.
 
-        The caller's priority is that of the turn among the engines of the process, and orders the pieces of work that
+        The priority is that of the turn among the engines of the process, and orders the pieces of work that
         wait for this one: they age as requests do, and one is done between two steps.
         """
-        priority = caller_priority.get()
         due_at = time.monotonic() - priority * self._ageing_s
 
         def run(engine: Engine) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
@@ -19,7 +20,7 @@ from kvarn.retrieval.search.rag_prompt import Grounding
 from kvarn.retrieval.search.rerank import rerank_hits
 from kvarn.retrieval.search.search import Query, find, num_reranked
 from kvarn.retrieval.storage.paths import collection_folder, existing_folder
-from kvarn.retrieval.types import AddReport, Hit, Mode, Tuning, check_k, check_mode
+from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check_k, check_mode
 from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Collection:
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
         self.chunking = _settled(self._index, chunking)
         self._lock = threading.Lock()  # one add at a time
-        self._indexer = Indexer(self._index, self._embedder, name)
+        self._indexer = Indexer(self._index, name)
         self.hot: QueryCache[tuple[Hit, ...]] = QueryCache()
 
     @classmethod
@@ -70,6 +71,13 @@ class Collection:
         """Open a collection for searching only; it must exist. Another process may be changing it."""
         index = _embedded(existing_folder(name, _path(folder)), read_only=True)
         return cls(name, model=model, index=index)
+
+    def at_priority(self, priority: int) -> Collection:
+        """The same open collection, whose texts and queries are embedded at this priority among the model's work."""
+        view = copy.copy(self)
+        if isinstance(self._embedder, ModelEmbedder):
+            view._embedder = self._embedder.at_priority(priority)
+        return view
 
     @property
     def version(self) -> int:
@@ -92,7 +100,7 @@ class Collection:
         num_done = 0
         with self._lock:
             for batch in checked_batches(documents):
-                report += self._indexer.add(batch, self.chunking)
+                report += self._indexer.add(batch, self.chunking, self._embedder)
                 num_done += len(batch)
                 if on_added is not None:
                     on_added(num_done)
@@ -207,7 +215,9 @@ class Collection:
     def _find(self, texts: Sequence[str], how: _How) -> list[tuple[Hit, ...]]:
         if not texts or not len(self):
             return [() for _ in texts]
-        vectors = [None] * len(texts) if how.mode == "sparse" else list(self._indexer.embed_queries(texts))
+        vectors: Sequence[Float32 | None] = [None] * len(texts)
+        if how.mode != "sparse":
+            vectors = list(self._indexer.embed_queries(texts, self._embedder))
         queries = [Query(text, vector, *how) for text, vector in zip(texts, vectors, strict=True)]
         return [tuple(find(self._index, query)) for query in queries]
 

@@ -40,10 +40,13 @@ class Embedder(Protocol):
 class ModelEmbedder:
     """An encoder model such as minilm, loaded by its name or lent by the caller."""
 
-    def __init__(self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None) -> None:
-        """find: asked for the model by name whenever it is needed, and keeps it."""
+    def __init__(
+        self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None, *, priority: int = 0
+    ) -> None:
+        """find: called with the name whenever the model is needed, and owns it. priority: as of SamplingParams."""
         self._lock = threading.Lock()
         self._find = find
+        self._priority = priority
         self._is_own = isinstance(model, str)
         self._name = model if isinstance(model, str) else model.spec.name
         self._llm = None if isinstance(model, str) else model
@@ -70,7 +73,13 @@ class ModelEmbedder:
         return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0
 
     def embed(self, texts: Sequence[str]) -> Float32:
-        return self.llm.embed(list(texts)) if texts else np.empty((0, self.llm.spec.width), np.float32)
+        if not texts:
+            return np.empty((0, self.llm.spec.width), np.float32)
+        return self.llm.embed(list(texts), priority=self._priority)
+
+    def at_priority(self, priority: int) -> ModelEmbedder:
+        """The same model for texts of another priority; it stays this embedder's to load and to close."""
+        return ModelEmbedder(self._name, find=lambda _: self.llm, priority=priority)
 
     def close(self) -> None:
         """Free the model if it is our own."""

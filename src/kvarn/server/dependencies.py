@@ -12,14 +12,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from kvarn.behalf import caller_priority
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.observe.metrics import Metrics
 from kvarn.server.access.limits import RateLimits
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
-from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.process.lifecycle import Lifecycle
@@ -57,7 +55,6 @@ async def _charged(http: Request) -> AsyncIterator[RequestContext]:
     async with request_context(http) as request:
         try:
             request.charge(limits.enter(request.principal))
-            caller_priority.set(request.principal.tier.priority)
             yield request
         except CapacityError as error:
             raise _refused(error, request, limits) from error
@@ -75,6 +72,17 @@ def _refused(error: CapacityError, request: RequestContext, limits: RateLimits) 
 def _state(http: Request) -> ServerState:
     state: ServerState = http.app.state.kvarn
     return state
+
+
+def _retrieval(state: ServerState) -> RetrievalServices:
+    return RetrievalServices(
+        models=state.models,
+        collections=state.collections,
+        workers=state.workers,
+        document_reader=state.document_reader,
+        prefix_warmup=state.prefix_warmup,
+        metrics=state.metrics,
+    )
 
 
 def _part(get: Callable[[ServerState], Any]) -> Any:
@@ -95,5 +103,4 @@ ServerLifecycle = Annotated[Lifecycle, _part(lambda state: state.lifecycle)]
 HttpTraffic = Annotated[Traffic, _part(lambda state: state.traffic)]
 Collections = Annotated[CollectionPool, _part(lambda state: state.collections)]
 Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
-PdfReader = Annotated[DocumentReader, _part(lambda state: state.document_reader)]
-Retrieval = Annotated[RetrievalServices, _part(RetrievalServices.of)]
+Retrieval = Annotated[RetrievalServices, _part(_retrieval)]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-from kvarn.behalf import caller_priority
 from kvarn.engine.engine import Engine
 from kvarn.engine.runner import Runner
 from kvarn.types import SamplingParams
@@ -48,14 +46,6 @@ def is_idle(runner: Runner) -> bool:
         return not engine.has_work and engine.kv.num_free == engine.kv.num_blocks
 
     return runner.exclusively(look)
-
-
-@contextmanager
-def behalf(priority: int) -> Iterator[None]:
-    """What is computed meanwhile is for a caller of that priority."""
-    before = caller_priority.set(priority)
-    yield
-    caller_priority.reset(before)
 
 
 def batch_sizes(engine: Engine) -> list[int]:

@@ -14,7 +14,6 @@ from kvarn.engine.runner import Runner
 from kvarn.errors import RequestError
 from kvarn.types import SamplingParams
 from tests.unit.engine.fake import make_engine
-from tests.unit.engine.stepping import behalf
 
 LONG = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
 
@@ -213,8 +212,7 @@ def test_work_comes_with_its_own_priority(runners: list[Runner]) -> None:
     """Found here: work that came to one busy engine counted as priority 0, whatever it was."""
     busy, other = runners
     with held(busy):
-        with behalf(20):
-            answer = other.compute(lambda _: other._loop._lane.demand.priority)
+        answer = other.compute(lambda _: other._loop._lane.demand.priority, priority=20)
         time.sleep(0.05)
     assert answer.result(10) == 20
     assert other.compute(lambda _: other._loop._work_priority).result(10) == 0

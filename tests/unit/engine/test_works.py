@@ -14,7 +14,7 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.runner import Runner
 from kvarn.errors import BackendError, RequestError
 from tests.unit.engine.fake import make_engine
-from tests.unit.engine.stepping import ENDLESS, batch_sizes, behalf, eventually
+from tests.unit.engine.stepping import ENDLESS, batch_sizes, eventually
 
 
 @contextmanager
@@ -34,8 +34,8 @@ def test_higher_priorities_go_first_and_equals_in_the_order_they_came(runner: Ru
     works = []
     with held(runner):
         for name in ("free 1", "free 2", "paid 1", "free 3", "paid 2"):
-            with behalf(20 if "paid" in name else 0):
-                works.append(runner.compute(lambda _, name=name: served.append(name)))
+            priority = 20 if "paid" in name else 0
+            works.append(runner.compute(lambda _, name=name: served.append(name), priority=priority))
     for work in works:
         work.result(10)
     assert served == ["paid 1", "paid 2", "free 1", "free 2", "free 3"]
@@ -47,8 +47,7 @@ def test_work_ages_as_requests_do() -> None:
     with held(runner):
         old = runner.compute(lambda _: served.append("old"))
         time.sleep(0.1)
-        with behalf(20):  # worth 0.02 s of waiting
-            young = runner.compute(lambda _: served.append("young"))
+        young = runner.compute(lambda _: served.append("young"), priority=20)  # worth 0.02 s of waiting
     old.result(10)
     young.result(10)
     assert served == ["old", "young"]

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class Indexer:
     """Fills one index with the vectors of one model."""
 
-    def __init__(self, index: Retriever, embedder: Embedder, name: str) -> None:
+    def __init__(self, index: Retriever, name: str) -> None:
+        """name: of the collection, for error messages."""
         self._index = index
-        self._embedder = embedder
-        self._name = name  # of the collection, for people
-        self._is_known_model = False
+        self._name = name
+        self._is_same_model = False  # whether the embedding model was compared with the index's
 
-    def add(self, batch: Sequence[Document], chunking: Chunking) -> AddReport:
+    def add(self, batch: Sequence[Document], chunking: Chunking, embedder: Embedder) -> AddReport:
         """Store what is new or changed of a batch, equal content once; all of it or nothing."""
         known = self._index.digests([document.key for document in batch])
         fresh = [document for document in batch if known.get(document.key) != document.digest]
@@ -41,7 +41,7 @@ class Indexer:
                 duplicates[document.key] = owner
             else:
                 entries.append(document)
-        num_chunks = self._put(entries, chunking)
+        num_chunks = self._put(entries, chunking, embedder)
         num_updated = sum(document.key in known for document in entries)
         return AddReport(
             added=len(entries) - num_updated,
@@ -51,23 +51,23 @@ class Indexer:
             duplicates=duplicates,
         )
 
-    def embed_queries(self, texts: Sequence[str]) -> Float32:
+    def embed_queries(self, texts: Sequence[str], embedder: Embedder) -> Float32:
         """One unit vector per query; a query too long for the model is the mean of its parts."""
-        self._require_same_model()
-        chunking = Chunking(self._embedder.max_tokens, 0)
-        parts = [cut(Document(text), chunking, self._embedder.count) for text in texts]
-        vectors = self._embedder.embed([piece.text for pieces in parts for piece in pieces])
+        self._require_same_model(embedder)
+        chunking = Chunking(embedder.max_tokens, 0)
+        parts = [cut(Document(text), chunking, embedder.count) for text in texts]
+        vectors = embedder.embed([piece.text for pieces in parts for piece in pieces])
         sizes = np.cumsum([0, *map(len, parts)])
         means = [vectors[a:b].mean(axis=0) for a, b in itertools.pairwise(sizes)]
         return np.asarray([mean / max(float(np.linalg.norm(mean)), 1e-12) for mean in means], np.float32)
 
-    def _put(self, documents: Sequence[Document], chunking: Chunking) -> int:
+    def _put(self, documents: Sequence[Document], chunking: Chunking, embedder: Embedder) -> int:
         if not documents:
             return 0
-        self._require_same_model()
-        self._require_fitting(chunking)
-        cuts = [cut(document, chunking, self._embedder.count) for document in documents]
-        vectors = self._embedder.embed([piece.searchable for pieces in cuts for piece in pieces])
+        self._require_same_model(embedder)
+        _require_fitting(chunking, embedder.max_tokens)
+        cuts = [cut(document, chunking, embedder.count) for document in documents]
+        vectors = embedder.embed([piece.searchable for pieces in cuts for piece in pieces])
         entries, start = [], 0
         for document, pieces in zip(documents, cuts, strict=True):
             part = vectors[start : start + len(pieces)]
@@ -76,25 +76,25 @@ class Indexer:
         self._index.put(entries)
         return start
 
-    def _require_fitting(self, chunking: Chunking) -> None:
-        limit = self._embedder.max_tokens
-        if chunking.tokens > limit:
-            raise InvalidParameter(f"chunks of {chunking.tokens} tokens were asked for, the model embeds {limit}")
-
-    def _require_same_model(self) -> None:
-        """Remember what the first model makes of a fixed sentence; refuse another that differs."""
-        if self._is_known_model:
+    def _require_same_model(self, embedder: Embedder) -> None:
+        """Store what the first model makes of a fixed sentence; refuse a model that differs."""
+        if self._is_same_model:
             return
-        mine = self._embedder.embed([PROBE])[0]
+        mine = embedder.embed([PROBE])[0]
         blob = self._index.fact("probe")
         if blob is None:
-            self._index.set_facts({"probe": mine.tobytes(), "model": self._embedder.name})
+            self._index.set_facts({"probe": mine.tobytes(), "model": embedder.name})
         else:
             theirs = np.frombuffer(blob, np.float32)
             if theirs.shape != mine.shape or float(theirs @ mine) < MIN_LIKENESS:
                 raise RetrievalError(
                     f"collection {self._name!r} was made with the embedding model {self._index.fact('model')!r} "
-                    f"({len(theirs)} dimensions), not {self._embedder.name!r} ({len(mine)}); open it with that one, "
+                    f"({len(theirs)} dimensions), not {embedder.name!r} ({len(mine)}); open it with that one, "
                     "or index the documents again"
                 )
-        self._is_known_model = True
+        self._is_same_model = True
+
+
+def _require_fitting(chunking: Chunking, max_tokens: int) -> None:
+    if chunking.tokens > max_tokens:
+        raise InvalidParameter(f"chunks of {chunking.tokens} tokens were asked for, the model embeds {max_tokens}")

@@ -6,14 +6,11 @@ import io
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kvarn.errors import DocumentError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.types import MAX_DOCUMENT_CHARS
-
-CHILD = Path(__file__).with_name("pdf_child.py")  # reads a stranger's file
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def checked_queries(queries: Sequence[str]) -> list[str]:
     return list(queries)
 
 
-def require_own_ids(documents: Iterable[Document]) -> None:
+def require_unique_ids(documents: Iterable[Document]) -> None:
     """Refuse two documents with one id."""
     for _ in _checked(documents, set()):
         pass

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvarn.behalf import caller_priority
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder
 from kvarn.retrieval.ingest.chunking import Chunking, cut
@@ -34,7 +33,7 @@ class Judgement(Protocol):
     def num_tokens(self) -> int:
         """Tokens of all prompts together."""
 
-    def scores(self, tenant: str = "", /) -> Float32:
+    def scores(self, tenant: str = "", priority: int = 0, /) -> Float32:
         """How well each document answers the query, 0 to 1. The tenant salts the prefix cache."""
 
 
@@ -81,8 +80,8 @@ class _Classified:
         texts = [part for one in self.parts for part in one]
         return sum(num_around + len(encode(text, add_special=False)) for text in texts)
 
-    def scores(self, _tenant: str = "", /) -> Float32:
-        logits = self.llm.classify([(self.query, part) for one in self.parts for part in one])
+    def scores(self, _tenant: str = "", priority: int = 0, /) -> Float32:
+        logits = self.llm.classify([(self.query, part) for one in self.parts for part in one], priority=priority)
         starts = np.cumsum([0, *map(len, self.parts)])[:-1]
         return np.maximum.reduceat(_relevance(logits), starts).astype(np.float32)
 
@@ -122,15 +121,14 @@ class _YesOrNo:
         """Each prompt once: it is sent for Yes and for No, and the second finds it cached."""
         return sum(map(len, self.prompts))
 
-    def scores(self, tenant: str = "", /) -> Float32:
+    def scores(self, tenant: str = "", priority: int = 0, /) -> Float32:
         """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
-        yes, no = (_logprobs(self.llm, self.prompts, word, tenant) for word in ("Yes", "No"))
+        yes, no = (_logprobs(self.llm, self.prompts, word, tenant, priority) for word in ("Yes", "No"))
         return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
 
 
-def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str) -> list[float]:
+def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str, priority: int) -> list[float]:
     token_id = llm.tokenizer.encode(word, add_special=False)[0]
-    priority = caller_priority.get()
     params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0, priority=priority)
     handles = [llm.submit(prompt, params, tenant=tenant) for prompt in prompts]
     return [_logprob_of(handle.result(), token_id) for handle in handles]

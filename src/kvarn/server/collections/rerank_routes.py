@@ -24,24 +24,24 @@ router = APIRouter(tags=["rerank"])
 async def rerank(request: Charged, models: Models, workers: Workers, metrics: ServerMetrics) -> Response:
     """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
     body = await request.body(RerankBody)
-    served = await request.use_model(models, body.model)
+    model = await request.use_model(models, body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    groups = await while_awaited(request, judgements(workers, served.llm.llm, body.query, documents))
-    costs = await while_awaited(request, num_tokens_of(workers, groups))
+    groups = await judgements(request, workers, model.llm.llm, body.query, documents)
+    costs = await num_tokens_of(request, workers, groups)
     num_tokens = sum(costs)
     request.reserve(num_tokens)
-    spending = TokenMeter(workers)
+    meter = TokenMeter(request, workers)
     try:
-        scores = await while_awaited(request, scores_of(spending, groups, costs, request.principal.tenant))
+        scores = await while_awaited(request, scores_of(request.principal, meter, groups, costs))
     finally:
-        request.reservation.settle(spending.num_tokens)
-    metrics.embedded(served.id, num_tokens, time.monotonic() - request.received_at)
+        request.reservation.settle(meter.num_tokens)
+    metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return request.reply({"id": f"rerank-{request.id}", "model": served.id, "results": results, "usage": usage})
+    return request.reply({"id": f"rerank-{request.id}", "model": model.id, "results": results, "usage": usage})
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": index, "relevance_score": score}
-    return told if document is None else {**told, "document": {"text": document}}
+    fields: dict[str, Any] = {"index": index, "relevance_score": score}
+    return fields if document is None else {**fields, "document": {"text": document}}

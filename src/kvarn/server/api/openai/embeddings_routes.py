@@ -78,7 +78,7 @@ async def _embed(
     vectors = []
     try:
         for batch in _batches(ids):
-            work = model.llm.embed(batch, body.pooling, normalize=False)
+            work = model.llm.embed(batch, body.pooling, normalize=False, priority=request.principal.tier.priority)
             vectors.append(await while_awaited(request, work))
             num_used += sum(map(len, batch))
     except BackendError as error:
