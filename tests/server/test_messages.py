@@ -73,7 +73,7 @@ class TestConversation:
         result = {"type": "tool_result", "tool_use_id": "a", "content": "cold"}
         with pytest.raises(InvalidField) as error:
             chat_messages(body(says({"type": "text", "text": "Hi"}, result), system="Be brief."))
-        assert error.value.param == "messages.0.content.1.tool_use_id"
+        assert error.value.field == "messages.0.content.1.tool_use_id"
 
     def test_a_turn_of_the_assistant_is_one_message(self) -> None:
         turn = says(

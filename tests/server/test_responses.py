@@ -75,7 +75,7 @@ class TestConversation:
         output = {"type": "function_call_output", "call_id": "a", "output": "cold"}
         with pytest.raises(InvalidField) as error:
             chat_messages(body([{"role": "user", "content": "?"}, output], instructions="Be brief."))
-        assert error.value.param == "input.1.call_id"
+        assert error.value.field == "input.1.call_id"
 
     def test_formats_tools_and_choices_have_their_counterparts(self) -> None:
         wanted = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}

@@ -23,7 +23,7 @@ class Admission:
 
     def admit(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
         """The prompt as it will be read and the longest answer to it, or a refusal with the numbers."""
-        self.check_tokens("the prompt", prompt_ids)
+        self.check_tokens("prompt", prompt_ids)
         self.check_tokens("stop_token_ids", params.stop_token_ids)
         self.check_tokens("logit_bias", params.logit_bias)
         if not prompt_ids:
@@ -38,12 +38,15 @@ class Admission:
         self.check_length(len(prompt), self.context - 1)
         return prompt, self._answer_room(len(prompt), params)
 
-    def check_tokens(self, where: str, token_ids: Iterable[int]) -> None:
+    def check_tokens(self, field: str, token_ids: Iterable[int]) -> None:
+        where = "the prompt" if field == "prompt" else field
         for token_id in token_ids:
             is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
             if not is_id or not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(
-                    f"token id {token_id!r:.40} in {where} is outside the vocabulary; give 0 to {self.vocab_size - 1:,}"
+                    f"token id {token_id!r:.40} in {where} is outside the vocabulary; "
+                    f"give 0 to {self.vocab_size - 1:,}",
+                    field=field,
                 )
 
     def check_length(self, num_tokens: int, limit: int) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from starlette.exceptions import HTTPException
@@ -18,8 +17,8 @@ from starlette.responses import Response
 
 from kvarn import errors
 from kvarn.server.api.anthropic import errors as anthropic
-from kvarn.server.api.field_names import AS_SENT, renamed
 from kvarn.server.api.openai import errors as openai
+from kvarn.server.api.responses import errors as responses
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 
@@ -27,7 +26,8 @@ log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
 STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
 MAX_MESSAGE = 1000
-TOKEN_FIELD = re.compile(r"token id \S+ in (?:the )?(\w+) is outside the vocabulary")  # as Admission says it
+# Errors about the names in a body as it was sent: the client knows them, whether or not we do.
+AS_SENT = frozenset({"unknown_field", "unsupported_parameter", "missing_field"})
 
 
 class BadBody(errors.RequestError):
@@ -74,13 +74,16 @@ class Failure:
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    mentions: tuple[str, ...] = ()  # names of fields in the message
 
-    def on(self, path: str) -> Failure:
-        """With the fields called as clients of a path call them."""
-        if self.status != 400 or self.code in AS_SENT:
+    def renamed(self, field_name: Callable[[str], str]) -> Failure:
+        """With the fields called as a dialect calls them; names that the client itself sent stay."""
+        if self.code in AS_SENT:
             return self
-        param = None if self.param is None else renamed(path, self.param)
-        return replace(self, message=renamed(path, self.message), param=param)
+        message = self.message
+        for name in self.mentions:
+            message = message.replace(name, field_name(name), 1)
+        return replace(self, message=message, param=None if self.param is None else field_name(self.param))
 
 
 # The rule of the nearest class in an exception's family counts.
@@ -129,14 +132,20 @@ def failure_of(error: BaseException) -> Failure:
     message = rule.told or str(error)[:MAX_MESSAGE] or OUR_FAULT
     headers = _headers(error)
     if isinstance(error, InvalidField):
-        return Failure(rule.status, rule.type, error.code or rule.code, message, error.param, headers)
-    return Failure(rule.status, rule.type, rule.code, message, _param(error), headers)
+        code = error.code or rule.code
+        return Failure(rule.status, rule.type, code, message, error.field, headers, error.mentions)
+    param = "model" if isinstance(error, errors.ModelNotFound) else None
+    return Failure(rule.status, rule.type, rule.code, message, param, headers)
 
 
 def failure_body(error: BaseException, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
-    dialect = anthropic if anthropic.is_path(path) else openai
-    return json.dumps(dialect.error_body(failure_of(error).on(path)), separators=(",", ":")).encode()
+    failure = failure_of(error)
+    if anthropic.is_path(path):
+        body = anthropic.error_body(failure)
+    else:
+        body = openai.error_body(failure.renamed(responses.field_name) if path == responses.PATH else failure)
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def failure_response(error: BaseException, path: str, request_id: str = "") -> Response:
@@ -150,14 +159,6 @@ def report(error: BaseException, request_id: str) -> None:
     """Log what is our fault."""
     if failure_of(error).status == 500 or isinstance(error, errors.StorageError):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
-
-
-def _param(error: BaseException) -> str | None:
-    """The field at fault, where the error is not of a field but tells it."""
-    if isinstance(error, errors.ModelNotFound):
-        return "model"
-    found = TOKEN_FIELD.match(str(error)) if isinstance(error, errors.InvalidParameter) else None
-    return found and found[1]
 
 
 def _headers(error: BaseException) -> dict[str, str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.keys import Principal
+from kvarn.server.api.schema import InvalidField
 
 WINDOW_S = 60
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # until one of the running requests may have ended
@@ -241,9 +242,11 @@ class RateLimits:
                 "send fewer prompts or lower n"
             )
         if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
-            raise InvalidParameter(
+            raise InvalidField(
                 f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
-                "minute; shorten the prompt or lower max_tokens, n or k"
+                "minute; shorten the prompt or lower max_tokens, n or k",
+                None,
+                mentions=("max_tokens",),
             )
 
     def _require_places(self, account: _Account, number: int) -> None:

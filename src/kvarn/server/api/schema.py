@@ -7,7 +7,8 @@ leaving it out: official clients write the fields of their own types so when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -26,12 +27,29 @@ EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # 
 
 
 class InvalidField(InvalidParameter):
-    """A field of a request's body has a value we cannot use; carries the field's dotted name."""
+    """A field of a request's body has a value we cannot use.
 
-    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    field: its dotted name in a ChatBody, or in the body it was sent in; mentions: the names of fields in the message,
+    which a dialect may have to replace by its own. Without any, that is the field itself.
+    """
+
+    def __init__(
+        self, message: str, field: str | None, code: str | None = None, *, mentions: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, field=field)
         self.code = code
+        self.mentions = mentions or (() if field is None else (field,))
+
+
+@contextmanager
+def engine_parameters() -> Iterator[None]:
+    """What the engine calls a parameter is a field of the body by the same name."""
+    try:
+        yield
+    except InvalidField:
+        raise
+    except InvalidParameter as error:
+        raise (error if error.field is None else InvalidField(str(error), error.field)) from None
 
 
 class Body(BaseModel):
@@ -111,7 +129,7 @@ def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidFi
         return InvalidField(f"{name} is no field known here; leave it out", name, "unknown_field")
     if error["type"] == "missing":
         return InvalidField(f"{name} is missing; give it", param, "missing_field")
-    reason = error["msg"].removeprefix("Value error, ")
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
 
 

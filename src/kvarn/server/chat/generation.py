@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvarn.engine.handle import Ticket
 from kvarn.errors import CapacityError
+from kvarn.server.api.schema import engine_parameters
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
 from kvarn.server.chat.generation_progress import Phase, TokenGaps, num_charged, phase_of, prompt_progress, usage_of
 from kvarn.server.failures import UnknownRequest
@@ -58,14 +59,10 @@ class Generations:
         return len(self._running)
 
     async def begin(
-        self,
-        request: RequestContext,
-        model: ServedModel,
-        prepare: Sequence[Prepare],
-        options: RequestOptions | None = None,
+        self, request: RequestContext, model: ServedModel, prepare: Sequence[Prepare], options: RequestOptions
     ) -> Generation:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
-        check = partial(make_plan, request, model.llm.llm, prepare, options or RequestOptions(), self._queue_limit)
+        check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
         plan = await while_awaited(request, asyncio.to_thread(check))
         request.reserve(plan.num_tokens, num_answers=plan.num_answers)
         generation = Generation(request, model, plan, self)
@@ -131,7 +128,8 @@ class Generation:
     async def submit(self) -> None:
         """Hand the requests to the engine; returns when all of them are accepted."""
         try:
-            await self.model.llm.send(self.plan.submissions, self._tickets)
+            with engine_parameters():
+                await self.model.llm.send(self.plan.submissions, self._tickets)
             self._is_accepted = True
         except BaseException:
             self.close()

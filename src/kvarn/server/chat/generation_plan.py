@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kvarn.engine.runner import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
 from kvarn.formats.strict_json import strings
-from kvarn.server.api.schema import InvalidField
+from kvarn.server.api.schema import InvalidField, engine_parameters
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
 from kvarn.tokenizer.chat.messages import ChatRequest
 from kvarn.tokenizer.chat.template import encode_chat
@@ -127,7 +127,8 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
 def _room(llm: LLM, submission: Submission, limit_field: str) -> Room:
     """Tokens of the prompt and of the longest answer; an answer that cannot get as long as asked for is refused."""
     params = submission.params
-    prompt, room = llm.admission.admit(submission.prompt_ids, params)
+    with engine_parameters():
+        prompt, room = llm.admission.admit(submission.prompt_ids, params)
     if params.prefill_only:
         return len(prompt), 0
     if params.max_tokens is not None and room < params.max_tokens:
@@ -177,6 +178,7 @@ def _require_bounded(submissions: Sequence[Submission], rooms: Sequence[Room], q
             f"{entries:,} logprobs could be returned, at most {MAX_LOGPROB_ENTRIES:,} are; "
             "lower top_logprobs, max_tokens or n",
             "logprobs",
+            mentions=("top_logprobs, max_tokens or n",),
         )
     read = sum(_entries(one.params.prompt_logprobs) * num_prompt for one, (num_prompt, _) in pairs)
     if read > MAX_PROMPT_LOGPROB_ENTRIES:

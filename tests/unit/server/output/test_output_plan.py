@@ -113,7 +113,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 def test_tools_are_refused_where_the_models_format_is_not_read() -> None:
     with pytest.raises(InvalidField, match="in a form that Kvarn does not read") as refused:
         OutputPlan.of(OutputFormat(None, shows_tools=True), TOOLS)
-    assert refused.value.param == "tools"
+    assert refused.value.field == "tools"
     assert OutputPlan.of(OutputFormat(None, shows_tools=True), TOOLS, "none").tools == ()
 
 

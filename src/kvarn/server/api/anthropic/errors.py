@@ -1,4 +1,4 @@
-"""How Anthropic's clients read an error, and which paths they use."""
+"""How Anthropic's clients read an error, which names they know the fields by, and which paths they use."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ SCHEMA = {  # in OpenAPI
 }
 
 
+NAMES = {
+    "response_format": "output_config.format",
+    "response_format, guided_*": "output_config.format",
+    "tool_choice.function.name": "tool_choice.name",
+    "stop": "stop_sequences",
+}
+
+
+def field_name(name: str) -> str:
+    """The name in /v1/messages of a field of a ChatBody, as which its bodies are checked."""
+    parts = name.split(".")
+    if parts[0] == "tools":
+        own = [part for part in parts if part != "function"]
+        return ".".join([*own[:2], *("input_schema" if part == "parameters" else part for part in own[2:])])
+    return NAMES.get(name, name)
+
+
 def is_path(path: str) -> bool:
     """Whether a path belongs to Anthropic's API, and is answered in its shape."""
     return path == PATH or path.startswith(f"{PATH}/")
@@ -42,6 +59,7 @@ def is_path(path: str) -> bool:
 
 def error_body(failure: Failure) -> dict[str, Any]:
     """The body of a response, and the data of an event in a stream."""
+    failure = failure.renamed(field_name)
     kind = TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     error: dict[str, Any] = {"type": kind, "message": failure.message}
     if (failure.code, failure.param) == ("unsupported_parameter", "thread"):

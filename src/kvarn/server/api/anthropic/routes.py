@@ -22,7 +22,7 @@ from kvarn.server.api.system.tokens import in_thread
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.chat.delta_stream import AnswerPart, answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
-from kvarn.server.chat.generation_plan import chat_submission
+from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.failures import Failure
@@ -43,7 +43,8 @@ async def create_message(
     model = await request.use_model(models, body.model)
     chat = _conversation(model, body, settings.max_n)
     plan = chat.output_plan(model)
-    generation = await generations.begin(request, model, [partial(chat_submission, model, chat, plan)])
+    prepare = partial(chat_submission, model, chat, plan)
+    generation = await generations.begin(request, model, [prepare], RequestOptions())
     stream = MessageStream(f"msg_{request.id}", model.id, generation.usage().prompt_tokens)
     reader = generation.reader(plan)
     if body.stream:
@@ -98,7 +99,7 @@ def _write(events: Iterable[Event]) -> bytes:
 
 
 def _error_event(failure: Failure) -> bytes:
-    return _write([error_body(failure.on(PATH))])
+    return _write([error_body(failure)])
 
 
 STREAM_FORMAT = StreamFormat(_error_event)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody, Inputs
-from kvarn.server.api.schema import InvalidField, body_of
+from kvarn.server.api.schema import InvalidField, body_of, engine_parameters
 from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
@@ -60,9 +60,10 @@ def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
         )
     inputs: Inputs = body.input
     ids = [_encoded(llm, one) for one in inputs]
-    for one in ids:
-        llm.admission.check_tokens("input", one)
-        llm.admission.check_length(len(one), llm.context)
+    with engine_parameters():
+        for one in ids:
+            llm.admission.check_tokens("input", one)
+            llm.admission.check_length(len(one), llm.context)
     return ids
 
 

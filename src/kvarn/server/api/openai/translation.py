@@ -55,6 +55,7 @@ def conversation_of(body: ChatBody, max_n: int) -> Conversation:
             "tools and a constraint on the answer (response_format, guided_*) exclude each other: an answer that must "
             'follow one cannot be a call; set tool_choice to "none" or leave one of them out',
             "tools",
+            mentions=("response_format, guided_*",),
         )
     params = _params(
         body,
@@ -109,8 +110,7 @@ def _params(body: SamplingBody, max_n: int, **more: Any) -> SamplingParams:
     try:
         return SamplingParams(**{**given, **{name: value for name, value in more.items() if value is not None}})
     except InvalidParameter as error:
-        name = str(error).partition(" ")[0]
-        raise InvalidField(str(error), name if name in type(body).model_fields else None) from None
+        raise InvalidField(str(error), error.field if error.field in type(body).model_fields else None) from None
 
 
 def _diffusion(body: DiffusionBody, *, is_stream: bool) -> DiffusionParams:
