@@ -27,9 +27,9 @@ from kvarn.errors import KvarnError
 from kvarn.server.access.auth import Authenticator
 from kvarn.server.access.keys import KeyRing
 from kvarn.server.failures import failure_response
+from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.json_body import read_json
-from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.pipeline import RequestPipeline
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic

@@ -148,13 +148,13 @@ def _slow_down(engine: Engine, seconds: float) -> None:
 
 
 def _slow_down_loads(seconds: float) -> None:
-    real = model_pool._open
+    real = model_pool._load_model
 
-    async def opened(offer: Any) -> Any:
+    async def loaded(plan: Any) -> Any:
         await asyncio.sleep(seconds)
-        return await real(offer)
+        return await real(plan)
 
-    model_pool._open = opened
+    model_pool._load_model = loaded
 
 
 def _break_close(part: Any) -> None:

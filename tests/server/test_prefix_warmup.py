@@ -20,7 +20,7 @@ from kvarn.server.access.keys import ANONYMOUS
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.collections import prefix_warmup
 from kvarn.server.collections.prefix_warmup import MAX_CHATS, FrequentChat
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from kvarn.server.process.serve import make_state
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.state import ServerState
@@ -116,8 +116,8 @@ async def test_an_unexpected_error_is_logged_by_its_type_only_and_the_next_chat_
 @in_a_loop
 async def test_no_model_is_loaded_or_evicted_for_a_warm_up(home: Path) -> None:
     room = MemoryRoom(1 << 40, 1 << 40, True)
-    sizes = [make_offer(name, str(home / name), EngineConfig(), room).card.needed_bytes for name in CHATS]
-    minilm = make_offer(MINILM, str(model_path(MINILM)), EngineConfig(), room).card.needed_bytes
+    sizes = [plan_load(name, str(home / name), EngineConfig(), room).entry.needed_bytes for name in CHATS]
+    minilm = plan_load(MINILM, str(model_path(MINILM)), EngineConfig(), room).entry.needed_bytes
     async with started(home, memory_bytes=minilm + max(sizes) * 3 // 2) as state:
         async with state.models.use(CHATS[1]):
             pass

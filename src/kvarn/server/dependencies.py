@@ -28,7 +28,7 @@ from kvarn.server.state import ServerState
 
 
 class Overloaded(CapacityError):
-    """No room now, as one caller is told: several may wait for the same, and each has limits of its own."""
+    """No room now, for one request: several may wait for the same, and each key has limits of its own."""
 
     def __init__(self, error: CapacityError, headers: Mapping[str, str]) -> None:
         super().__init__(str(error), retry_after_s=error.retry_after_s)

@@ -1,7 +1,7 @@
 """Exceptions become HTTP: the only place that decides status codes. The shapes of bodies are in api/*/errors.py.
 
-What a client caused is told by the exception's message. What failed on our side is logged and told in general words,
-because those messages may name files, devices or other requests.
+For what a client caused, the body has the exception's message. What failed on our side is logged and gets a general
+message, because the exception's may name files, devices or other requests.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class ClientGone(errors.RequestError):
 
 @dataclass(frozen=True, slots=True)
 class StatusRule:
-    """How one class of exceptions is told."""
+    """The response to one class of exceptions."""
 
     status: int
     type: str
     code: str | None
-    told: str | None = None  # instead of the exception's own words
+    message: str | None = None  # instead of the exception's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Failure:
         return replace(self, message=message, param=None if self.param is None else field_name(self.param))
 
 
-# The rule of the nearest class in an exception's family counts.
+# The rule of the nearest base class counts.
 RULES: Mapping[type[BaseException], StatusRule] = {
     errors.RequestError: StatusRule(400, "invalid_request_error", "invalid_request"),
     errors.InvalidParameter: StatusRule(400, "invalid_request_error", "invalid_value"),
@@ -121,15 +121,15 @@ HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 41
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a client is told about an exception."""
+    """The response to an exception."""
     if isinstance(error, HTTPException):  # the router's: unknown path, wrong method
         code = HTTP_CODES.get(error.status_code)
         headers = dict(error.headers or {})
         return Failure(error.status_code, "invalid_request_error", code, str(error.detail), headers=headers)
-    rule = next(RULES[family] for family in type(error).__mro__ if family in RULES)
+    rule = next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
     if isinstance(error, errors.AuthError) and error.reason == "forbidden":
         rule = StatusRule(403, "permission_error", "forbidden")
-    message = rule.told or str(error)[:MAX_MESSAGE] or OUR_FAULT
+    message = rule.message or str(error)[:MAX_MESSAGE] or OUR_FAULT
     headers = _headers(error)
     if isinstance(error, InvalidField):
         code = error.code or rule.code

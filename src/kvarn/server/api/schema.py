@@ -23,7 +23,7 @@ _EVENT = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
-EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, beside JSON
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, in addition to JSON
 
 
 class InvalidField(InvalidParameter):
@@ -107,7 +107,7 @@ def body_of(model: type[Body]) -> dict[str, Any]:
 def show(value: object) -> str:
     """A value as an error message may repeat it: numbers and the like; of texts and collections only the kind.
 
-    Messages travel into logs, and a text may be somebody's prompt.
+    Messages are logged, and a text may be a prompt.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

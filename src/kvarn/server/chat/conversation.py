@@ -27,6 +27,6 @@ class Conversation:
     constrained_by: str | None = None  # the field that asks for a constraint
 
     def output_plan(self, model: ServedModel) -> OutputPlan:
-        """How the model is told about the tools and how its answer is read; raises what it cannot do."""
+        """How the tools are put into the prompt and how the answer is parsed; raises if the model cannot do it."""
         model.llm.llm.submissions.require_generator("chat")
         return OutputPlan.of(model.output_format, self.tools, self.tool_choice, self.is_parallel)

@@ -189,7 +189,7 @@ class Generation:
                 self._ready.clear()
             return [ticket.done.result() for ticket in self._tickets]
         except BaseException:
-            self.close()  # a refusal is told what is left of the limits, so what was used is settled before
+            self.close()  # settles what was used before a refusal reports what is left of the limits
             raise
 
     def cancel(self) -> None:

@@ -36,11 +36,11 @@ TRUNCATED_ROOM = 8  # contexts: what may be given where only its end is read
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a caller may ask for beside sampling."""
+    """Options of a request other than sampling."""
 
     priority: int | None = None  # clamped to the tier; None: the tier's own
     cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
-    limit_field: str = "max_tokens"  # what the body calls the longest answer
+    limit_field: str = "max_tokens"  # the body's name of max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class GenerationPlan:
 
     @property
     def has_scores(self) -> bool:
-        """Whether somebody wants logprobs, which take long to write."""
+        """Whether logprobs are returned, which take long to write."""
         wanted = (one.params for one in self.submissions)
         return any(params.logprobs is not None or params.prompt_logprobs is not None for params in wanted)
 
@@ -65,7 +65,7 @@ def make_plan(
     principal = request.principal
     submissions = tuple(one() for one in prepare)
     rooms = [_room(llm, one, options.limit_field) for one in submissions]
-    submissions, rooms = _within_a_minute(principal.tier.tokens_per_min, submissions, rooms)
+    submissions, rooms = _fit_tier_minute(principal.tier.tokens_per_min, submissions, rooms)
     _require_bounded(submissions, rooms, queue_limit)
     num_tokens = sum(
         num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
@@ -141,10 +141,10 @@ def _room(llm: LLM, submission: Submission, limit_field: str) -> Room:
     return len(prompt), room
 
 
-def _within_a_minute(
+def _fit_tier_minute(
     limit: int | None, submissions: Sequence[Submission], rooms: Sequence[Room]
 ) -> tuple[tuple[Submission, ...], list[Room]]:
-    """Answers for which nobody named a length share what a minute of the tier leaves; at least one token each."""
+    """Answers without max_tokens share what a minute of the tier leaves; at least one token each."""
     pairs = list(zip(submissions, rooms, strict=True))
     num_open = sum(one.params.n for one in submissions if _is_open(one))
     if limit is None or not num_open:

@@ -66,7 +66,7 @@ class RequestPipeline:
             log_access(scope, status, response.first_byte_s, response.elapsed_s)
 
     async def _respond(self, scope: Scope, receive: Receive, response: ResponseSender) -> None:
-        """Let the route answer, or the step that refuses it; whatever is raised before the first byte is told."""
+        """Run the steps and the route; whatever is raised before the first byte becomes a response."""
         # The server leaves out the body of a HEAD response by itself, so the routes need not know the method.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:

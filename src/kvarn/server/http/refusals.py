@@ -1,4 +1,4 @@
-"""What the connection itself answers: requests that never reach the application. Always the last response of one.
+"""Responses of the connection itself, to requests that never reach the application. Always its last response.
 
 The body has the same shape as those of failures.py, so that clients show the message.
 """
@@ -14,7 +14,7 @@ from kvarn.server.http.request_id import new_request_id
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status, a code for programs and a sentence for people."""
+    """A status, a code and a message."""
 
     status: int
     code: str
@@ -42,7 +42,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """Raised inside a parser's callback to stop it; without a refusal the rest is thrown away in silence."""
+    """Raised inside a parser's callback to stop it; without a refusal the rest is dropped without a response."""
 
     def __init__(self, refusal: Refusal | None) -> None:
         super().__init__(refusal.message if refusal else "")

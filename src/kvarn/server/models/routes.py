@@ -19,9 +19,9 @@ router = APIRouter(tags=["models"])
 async def list_models(http: Request, request: Called, models: Models) -> Response:
     """List the models, the default one first; limit, after_id and before_id in the query ask for a part of them."""
     page = schema.Page.of(http.query_params)
-    cards = [_fields(card) for card in models.cards()]
-    part, has_more = page.cut([card["id"] for card in cards])
-    shown = cards[part]
+    entries = [_fields(entry) for entry in models.entries()]
+    part, has_more = page.cut([entry["id"] for entry in entries])
+    shown = entries[part]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
     return request.reply({"object": "list", "data": shown, **ends, "has_more": has_more})
 
@@ -29,21 +29,21 @@ async def list_models(http: Request, request: Called, models: Models) -> Respons
 @router.get("/v1/models/{model_id:path}", response_model=schema.ModelCard)
 async def get_model(request: Called, models: Models, model_id: str) -> Response:
     """Describe one model."""
-    return request.reply(_fields(models.card(model_id)))
+    return request.reply(_fields(models.entry(model_id)))
 
 
-def _fields(card: CatalogEntry) -> dict[str, Any]:
-    created = datetime.fromtimestamp(card.created, UTC)
+def _fields(entry: CatalogEntry) -> dict[str, Any]:
+    created = datetime.fromtimestamp(entry.created, UTC)
     return {
-        "id": card.id,
+        "id": entry.id,
         "object": "model",
         "type": "model",
-        "created": card.created,
+        "created": entry.created,
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "owned_by": "kvarn",
-        "display_name": card.id,
-        "kind": card.kind,
-        "max_model_len": card.context,
-        "digest": card.digest,
-        "is_loaded": card.is_loaded,
+        "display_name": entry.id,
+        "kind": entry.kind,
+        "max_model_len": entry.context,
+        "digest": entry.digest,
+        "is_loaded": entry.is_loaded,
     }

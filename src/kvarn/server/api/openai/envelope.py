@@ -42,7 +42,7 @@ class Envelope:
 
 def fingerprint(model: ServedModel) -> str:
     """Build, weights and kernels: with the same three, the same request gives the same bytes."""
-    return f"kvarn-{__version__}-{(model.card.digest or 'local')[:12]}-{model.llm.llm.isa}"
+    return f"kvarn-{__version__}-{(model.entry.digest or 'local')[:12]}-{model.llm.llm.isa}"
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _SAME = (
 
 
 def options_of(body: SamplingBody) -> RequestOptions:
-    """What the body asks for beside sampling."""
+    """Priority, cache salt and the name of the length limit."""
     is_newer = isinstance(body, ChatBody) and body.max_tokens is None
     return RequestOptions(body.priority, body.cache_salt or "", "max_completion_tokens" if is_newer else "max_tokens")
 

@@ -79,7 +79,7 @@ async def _model(request: RequestContext, models: ModelPool, name: str | None) -
 
 
 def _tokenized(model: ServedModel, body: TokenizeBody, ids: list[int]) -> dict[str, Any]:
-    answer = {"count": len(ids), "max_model_len": model.card.context, "tokens": ids}
+    answer = {"count": len(ids), "max_model_len": model.entry.context, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [model.llm.llm.tokenizer.token_text(token_id) for token_id in ids]
     return answer

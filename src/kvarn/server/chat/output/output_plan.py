@@ -100,7 +100,7 @@ class OutputPlan:
         return OutputStream(self.format, [tool.name for tool in self.tools], context)
 
     def answer_context(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
-        """What the reader needs beside the text."""
+        """What the reader needs in addition to the text."""
         return AnswerContext(
             id_seed,
             is_enforced(self.tools, self.choice, is_parallel=self.is_parallel),

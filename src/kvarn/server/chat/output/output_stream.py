@@ -2,10 +2,9 @@
 
     opening ──<think>──> reasoning ──</think>──> content <──whole, or failed──> candidate
 
-One reader, fed character by character in effect: what comes out depends on the text, never on how it was cut, and
-parse() feeds it once. Nothing that came out is ever taken back, so a call waits until it is whole; only
-where a grammar enforces the form (is_enforced) do its arguments come out as they are written, and mended: that which
-must come out can no longer turn into content.
+The deltas depend on the text, never on how it was cut into pieces. Nothing emitted is ever taken back, so a call waits
+until it is whole; only where a grammar enforces the form (is_enforced) are its arguments emitted as they are written,
+and repaired: what is sure to be a call can no longer become content.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kvarn.server.chat.output.deltas import (
     joined,
 )
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.json_repair import JsonMender
+from kvarn.server.chat.output.json_repair import JsonRepair
 
 SEPARATOR = ";"  # between bare calls
 PIECE_CHARACTERS = 1024
@@ -76,7 +75,7 @@ class OutputStream:
         self._num_calls = 0
         self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
         self._emitted_to = 0  # arguments of that one came out up to here
-        self._mender = JsonMender()  # of that one
+        self._repair = JsonRepair()  # of that one
 
     def parse(self, text: str) -> ParsedOutput:
         """A whole answer: reasoning, content and calls."""
@@ -134,8 +133,8 @@ class OutputStream:
             self._emit_reasoning(self._rest)
             self._rest = ""
         else:
-            said, self._rest = self._rest, ""
-            self._emit_content(said)
+            content, self._rest = self._rest, ""
+            self._emit_content(content)
 
     def _read_opening(self) -> bool:
         assert self._tags is not None
@@ -178,9 +177,9 @@ class OutputStream:
             if text[0] == SEPARATOR and self._is_after_call:
                 return self._open_candidate(SEPARATOR)
             self._may_be_bare = False
-        said, is_marked, after = _split_at(self._rest, self._opening.marker)
+        content, is_marked, after = _split_at(self._rest, self._opening.marker)
         self._rest = self._opening.marker + after if is_marked else after
-        self._emit_content(said)
+        self._emit_content(content)
         return is_marked and self._open_candidate(self._opening.marker)
 
     def _open_candidate(self, marker: str) -> bool:
@@ -210,11 +209,11 @@ class OutputStream:
                 self._begin_call(call.name, call.start)
             end = candidate.at if call.end is None else call.end
             if end > self._emitted_to:
-                self._emit_arguments(self._mended(candidate.text[self._emitted_to : end]))
+                self._emit_arguments(self._repaired(candidate.text[self._emitted_to : end]))
                 self._emitted_to = end
 
-    def _mended(self, text: str) -> str:
-        return self._mender.push(text) if self._context.is_enforced else text
+    def _repaired(self, text: str) -> str:
+        return self._repair.push(text) if self._context.is_enforced else text
 
     def _emit_arguments(self, text: str) -> None:
         if text:
@@ -225,7 +224,7 @@ class OutputStream:
         self._deltas.append(ToolCallStart(self._num_calls, identity, name))
         self._num_calls += 1
         self._num_started += 1
-        self._emitted_to, self._mender = at, JsonMender()
+        self._emitted_to, self._repair = at, JsonRepair()
         self._space, self._has_parts, self._is_after_call = "", True, True
 
     def _drop_candidate(self, at: int) -> None:
@@ -236,7 +235,7 @@ class OutputStream:
         has_open_call = not candidate.calls or candidate.calls[-1].end is None
         self.is_cut |= self._context.is_enforced and has_open_call
         if self._num_started:
-            self._emit_arguments(self._mender.end())
+            self._emit_arguments(self._repair.end())
         else:
             self._emit_content(candidate.text[:at])
             self._may_be_bare = False
@@ -252,17 +251,17 @@ class OutputStream:
     def _emit_content(self, text: str) -> None:
         """Content that ends where the rest begins; white space that waited stands right before it."""
         text = self._space + text
-        said = text.rstrip(WHITESPACE)
-        self._space = text[len(said) :]
+        content = text.rstrip(WHITESPACE)
+        self._space = text[len(content) :]
         if self._has_parts and not self._has_content:
-            said = said.lstrip(WHITESPACE)
-        if said:
-            at = self._num_read - len(self._rest) - len(self._space) - len(said)
+            content = content.lstrip(WHITESPACE)
+        if content:
+            at = self._num_read - len(self._rest) - len(self._space) - len(content)
             last = self._deltas[-1] if self._deltas else None
             if isinstance(last, ContentDelta):  # one chunk costs less than two
-                self._deltas[-1] = ContentDelta(last.text + said, last.at)
+                self._deltas[-1] = ContentDelta(last.text + content, last.at)
             else:
-                self._deltas.append(ContentDelta(said, at))
+                self._deltas.append(ContentDelta(content, at))
             self._has_content, self._is_after_call = True, False
 
     def _emit_reasoning(self, text: str) -> None:
