@@ -20,7 +20,7 @@ from kvarn.server.access.keys import ANONYMOUS
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.collections import prefix_warmup
 from kvarn.server.collections.prefix_warmup import MAX_CHATS, FrequentChat
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from kvarn.server.process.serve import make_state
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.state import ServerState
@@ -56,13 +56,13 @@ async def started(home: Path, **settings: Any) -> AsyncIterator[ServerState]:
     """All of a server but its socket, with one collection."""
     models = (str(home / CHATS[0]), str(model_path(MINILM)), str(home / CHATS[1]))
     state = make_state(ServerConfig(models=models, pinned=(MINILM,), **settings))
-    await state.shelf.start()
+    await state.models.start()
     state.lifecycle.become_ready()
     await state.collections.create("", "things", Chunking())
     try:
         yield state
     finally:
-        for part in (state.prefix_warmup, state.collections, state.shelf):
+        for part in (state.prefix_warmup, state.collections, state.models):
             await part.close()
 
 
@@ -116,17 +116,17 @@ async def test_an_unexpected_error_is_logged_by_its_type_only_and_the_next_chat_
 @in_a_loop
 async def test_no_model_is_loaded_or_evicted_for_a_warm_up(home: Path) -> None:
     room = MemoryRoom(1 << 40, 1 << 40, True)
-    sizes = [make_offer(name, str(home / name), EngineConfig(), room).card.needed_bytes for name in CHATS]
-    minilm = make_offer(MINILM, str(model_path(MINILM)), EngineConfig(), room).card.needed_bytes
+    sizes = [plan_load(name, str(home / name), EngineConfig(), room).entry.needed_bytes for name in CHATS]
+    minilm = plan_load(MINILM, str(model_path(MINILM)), EngineConfig(), room).entry.needed_bytes
     async with started(home, memory_bytes=minilm + max(sizes) * 3 // 2) as state:
-        async with state.shelf.use(CHATS[1]):
+        async with state.models.use(CHATS[1]):
             pass
-        assert not state.shelf.is_loaded(CHATS[0])
+        assert not state.models.is_loaded(CHATS[0])
         state.prefix_warmup.add(frequent_chat(), ANOTHER_VERSION)
         await asyncio.sleep(0.5)
-        assert state.shelf.is_loaded(CHATS[1])
+        assert state.models.is_loaded(CHATS[1])
         assert (num_warmed(state), len(state.prefix_warmup._chats)) == (0, 1)
-        async with state.shelf.use(CHATS[0]):  # a request loads it: now its prompts may be warmed
+        async with state.models.use(CHATS[0]):  # a request loads it: now its prompts may be warmed
             pass
         await until(lambda: num_warmed(state) == 1)
 

@@ -1,4 +1,4 @@
-"""What a class of callers may take: requests and tokens a minute, how many at once, how important.
+"""Tiers of API keys: requests and tokens a minute, concurrency, priority.
 
 Values only; limits.py enforces them.
 """
@@ -29,7 +29,7 @@ class Tier:
     concurrency: int | None = None  # answers, from before the body is read to the last byte
     max_priority: int = 0  # what a request may ask for
     priority: int = 0  # of a request that asks for none
-    sees_metrics: bool = False  # /metrics tells about everybody's requests
+    sees_metrics: bool = False  # /metrics covers the requests of all keys
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -52,7 +52,7 @@ class Tier:
         return f"{name} of tier {self.name!r}"
 
 
-UNLIMITED = Tier("unlimited", max_priority=MAX_PRIORITY, sees_metrics=True)  # of everybody, when there are no keys
+UNLIMITED = Tier("unlimited", max_priority=MAX_PRIORITY, sees_metrics=True)  # of every caller, when there are no keys
 
 # One level of priority is worth ageing_s (10 s) of waiting: the gap of 20 keeps a waiting free request behind paid ones
 # for 200 s, while it still gets its background_share of step time.

@@ -6,7 +6,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
@@ -14,76 +15,107 @@ from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
+    from kvarn.observe.metrics import Metrics
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Hit, Tuning
+    from kvarn.server.access.keys import Principal
     from kvarn.server.api.openai.chat_schema import ChatBody
     from kvarn.server.api.openai.envelope import Envelope
-    from kvarn.server.call import Call
     from kvarn.server.chat.conversation import Conversation
+    from kvarn.server.collections.collection_pool import CollectionPool
+    from kvarn.server.collections.document_reader import DocumentReader
+    from kvarn.server.collections.prefix_warmup import FrequentChat, PrefixWarmup
     from kvarn.server.collections.schema import HowBody, RetrievalBody, SearchBody
-    from kvarn.server.models.model_pool import ServedModel
-    from kvarn.server.process.worker_threads import TokenMeter
+    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
+    from kvarn.server.request_context import RequestContext
     from kvarn.types import Citation, Grounded
 
 
+@dataclass(frozen=True, slots=True)
+class RetrievalServices:
+    """The parts of the server that retrieval uses."""
+
+    models: ModelPool
+    collections: CollectionPool
+    workers: WorkerThreads
+    document_reader: DocumentReader
+    prefix_warmup: PrefixWarmup
+    metrics: Metrics
+
+
 @asynccontextmanager
-async def use_collection(call: Call, name: str) -> AsyncIterator[Collection]:
+async def use_collection(request: RequestContext, collections: CollectionPool, name: str) -> AsyncIterator[Collection]:
     """Keep one of the caller's collections open while the block runs; it embeds at the caller's priority."""
     async with AsyncExitStack() as held:
-        opening = held.enter_async_context(call.state.collections.use(call.principal.tenant, name))
-        yield (await while_awaited(call, opening)).at_priority(call.principal.tier.priority)
+        opening = held.enter_async_context(collections.use(request.principal.tenant, name))
+        yield (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
 
 
-async def ground(call: Call, served: ServedModel, chat: Conversation, body: ChatBody) -> Grounded:
+async def ground(
+    request: RequestContext, services: RetrievalServices, model: ServedModel, chat: Conversation, body: ChatBody
+) -> Grounded:
     """Search one of the caller's collections for the last question, and put the hits into the messages."""
     retrieval = body.retrieval
     assert retrieval is not None
-    async with use_collection(call, retrieval.collection) as collection:
-        await call.use_model(collection.embedder.name)
+    async with use_collection(request, services.collections, retrieval.collection) as collection:
+        await request.use_model(services.models, collection.embedder.name)
         options = grounding_options(retrieval)
+        search = partial(_ground, model, chat, collection, options)
         started = time.monotonic()
-        grounded = await work_for(call, lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)))
-        call.state.metrics.searched(retrieval.mode, time.monotonic() - started)
-        _keep_warm(call, served, chat, body, collection)
+        grounded = await work_for(request, services.workers, search)
+        services.metrics.searched(retrieval.mode, time.monotonic() - started)
+        if (frequent := _frequent_chat(request.principal, model, chat, body, collection)) is not None:
+            services.prefix_warmup.add(frequent, collection.version)
     return grounded
 
 
+def _ground(model: ServedModel, chat: Conversation, collection: Collection, options: dict[str, Any]) -> Grounded:
+    return model.llm.llm.ground(chat.messages, collection.grounding(**options))
+
+
 async def reranked(
-    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], meter: TokenMeter
+    request: RequestContext,
+    services: RetrievalServices,
+    body: SearchBody,
+    found: Sequence[tuple[str, Sequence[Hit]]],
+    meter: TokenMeter,
 ) -> list[list[Hit]]:
     """The best hits of each query as the reranking model orders them; its tokens are reserved before it runs."""
     from kvarn.retrieval.search.rerank import best_hits
 
     assert body.rerank is not None
-    served = await call.use_model(body.rerank)
+    model = await request.use_model(services.models, body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
-    batches = [await rerank_batches(call, served.llm.llm, *one) for one in texts]
-    costs = [await num_tokens_of(call, one) for one in batches]
+    batches = [await rerank_batches(request, services.workers, model.llm.llm, *one) for one in texts]
+    costs = [await num_tokens_of(request, services.workers, one) for one in batches]
     num_tokens = sum(map(sum, costs))
-    call.reserve(num_tokens)
+    request.reserve(num_tokens)
     scores = [
-        await while_awaited(call, scores_of(call, meter, one, cost)) for one, cost in zip(batches, costs, strict=True)
+        await while_awaited(request, scores_of(request.principal, meter, one, cost))
+        for one, cost in zip(batches, costs, strict=True)
     ]
-    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    services.metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
 
 
-def _keep_warm(call: Call, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection) -> None:
-    """Keep the prompt of a frequent query in the prefix cache; only of first turns, as later ones seldom repeat."""
+def _frequent_chat(
+    principal: Principal, model: ServedModel, chat: Conversation, body: ChatBody, collection: Collection
+) -> FrequentChat | None:
+    """The chat to keep warm, if its query is a frequent one; only of first turns, as later ones seldom repeat."""
     from kvarn.retrieval.search.rag_prompt import last_question
     from kvarn.server.collections.prefix_warmup import FrequentChat
 
     retrieval = body.retrieval
     assert retrieval is not None
     if chat.tools or any(message["role"] == "assistant" for message in chat.messages):
-        return
+        return None
     query = retrieval.query or last_question(chat.messages)
     key = collection.hot_question(query, retrieval.k, retrieval.mode, retrieval.filter, tuning_of(retrieval))
-    if key is not None:
-        options = grounding_options(retrieval)
-        salt = body.cache_salt or ""
-        frequent = FrequentChat(call.principal, salt, served.id, retrieval.collection, key, chat, options)
-        call.state.prefix_warmup.add(frequent, collection.version)
+    if key is None:
+        return None
+    options, salt = grounding_options(retrieval), body.cache_salt or ""
+    return FrequentChat(principal, salt, model.id, retrieval.collection, key, chat, options)
 
 
 def with_messages(chat: Conversation, grounded: Grounded) -> Conversation:

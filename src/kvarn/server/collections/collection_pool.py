@@ -51,9 +51,9 @@ class CollectionPool:
     @property
     def embedding_model(self) -> str:
         """The first encoder among the models of the server."""
-        for card in self._models.cards():
-            if card.kind == "embed":
-                return card.id
+        for entry in self._models.entries():
+            if entry.kind == "embed":
+                return entry.id
         raise InvalidParameter("this server has no embedding model; start it with --model minilm beside the others")
 
     async def names(self, tenant: str) -> list[str]:
@@ -125,10 +125,10 @@ class CollectionPool:
             return Collection.open(name, model=embedder, folder=folder)
 
     def _encoder(self, name: str) -> LLM:
-        """The loaded encoder; callers keep it loaded by call.use_model."""
-        for served in self._models.loaded:
-            if served.id == name:
-                return served.llm.llm
+        """The loaded encoder; callers hold it by request.use_model."""
+        for model in self._models.loaded:
+            if model.id == name:
+                return model.llm.llm
         raise CapacityError("the embedding model was unloaded meanwhile; try again", retry_after_s=RETRY_AFTER_S)
 
     async def _make_room(self) -> None:

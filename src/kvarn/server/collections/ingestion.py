@@ -12,22 +12,26 @@ from kvarn.server.api.schema import InvalidField
 
 if TYPE_CHECKING:
     from kvarn.retrieval.types import Document
-    from kvarn.server.call import Call
+    from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.schema import DocumentBody
+    from kvarn.server.process.worker_threads import WorkerThreads
 
 MAX_PDFS = 32  # in one request: each takes a process
 MAX_INLINE_HTML_CHARS = 16_384  # parsed here, in milliseconds at worst; more in a child that can be killed
 
 
-async def read_documents(call: Call, bodies: Sequence[DocumentBody]) -> list[Document]:
+async def read_documents(
+    bodies: Sequence[DocumentBody], reader: DocumentReader, workers: WorkerThreads, priority: int
+) -> list[Document]:
     """Read all documents of a request; raises if one cannot be read, or if two have the same id."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
     if sum(body.data is not None for body in bodies) > MAX_PDFS:
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
-    texts = {number: await _pdf_text(call, body, number) for number, body in enumerate(bodies) if body.data is not None}
-    texts |= await _html_texts(call, bodies)
-    return await call.state.workers.run(call.principal.tier.priority, _documents, bodies, texts)
+    pdfs = {number: body for number, body in enumerate(bodies) if body.data is not None}
+    texts = {number: await _pdf_text(body, number, reader, priority) for number, body in pdfs.items()}
+    texts |= await _html_texts(bodies, reader, priority)
+    return await workers.run(priority, _documents, bodies, texts)
 
 
 def _check(body: DocumentBody, param: str) -> None:
@@ -37,22 +41,20 @@ def _check(body: DocumentBody, param: str) -> None:
         raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
 
 
-async def _pdf_text(call: Call, body: DocumentBody, number: int) -> str:
+async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, priority: int) -> str:
     assert body.data is not None
     data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    priority = call.principal.tier.priority
-    return await call.state.document_reader.pdf_text(data, _name(body, number), priority=priority)
+    return await reader.pdf_text(data, _name(body, number), priority=priority)
 
 
-async def _html_texts(call: Call, bodies: Sequence[DocumentBody]) -> dict[int, str]:
+async def _html_texts(bodies: Sequence[DocumentBody], reader: DocumentReader, priority: int) -> dict[int, str]:
     """The texts of all HTML documents by number, parsed by one child process; none if they are short enough."""
     pages = {number: body.text for number, body in enumerate(bodies) if body.kind == "html" and body.text is not None}
     if sum(map(len, pages.values())) <= MAX_INLINE_HTML_CHARS:
         return {}
     number = next(iter(pages))
     source = _name(bodies[number], number) if len(pages) == 1 else "HTML"
-    priority = call.principal.tier.priority
-    texts = await call.state.document_reader.html_texts(list(pages.values()), source, priority=priority)
+    texts = await reader.html_texts(list(pages.values()), source, priority=priority)
     return dict(zip(pages, texts, strict=True))
 
 

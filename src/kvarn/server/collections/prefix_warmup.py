@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import KvarnError
-from kvarn.server.chat.conversation import chat_submission
-from kvarn.server.chat.generation_plan import tenant_of
+from kvarn.server.chat.generation_plan import chat_submission, tenant_of
 from kvarn.server.collections.chat_retrieval import with_messages
 from kvarn.types import MAX_PRIORITY
 
@@ -143,6 +142,7 @@ class PrefixWarmup:
 def _submission(served: ServedModel, chat: FrequentChat, collection: Collection) -> Submission:
     """Runs in a worker thread: the prompt as the next request of this chat will have it, for prefill only."""
     grounded = served.llm.llm.ground(chat.chat.messages, collection.grounding(**chat.options))
-    submission = chat_submission(served, with_messages(chat.chat, grounded))
+    conversation = with_messages(chat.chat, grounded)
+    submission = chat_submission(served, conversation, conversation.output_plan(served))
     params = submission.params.replace(prefill_only=True, priority=PRIORITY, n=1, logprobs=None, prompt_logprobs=None)
     return replace(submission, params=params, tenant=tenant_of(chat.principal, chat.cache_salt), constraint=None)

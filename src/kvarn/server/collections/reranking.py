@@ -12,27 +12,32 @@ from kvarn.server.process.worker_threads import work_for
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.retrieval.search.rerank import RerankBatch
-    from kvarn.server.call import Call
-    from kvarn.server.process.worker_threads import TokenMeter
+    from kvarn.server.access.keys import Principal
+    from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
+    from kvarn.server.request_context import RequestContext
 
 DOCUMENT_ROOM = 64  # contexts: a cross-encoder reads a long document in parts
 BATCH = 8  # documents scored between two checks whether the client is still connected
 
 
-async def rerank_batches(call: Call, llm: LLM, query: str, documents: Sequence[str]) -> list[RerankBatch]:
+async def rerank_batches(
+    request: RequestContext, workers: WorkerThreads, llm: LLM, query: str, documents: Sequence[str]
+) -> list[RerankBatch]:
     """The prompts of the documents, in batches; nothing is computed yet."""
     batches = [documents[start : start + BATCH] for start in range(0, len(documents), BATCH)]
-    return [await work_for(call, _prepared, llm, query, batch) for batch in batches]
+    return [await work_for(request, workers, _prepared, llm, query, batch) for batch in batches]
 
 
-async def num_tokens_of(call: Call, batches: Sequence[RerankBatch]) -> list[int]:
+async def num_tokens_of(request: RequestContext, workers: WorkerThreads, batches: Sequence[RerankBatch]) -> list[int]:
     """Tokens of each batch."""
-    return await work_for(call, lambda: [batch.num_tokens for batch in batches])
+    return await work_for(request, workers, lambda: [batch.num_tokens for batch in batches])
 
 
-async def scores_of(call: Call, meter: TokenMeter, batches: Sequence[RerankBatch], costs: Sequence[int]) -> list[float]:
+async def scores_of(
+    principal: Principal, meter: TokenMeter, batches: Sequence[RerankBatch], costs: Sequence[int]
+) -> list[float]:
     """The score of each document, batch after batch: the batches after a disconnect are not computed."""
-    tenant, priority = call.principal.tenant, call.principal.tier.priority
+    tenant, priority = principal.tenant, principal.tier.priority
     scores: list[float] = []
     for batch, cost in zip(batches, costs, strict=True):
         scores += map(float, await meter.run(cost, batch.scores, tenant, priority))

@@ -1,4 +1,4 @@
-"""ServerConfig: every setting of `kvarn serve`, validated once. Knows values; sources.py knows where from.
+"""ServerConfig: every setting of `kvarn serve`, validated once. Knows values; setting_sources.py knows where from.
 
 Durations end in _s, sizes in _bytes; 0 is never "unlimited".
 """
@@ -64,7 +64,7 @@ class ServerConfig:
     models: tuple[str, ...] = ("smollm2",)  # paths or names of `kvarn pull`; the first is loaded at start
     host: str = "127.0.0.1"
     port: int = 8000
-    keys: Path | None = None  # TOML file of `kvarn keys`; None: everybody may ask, so loopback only
+    keys: Path | None = None  # TOML file of `kvarn keys`; None: no key is needed, so loopback only
     insecure: bool = False  # listen beyond loopback without keys
     unknown_fields: str = "refuse"  # refuse | ignore
     drain_delay_s: float = 5.0  # after SIGTERM new requests are still taken for this long ...
@@ -87,7 +87,7 @@ class ServerConfig:
     pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded
     cors_origins: tuple[str, ...] = ()  # of browsers that may ask; none by default
     allowed_hosts: tuple[str, ...] = ()  # extra names in the Host header while bound to loopback
-    metrics_compat: str = ""  # vllm: its metric names beside ours
+    metrics_compat: str = ""  # vllm: its metric names in addition to ours
     log_level: str = "info"
     heartbeat_timeout_s: float = 5.0  # an engine that shows no progress for this long ends the process
     tiers: Mapping[str, Tier] = field(default_factory=lambda: dict(DEFAULT_TIERS))
@@ -113,7 +113,7 @@ class ServerConfig:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who can reach the server may ask."""
+        """Whether requests need no key."""
         return self.keys is None
 
     def _check_names(self) -> None:

@@ -16,7 +16,7 @@ from kvarn.server.access.priority_semaphore import PrioritySemaphore
 from kvarn.server.http.disconnect import while_awaited
 
 if TYPE_CHECKING:
-    from kvarn.server.call import Call
+    from kvarn.server.request_context import RequestContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,11 +49,11 @@ class WorkerThreads:
 
 
 class TokenMeter:
-    """Tokens that one call's work in threads has cost so far, including work that outlives a disconnected client."""
+    """Tokens that one request's work in threads has cost so far, including work that outlives a disconnected client."""
 
-    def __init__(self, call: Call) -> None:
-        self._workers = call.state.workers
-        self._priority = call.principal.tier.priority
+    def __init__(self, request: RequestContext, workers: WorkerThreads) -> None:
+        self._workers = workers
+        self._priority = request.principal.tier.priority
         self.num_tokens = 0
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -70,6 +70,8 @@ class TokenMeter:
             raise
 
 
-async def work_for(call: Call, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+async def work_for(
+    request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
+) -> T:
     """Run work in a thread at the caller's priority, and wait only as long as the client and the server do."""
-    return await while_awaited(call, call.state.workers.run(call.principal.tier.priority, work, *args, **options))
+    return await while_awaited(request, workers.run(request.principal.tier.priority, work, *args, **options))
