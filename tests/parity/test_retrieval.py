@@ -107,13 +107,13 @@ def test_a_priority_reaches_the_engine_with_documents_and_queries(
         kvarn.LLM(minilm()) as encoder,
         kvarn.Collection("notes", model=encoder, folder=tmp_path) as notes,
     ):
-        compute = encoder.runner.compute
+        compute = encoder.client.compute
 
         def recorded(work: Any, num_tokens: int = 0, *, priority: int = 0) -> Any:
             priorities.append(priority)
             return compute(work, num_tokens, priority=priority)
 
-        monkeypatch.setattr(encoder.runner, "compute", recorded)
+        monkeypatch.setattr(encoder.client, "compute", recorded)
         notes.at_priority(7).add("Stars shine at night.")
         assert priorities == [7, 7]  # what tells models apart, once; then the chunk
         notes.at_priority(-3).search("night")

@@ -26,7 +26,7 @@ class AnswerPart:
 async def answer_parts(generation: Generation, reader: OutputStream) -> AsyncIterator[AnswerPart]:
     """The answer part by part; one that ran out of time ends with its error."""
     async for batch in generation.batches():
-        tokens = [event.token for event in batch]
+        tokens = [event for _, event in batch]
         deltas = reader.push("".join(token.text for token in tokens))
         last = tokens[-1]
         if last.finish_reason is FinishReason.DEADLINE:

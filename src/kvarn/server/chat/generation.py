@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from kvarn.engine.handle import Ticket
 from kvarn.errors import CapacityError
 from kvarn.server.api.schema import engine_parameters
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
-from kvarn.server.chat.generation_progress import Phase, TokenGaps, num_charged, phase_of, prompt_progress, usage_of
+from kvarn.server.chat.generation_progress import (
+    GenerationPhase,
+    TokenGaps,
+    num_charged,
+    phase_of,
+    prompt_progress,
+    usage_of,
+)
 from kvarn.server.failures import UnknownRequest
 from kvarn.server.http.disconnect import client_gone, while_awaited
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from kvarn.async_llm import Mailbox
+    from kvarn.engine.client import IndexedEvent
+    from kvarn.engine.handle import OutputCollector
     from kvarn.observe.metrics import Metrics
     from kvarn.request import Request
     from kvarn.server.access.keys import Principal
@@ -38,13 +42,6 @@ if TYPE_CHECKING:
 
 MAX_UNREAD_CANVASES = 256  # each as long as its answer
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers; the request's id follows
-
-
-class AnswerEvent(NamedTuple):
-    """One step of one answer; prompt_index says which of the request's prompts it answers."""
-
-    prompt_index: int
-    token: TokenEvent
 
 
 class Generations:
@@ -104,20 +101,11 @@ class Generation:
         self.model = model
         self.plan = plan
         self._generations = generations
-        self._ready: deque[AnswerEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None
         self._is_quiet = False  # events are not read, only the results count
-        self._error: BaseException | None = None
         self._is_accepted = False  # by the engine
         self._is_closed = False
         self._gaps = TokenGaps(generations.metrics.token_gaps(model.id))
-        mailbox = model.llm.mailbox()
-        self._tickets: list[Ticket] = []
-        for index in range(len(plan.submissions)):
-            ticket = Ticket(partial(_post_event, mailbox, self._take, index), keeps_events=False)
-            ticket.done.add_done_callback(partial(_post_end, mailbox, self._end))
-            self._tickets.append(ticket)
-        self._num_open = len(self._tickets)
+        self._answers = model.llm.llm.client.stream_async(len(plan.submissions), self._on_arrival)
         self._watch = asyncio.create_task(self._watch_client())
 
     @property
@@ -129,15 +117,15 @@ class Generation:
         """Hand the requests to the engine; returns when all of them are accepted."""
         try:
             with engine_parameters():
-                await self.model.llm.send(self.plan.submissions, self._tickets)
+                await self._answers.submit(self.plan.submissions)
             self._is_accepted = True
         except BaseException:
             self.close()
             raise
 
     @property
-    def phase(self) -> Phase:
-        return "finished" if self._num_open == 0 or self._is_closed else phase_of(self._requests)
+    def phase(self) -> GenerationPhase:
+        return "finished" if self._answers.num_open == 0 or self._is_closed else phase_of(self._requests)
 
     @property
     def priority(self) -> int:
@@ -152,7 +140,7 @@ class Generation:
     @property
     def is_cancelled(self) -> bool:
         """Whether cancel() was called."""
-        return all(ticket.is_cancelled for ticket in self._tickets)
+        return all(collector.is_cancelled for collector in self._answers.collectors)
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
@@ -173,36 +161,26 @@ class Generation:
         """Tokens so far: each prompt once, the answers of all choices."""
         return usage_of(self._requests)
 
-    async def batches(self) -> AsyncIterator[list[AnswerEvent]]:
-        """Events as they come, all that are ready at once together."""
-        while await self._has_events():
-            batch = list(self._ready)
-            self._ready.clear()
-            yield batch
+    def batches(self) -> AsyncIterator[list[IndexedEvent]]:
+        """Events as they come, each with the index of its prompt, all that are ready at once together."""
+        return self._answers.batches()
 
     async def finish(self) -> list[Completion]:
         """Wait for all results, one for each prompt; ClientGone when the client disconnects."""
         self._is_quiet = True
-        self._ready.clear()
         try:
-            while await self._has_events():
-                self._ready.clear()
-            return [ticket.done.result() for ticket in self._tickets]
+            return await self._answers.results()
         except BaseException:
             self.close()  # settles what was used before a refusal reports what is left of the limits
             raise
 
     def cancel(self) -> None:
         """Ask for the end: what was generated so far is the result."""
-        for ticket in self._tickets:
-            ticket.cancel()
+        self._answers.cancel()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, once the events that are ready have been read."""
-        if self._error is None and self._num_open:
-            self._error = error
-        self.cancel()
-        self._wake()
+        self._answers.fail(error)
 
     def close(self) -> None:
         """Cancel what still runs, and settle with limits and metrics; only the first time."""
@@ -217,25 +195,26 @@ class Generation:
             self._count(phase)
         # Both refer to this object: a cycle would keep every request in memory until the garbage collector runs.
         del self._watch
-        self._tickets = []
+        self._answers.collectors = []
 
     @property
     def _requests(self) -> list[Request]:
-        return _requests_of(self._tickets)
+        return _requests_of(self._answers.collectors)
 
-    def _count(self, phase: Phase) -> None:
+    def _count(self, phase: GenerationPhase) -> None:
         """Tell metrics and the log how it ended."""
         metrics, model, usage = self._generations.metrics, self.model.id, self.usage()
         log_fields, latency_s = self.request.log_fields, time.monotonic() - self.request.received_at
         log_fields.update(model=model, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
         log_fields["cached_tokens"] = usage.cached_tokens
-        left = [ticket for ticket in self._tickets if not ticket.is_settled]  # read once: the engine goes on meanwhile
-        for ticket, submission in zip(self._tickets, self.plan.submissions, strict=True):
-            if ticket in left:
+        collectors = self._answers.collectors
+        left = [collector for collector in collectors if not collector.is_settled]  # read once: the engine goes on
+        for collector, submission in zip(collectors, self.plan.submissions, strict=True):
+            if collector in left:
                 continue
-            error = ticket.done.exception()
+            error = collector.done.exception()
             if error is None:
-                completion = ticket.done.result()
+                completion = collector.done.result()
                 metrics.request_finished(model, completion, submission.params, latency_s)
                 log_fields["finish_reason"] = str(completion.finish_reason)
             else:
@@ -244,55 +223,18 @@ class Generation:
         if phase != "finished" and abandoned:  # else it was refused, or has just ended
             metrics.request_abandoned(model, usage_of(abandoned), phase)
 
-    async def _has_events(self) -> bool:
-        """Wait until an event is ready, or all are over; raise the error once the events before it were read."""
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            if self._num_open == 0:
-                return False
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        return True
-
-    def _take(self, event: AnswerEvent) -> None:
-        self._gaps.observe(event.prompt_index, event.token)
-        if event.token.finish_reason is FinishReason.DEADLINE and self._error is None:
-            self._error = self.request.deadline.error()
-        if not self._is_quiet:
-            if event.token.canvas is not None and len(self._ready) >= MAX_UNREAD_CANVASES:
-                return  # a reader that has fallen behind misses steps, and no text
-            self._ready.append(event)
-            self._wake()
-
-    def _end(self, error: BaseException | None) -> None:
-        """One ticket is settled."""
-        self._num_open -= 1
-        if error is not None:
-            self._num_open = max(self._num_open, 0)
-            if self._error is None:
-                self._error = error
-            self.cancel()
-        if error is not None or self._num_open == 0:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+    def _on_arrival(self, prompt_index: int, event: TokenEvent) -> bool:
+        """Called in the event loop; whether the event is kept for the reader."""
+        self._gaps.observe(prompt_index, event)
+        if event.finish_reason is FinishReason.DEADLINE and self._answers.error is None:
+            self._answers.error = self.request.deadline.error()
+        # A reader that has fallen behind misses denoising steps, and no text.
+        is_missed = event.canvas is not None and self._answers.num_unread >= MAX_UNREAD_CANVASES
+        return not (self._is_quiet or is_missed)
 
     async def _watch_client(self) -> None:
         self.fail(await client_gone(self.request.receive))
 
 
-def _requests_of(tickets: Sequence[Ticket]) -> list[Request]:
-    return [request for ticket in tickets for request in ticket.requests]
-
-
-def _post_event(mailbox: Mailbox, take: Callable[[AnswerEvent], None], prompt_index: int, token: TokenEvent) -> None:
-    """Called on the engine's thread."""
-    mailbox.post(take, AnswerEvent(prompt_index, token))
-
-
-def _post_end(mailbox: Mailbox, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nothing waits for the result
-        mailbox.post(end, done.exception())
+def _requests_of(collectors: Sequence[OutputCollector]) -> list[Request]:
+    return [request for collector in collectors for request in collector.requests]

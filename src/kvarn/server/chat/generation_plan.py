@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvarn.engine.runner import Submission
+from kvarn.engine.submission import Submission
 from kvarn.errors import ConstraintError, InvalidParameter
 from kvarn.formats.strict_json import strings
 from kvarn.server.api.schema import InvalidField, engine_parameters
@@ -63,9 +63,9 @@ def make_plan(
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
     principal = request.principal
-    submissions = tuple(one() for one in prepare)
-    rooms = [_room(llm, one, options.limit_field) for one in submissions]
-    submissions, rooms = _fit_tier_minute(principal.tier.tokens_per_min, submissions, rooms)
+    submissions = [_admit(llm, one(), options.limit_field) for one in prepare]
+    submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, submissions)
+    rooms = [_room(one) for one in submissions]
     _require_bounded(submissions, rooms, queue_limit)
     num_tokens = sum(
         num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
@@ -124,40 +124,42 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
     return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
 
 
-def _room(llm: LLM, submission: Submission, limit_field: str) -> Room:
-    """Tokens of the prompt and of the longest answer; an answer that cannot get as long as asked for is refused."""
+def _admit(llm: LLM, submission: Submission, limit_field: str) -> Submission:
+    """Bound the answer; one that cannot get as long as asked for is refused."""
     params = submission.params
     with engine_parameters():
-        prompt, room = llm.admission.admit(submission.prompt_ids, params)
-    if params.prefill_only:
-        return len(prompt), 0
-    if params.max_tokens is not None and room < params.max_tokens:
+        submission = llm.admission.admit(submission)
+    num_prompt, room = _room(submission)
+    if params.max_tokens is not None and not params.prefill_only and room < params.max_tokens:
         raise InvalidField(
-            f"{limit_field} is {params.max_tokens:,} and the prompt has {len(prompt):,} tokens; the context allows "
+            f"{limit_field} is {params.max_tokens:,} and the prompt has {num_prompt:,} tokens; the context allows "
             f"{llm.context:,} together; lower it to {room:,} or shorten the prompt",
             limit_field,
             "context_length_exceeded",
         )
-    return len(prompt), room
+    return submission
 
 
-def _fit_tier_minute(
-    limit: int | None, submissions: Sequence[Submission], rooms: Sequence[Room]
-) -> tuple[tuple[Submission, ...], list[Room]]:
+def _room(submission: Submission) -> Room:
+    admitted = submission.admitted
+    assert admitted is not None
+    return len(admitted.prompt_ids), 0 if submission.params.prefill_only else admitted.max_tokens
+
+
+def _fit_tier_minute(llm: LLM, limit: int | None, submissions: list[Submission]) -> list[Submission]:
     """Answers without max_tokens share what a minute of the tier leaves; at least one token each."""
-    pairs = list(zip(submissions, rooms, strict=True))
     num_open = sum(one.params.n for one in submissions if _is_open(one))
     if limit is None or not num_open:
-        return tuple(submissions), list(rooms)
-    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, (num_prompt, room) in pairs)
+        return submissions
+    rooms = [(one, *_room(one)) for one in submissions]
+    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, num_prompt, room in rooms)
     share = max(1, (limit - fixed) // num_open)
-    shortened = [
-        (replace(one, params=one.params.replace(max_tokens=share)), (num_prompt, share))
-        if _is_open(one) and room > share
-        else (one, (num_prompt, room))
-        for one, (num_prompt, room) in pairs
-    ]
-    return tuple(one for one, _ in shortened), [room for _, room in shortened]
+    return [_shortened(llm, one, share) if _is_open(one) and room > share else one for one, _, room in rooms]
+
+
+def _shortened(llm: LLM, submission: Submission, max_tokens: int) -> Submission:
+    params = submission.params.replace(max_tokens=max_tokens)
+    return llm.admission.admit(replace(submission, params=params, admitted=None))
 
 
 def _is_open(submission: Submission) -> bool:

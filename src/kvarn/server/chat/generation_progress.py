@@ -6,13 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from kvarn.request import Phase
 from kvarn.types import TokenEvent, Usage
 
 if TYPE_CHECKING:
     from kvarn.observe.histogram import Histogram
     from kvarn.request import Request
 
-Phase = Literal["queued", "prefill", "decode", "finished"]
+GenerationPhase = Literal["queued", "prefill", "decode", "finished"]
+FURTHEST_FIRST: tuple[Phase, ...] = ("decode", "prefill", "queued")
 
 
 class TokenGaps:
@@ -33,9 +35,7 @@ class TokenGaps:
 
 def phase_of(requests: Sequence[Request]) -> Phase:
     """Of the request that got furthest; when all have finished is for the caller to know."""
-    if any(request.num_output for request in requests):
-        return "decode"
-    return "prefill" if any(request.started_at is not None for request in requests) else "queued"
+    return min((request.phase for request in requests), key=FURTHEST_FIRST.index, default="queued")
 
 
 def prompt_progress(requests: Sequence[Request]) -> tuple[int, int]:

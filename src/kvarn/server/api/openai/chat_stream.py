@@ -160,7 +160,7 @@ async def chat_events(
         ChatChoiceStream(index, frame, tokenizer, reader, has_tools=has_tools) for index, reader in enumerate(readers)
     ]
     async for batch in generation.batches():
-        written = "".join([choices[event.token.choice].chunks(event.token) for event in batch])
+        written = "".join([choices[event.choice].chunks(event) for _, event in batch])
         if written:
             yield written.encode()
     if has_usage:

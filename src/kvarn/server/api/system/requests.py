@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from kvarn.server.api.schema import Answer
 from kvarn.server.chat.generation import Generation
-from kvarn.server.chat.generation_progress import Phase
+from kvarn.server.chat.generation_progress import GenerationPhase
 from kvarn.server.dependencies import Called, RunningGenerations
 
 router = APIRouter(tags=["requests"])
@@ -22,7 +22,7 @@ class RequestAnswer(Answer):
     id: str
     object: Literal["request"]
     model: str
-    phase: Phase
+    phase: GenerationPhase
     priority: int
     elapsed_s: float
     prompt_tokens: int
