@@ -50,7 +50,7 @@ ThreadPool& ThreadPool::of_process(int num_threads) {
     return *pool;
 }
 
-ThreadPool::ThreadPool(int num_threads) : beds_(new Bed[kMaxThreads]) { grow(num_threads); }
+ThreadPool::ThreadPool(int num_threads) : sleep_flags_(new SleepFlag[kMaxThreads]) { grow(num_threads); }
 
 ThreadPool::~ThreadPool() {
     is_stopping_.store(true);
@@ -114,7 +114,7 @@ void ThreadPool::work(int worker) {
 }
 
 void ThreadPool::sleep_until_work(int worker, uint64_t seen_ticket) {
-    std::atomic<uint32_t>& is_asleep = beds_[static_cast<size_t>(worker)].is_asleep;
+    std::atomic<uint32_t>& is_asleep = sleep_flags_[static_cast<size_t>(worker)].is_asleep;
     is_asleep.store(1, std::memory_order_seq_cst);
     // Checked after announcing the sleep: a region published in between is seen here, or its caller sees us.
     if (ticket_.load(std::memory_order_seq_cst) == seen_ticket && !is_stopping_.load()) is_asleep.wait(1);
@@ -122,7 +122,7 @@ void ThreadPool::sleep_until_work(int worker, uint64_t seen_ticket) {
 }
 
 void ThreadPool::wake(int worker) {
-    std::atomic<uint32_t>& is_asleep = beds_[static_cast<size_t>(worker)].is_asleep;
+    std::atomic<uint32_t>& is_asleep = sleep_flags_[static_cast<size_t>(worker)].is_asleep;
     if (is_asleep.load(std::memory_order_seq_cst) == 0) return;
     is_asleep.store(0, std::memory_order_seq_cst);
     is_asleep.notify_one();

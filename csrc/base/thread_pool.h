@@ -55,7 +55,7 @@ public:
 
 private:
     using Invoke = void (*)(void* context, int index, int worker);
-    struct alignas(64) Bed {
+    struct alignas(64) SleepFlag {
         std::atomic<uint32_t> is_asleep{0};
     };
 
@@ -67,11 +67,11 @@ private:
     void wake(int worker);
 
     std::vector<std::thread> workers_;
-    std::unique_ptr<Bed[]> beds_;  // by worker, so that only those are woken that may work
+    std::unique_ptr<SleepFlag[]> sleep_flags_;  // by worker, so that only those are woken that may work
     std::mutex turn_;
     Invoke invoke_ = nullptr;
     void* context_ = nullptr;
-    std::atomic<uint64_t> num_alone_{0};  // tasks of callers without company; only who holds the turn writes
+    std::atomic<uint64_t> num_alone_{0};  // tasks run without the workers; only who holds the turn writes
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int> num_done_{0};
     std::atomic<bool> is_stopping_{false};

@@ -1,7 +1,5 @@
 // The kernels one by one, for tests and benchmarks: kvarn.backends.native._native.kernels. Arrays are checked here,
 // since kernels check nothing. Results are new arrays.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -16,11 +14,11 @@
 #include "../kernels/table.h"
 #include "../model/kv.h"
 #include "../quant/pack.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
+#include "arrays.h"
 
 namespace kvarn {
+
+using namespace nb::literals;
 
 void bind_kernels(nb::module_& m);
 
@@ -28,10 +26,6 @@ namespace {
 
 constexpr int kNoSplit = 1 << 20;  // groups in one call
 
-template <class T>
-using In1 = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using In2 = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Array = nb::ndarray<nb::numpy, T>;
 

@@ -1,5 +1,4 @@
-// The Python face of the core: one class, a few functions. The only folder that includes nanobind.
-#include <nanobind/nanobind.h>
+// The Python module of the core: one class, a few functions. The only folder that includes nanobind.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,26 +8,26 @@
 
 #include "../base/check.h"
 #include "../kernels/cpu.h"
-#include "choices.h"
+#include "batch.h"
+#include "sampling.h"
 #include "spec.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace kvarn {
+
+using namespace nb::literals;
 
 void bind_kernels(nb::module_& m);  // kernels.cpp
 void bind_probe(nb::module_& m);    // probe.cpp
 
 namespace {
 
-template <class T>
-using Out1 = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-template <class T>
-using Out2 = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// A forward pass under way with the arrays it reads.
+struct RunningForward {
+    Batch batch;
+    ResumableForward state;
 
-// sequence, block_start, block_end, num_kept, table, per_head, pool_kernel
-using KeepArrays = std::vector<std::tuple<int, int, int, int, In1<int32_t>, bool, int>>;
+    double piece_s() const { return state.piece_s(); }
+};
 
 // A loaded model with its cache, head and sampler. Arrays for results are made by Python.
 class NativeModel {
@@ -81,28 +80,27 @@ public:
         model_.cache().release_pages(block);
     }
 
-    void forward(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
-                 In2<int32_t> block_tables, In1<int32_t> output_rows, In1<int32_t> slot_shifts, const KeepArrays& keep,
-                 Out2<float> out) {
-        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables, slot_shifts, keep);
-        check_states(output_rows.size(), out);
+    void forward(nb::handle python_batch, Out2<float> out) {
+        const Batch batch(python_batch);
+        check_states(batch.output_rows().size(), out);
+        const BatchView view = batch.view();
         nb::gil_scoped_release release;
-        model_.forward(batch, view(output_rows), out.data());
+        model_.forward(view, batch.output_rows(), out.data());
     }
 
-    // The arrays must live as long as the passage: Python's passage keeps them.
-    Passage begin(In1<int32_t> token_ids, In1<int32_t> positions, In1<int32_t> row_starts, In1<int32_t> context_lens,
-                  In2<int32_t> block_tables, In1<int32_t> output_rows, In1<int32_t> slot_shifts,
-                  const KeepArrays& keep) {
-        BatchView batch = read_batch(token_ids, positions, row_starts, context_lens, block_tables, slot_shifts, keep);
-        nb::gil_scoped_release release;
-        return model_.begin(batch, view(output_rows));
+    RunningForward begin(nb::handle python_batch) {
+        Batch batch(python_batch);
+        ResumableForward state = [&] {
+            nb::gil_scoped_release release;
+            return model_.begin(batch.view(), batch.output_rows());
+        }();
+        return {std::move(batch), std::move(state)};
     }
 
-    bool advance(Passage& passage, double seconds, Out2<float> out) {
-        check_states(passage.output_rows.size(), out);
+    bool advance(RunningForward& forward, double seconds, Out2<float> out) {
+        check_states(forward.batch.output_rows().size(), out);
         nb::gil_scoped_release release;
-        return model_.advance(passage, seconds, out.data());
+        return model_.advance(forward.state, seconds, out.data());
     }
 
     void logits(In2<float> hidden, Out2<float> out) {
@@ -114,26 +112,26 @@ public:
         chooser_.logits(rows, out.data());
     }
 
-    // choices: one for each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
-    void sample(In2<float> hidden, In1<int32_t> rows, In1<int32_t> partners, const ChoiceArrays& arrays,
+    // arrays: of each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
+    void sample(In2<float> hidden, In1<int32_t> rows, In1<int32_t> partners, const SamplingArrays& arrays,
                 bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids,
                 Out2<float> top_logprobs) {
         check_hidden(hidden);
-        const std::vector<Choice> choices = read_choices(arrays);
-        require(choices.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
-                "one choice is needed for each row");
+        const std::vector<RowSampling> params = read_sampling(arrays);
+        require(params.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
+                "sampling parameters are needed for each row");
         require(ids.size() == rows.size() && logprobs.size() == rows.size() && entropy.size() == rows.size(),
                 "the arrays for the results have the wrong length");
-        for (const Choice& choice : choices) check_choice(choice);
+        for (const RowSampling& row : params) check_params(row);
         check_top(rows.size(), top_ids, top_logprobs);
         std::vector<HeadRow> states;
         for (size_t i = 0; i < rows.size(); ++i) {
             int partner = partners.size() == 0 ? -1 : partners.data()[i];
             states.push_back({state_of(hidden, rows.data()[i]), partner < 0 ? nullptr : state_of(hidden, partner),
-                              choices[i].cfg_scale + 1, choices[i].bias_ids, choices[i].bias_values});
+                              params[i].cfg_scale + 1, params[i].bias_ids, params[i].bias_values});
         }
         nb::gil_scoped_release release;
-        chooser_.sample(states, choices, want_logprobs,
+        chooser_.sample(states, params, want_logprobs,
                         {ids.data(), logprobs.data(), entropy.data(), top_ids.data(), top_logprobs.data(),
                          static_cast<int>(top_ids.shape(1))});
     }
@@ -156,33 +154,6 @@ public:
     size_t logit_bytes() const { return chooser_.logit_bytes(); }
 
 private:
-    static BatchView read_batch(const In1<int32_t>& token_ids, const In1<int32_t>& positions,
-                                const In1<int32_t>& row_starts, const In1<int32_t>& context_lens,
-                                const In2<int32_t>& block_tables, const In1<int32_t>& slot_shifts,
-                                const KeepArrays& keep) {
-        size_t sequences = context_lens.size();
-        require(positions.size() == token_ids.size() && row_starts.size() == sequences + 1 &&
-                    block_tables.shape(0) == sequences && sequences > 0 &&
-                    (slot_shifts.size() == 0 || slot_shifts.size() == sequences),
-                "the arrays of the batch do not fit together");
-        return {static_cast<int>(token_ids.size()),
-                static_cast<int>(sequences),
-                static_cast<int>(block_tables.shape(1)),
-                token_ids.data(),
-                positions.data(),
-                row_starts.data(),
-                context_lens.data(),
-                block_tables.data(),
-                slot_shifts.size() == 0 ? nullptr : slot_shifts.data(),
-                read_keep(keep)};
-    }
-    static std::vector<Keep> read_keep(const KeepArrays& arrays) {
-        std::vector<Keep> found;
-        for (const auto& [sequence, block_start, block_end, num_kept, table, per_head, pool_kernel] : arrays)
-            found.push_back({sequence, block_start, block_end, num_kept,
-                             std::vector<int32_t>(table.data(), table.data() + table.size()), per_head, pool_kernel});
-        return found;
-    }
     void check_states(size_t rows, const Out2<float>& out) const {
         require(out.shape(0) == rows && out.shape(1) == static_cast<size_t>(model_.spec().width),
                 "the output array has the wrong shape");
@@ -204,11 +175,11 @@ private:
         require(model_.plan().head != nullptr, "this model has no language-model head");
         require(hidden.shape(1) == static_cast<size_t>(model_.spec().width), "hidden states have the wrong width");
     }
-    void check_choice(const Choice& choice) const {
-        for (int32_t id : choice.bias_ids) check_token(id);
-        for (int32_t id : choice.seen_ids) check_token(id);
+    void check_params(const RowSampling& row) const {
+        for (int32_t id : row.bias_ids) check_token(id);
+        for (int32_t id : row.seen_ids) check_token(id);
         size_t words = (static_cast<size_t>(chooser_.vocab_size()) + 31) / 32;
-        require(choice.mask.empty() || choice.mask.size() == words, "a mask does not fit the vocabulary");
+        require(row.mask.empty() || row.mask.size() == words, "a mask does not fit the vocabulary");
     }
     void check_top(size_t rows, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
         require(ids.shape(0) == rows && logprobs.shape(0) == rows && ids.shape(1) == logprobs.shape(1) &&
@@ -231,41 +202,6 @@ private:
     std::shared_ptr<ThreadTeam> pool_;
 };
 
-// Which table each kernel of a table really comes from: entries it does not override are its parent's.
-std::map<std::string, std::string> kernel_isas(const std::string& isa) {
-    const KernelTable& table = select_table(isa.c_str());
-    const KernelTable& parent = scalar::table;
-    std::map<std::string, std::string> found;
-    auto note = [&](const std::string& kernel, auto own, auto inherited) {
-        found[kernel] = own != inherited ? table.name : parent.name;
-    };
-    const std::pair<Type, const char*> types[] = {
-        {Type::F32, "f32"},   {Type::F16, "f16"},   {Type::BF16, "bf16"}, {Type::Q4_0, "q4_0"},    {Type::Q4_1, "q4_1"},
-        {Type::Q5_0, "q5_0"}, {Type::Q5_1, "q5_1"}, {Type::Q8_0, "q8_0"}, {Type::Q2_K, "q2_k"},    {Type::Q3_K, "q3_k"},
-        {Type::Q4_K, "q4_k"}, {Type::Q5_K, "q5_k"}, {Type::Q6_K, "q6_k"}, {Type::IQ4_NL, "iq4_nl"}};
-    for (auto [type, name] : types) {
-        size_t t = static_cast<size_t>(type);
-        note(std::string("matmul_") + name, table.matmul[t], parent.matmul[t]);
-    }
-    note("quantize_row", table.quantize_row, parent.quantize_row);
-    note("rms_norm", table.rms_norm, parent.rms_norm);
-    note("layer_norm", table.layer_norm, parent.layer_norm);
-    note("add", table.add, parent.add);
-    note("silu_mul", table.silu_mul, parent.silu_mul);
-    note("gelu_tanh_mul", table.gelu_tanh_mul, parent.gelu_tanh_mul);
-    note("gelu", table.gelu, parent.gelu);
-    note("attend_f16", table.attend_f16, parent.attend_f16);
-    note("attend_f32", table.attend_f32, parent.attend_f32);
-    note("attend_q8_0", table.attend_q8_0, parent.attend_q8_0);
-    note("store_kv_f16", table.store_kv_f16, parent.store_kv_f16);
-    note("store_kv_f32", table.store_kv_f32, parent.store_kv_f32);
-    note("store_kv_q8_0", table.store_kv_q8_0, parent.store_kv_q8_0);
-    note("argmax", table.argmax, parent.argmax);
-    note("sum_exp", table.sum_exp, parent.sum_exp);
-    note("softmax_sums", table.softmax_sums, parent.softmax_sums);
-    return found;
-}
-
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -279,7 +215,7 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release release;  // growing may wait for a step
         return ThreadPool::of_process(1).num_threads();
     });
-    nb::class_<Passage>(m, "Passage").def_prop_ro("piece_s", &Passage::piece_s);
+    nb::class_<RunningForward>(m, "ResumableForward").def_prop_ro("piece_s", &RunningForward::piece_s);
     nb::class_<NativeModel>(m, "Model")
         .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)
@@ -303,9 +239,10 @@ NB_MODULE(_native, m) {
         return Weights::packed_bytes(static_cast<Type>(type), parts, rows, columns);
     });
     m.attr("kv_block_size") = kKVBlock;
+    m.attr("sampling_record") = sampling_record();
     m.def("cpu_features", &cpu_features);
     m.def("isa_names", &kernel_tables);
-    m.def("kernel_isas", &kernel_isas);
+    m.def("kernel_origins", &kernel_origins);
     nb::module_ kernels = m.def_submodule("kernels", "The kernels one by one, for tests and benchmarks");
     bind_kernels(kernels);
     bind_probe(kernels);

@@ -1,6 +1,4 @@
 // This machine's limits, beside the kernels they are compared with: kvarn.backends.native._native.kernels.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -8,17 +6,15 @@
 #include "../base/check.h"
 #include "../base/probe.h"
 #include "../kernels/cpu.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
+#include "arrays.h"
 
 namespace kvarn {
+
+using namespace nb::literals;
 
 void bind_probe(nb::module_& m);
 
 namespace {
-
-using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 double dot_rate(const std::string& table, double seconds) {
     const auto usable = kernel_tables();
@@ -27,7 +23,7 @@ double dot_rate(const std::string& table, double seconds) {
     return probe_dot(table, seconds);
 }
 
-double read_rate(Bytes data, double seconds) {
+double read_rate(In1<uint8_t> data, double seconds) {
     require(data.size() >= kProbeChunk, "the data has less than a chunk of 1 MiB");
     const uint8_t* first = data.data();
     const size_t size = data.size();

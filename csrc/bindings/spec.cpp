@@ -4,17 +4,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "../base/check.h"
-
-namespace nb = nanobind;
+#include "arrays.h"
 
 namespace kvarn {
 
 namespace {
-
-template <class T>
-T field(nb::handle object, const char* name) {
-    return nb::cast<T>(object.attr(name));
-}
 
 // A number that is 0 where Python has None.
 template <class T>

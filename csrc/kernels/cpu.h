@@ -1,5 +1,6 @@
 // What this CPU can do, as far as the kernels care.
 #pragma once
+#include <map>
 #include <string>
 #include <vector>
 
@@ -16,5 +17,8 @@ bool cpu_has_neon_dot_table();   // and sdot
 bool cpu_has_neon_i8mm_table();  // and smmla
 
 std::vector<std::string> kernel_tables();  // names this CPU can run, best first
+
+// For each kernel of a table of this build, whether this CPU can run it or not: the table that brought it along.
+std::map<std::string, std::string> kernel_origins(const std::string& table);
 
 }  // namespace kvarn

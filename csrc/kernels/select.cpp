@@ -1,6 +1,6 @@
-// Picks the kernel table: by name, or the best this CPU can run.
+// Puts the tables together from the parts of the folders, and picks one: by name, or the best this CPU can run.
+#include <cctype>
 #include <stdexcept>
-#include <string>
 
 #include "cpu.h"
 #include "table.h"
@@ -8,43 +8,69 @@
 namespace kvarn {
 namespace {
 
-struct Candidate {
+// Every entry of a table beside the products, for what is done to all of them.
+// clang-format off
+#define KVARN_ENTRIES(X)                                                                                      \
+    X(quantize_row) X(rms_norm) X(layer_norm) X(add) X(silu_mul) X(gelu_tanh_mul) X(gelu)                     \
+    X(attend_f16) X(attend_f32) X(attend_q8_0) X(store_kv_f16) X(store_kv_f32) X(store_kv_q8_0)               \
+    X(argmax) X(sum_exp) X(softmax_sums)
+// clang-format on
+#define KVARN_ONE(entry) +1
+static_assert(sizeof(KernelTable) == (1 + kNumTypes KVARN_ENTRIES(KVARN_ONE)) * sizeof(void (*)()),
+              "KVARN_ENTRIES must name every entry of KernelTable");
+#undef KVARN_ONE
+
+// An instruction set: what its folder brings along, on top of the table of its parent.
+struct InstructionSet {
     const char* name;
-    const KernelTable* table;
+    const InstructionSet* parent;  // null: none
+    std::vector<const KernelTable*> parts;
     bool (*is_supported)();
+    KernelTable table = assemble();
+
+private:
+    KernelTable assemble() const {
+        KernelTable whole = parent == nullptr ? KernelTable{} : parent->table;
+        whole.name = name;
+        for (const KernelTable* part : parts) {
+            for (int type = 0; type < kNumTypes; ++type)
+                if (part->matmul[type] != nullptr) whole.matmul[type] = part->matmul[type];
+#define KVARN_TAKE(entry) \
+    if (part->entry != nullptr) whole.entry = part->entry;
+            KVARN_ENTRIES(KVARN_TAKE)
+#undef KVARN_TAKE
+        }
+        return whole;
+    }
 };
 
-using Improve = void (*)(KernelTable&) noexcept;
-
-[[maybe_unused]] KernelTable improved(KernelTable table, Improve improve) {
-    improve(table);
-    return table;
-}
-
+const InstructionSet kScalar{
+    "scalar",
+    nullptr,
+    {&scalar::vector_kernels, &scalar::attention_kernels, &scalar::store_kernels, &scalar::matmul_kernels},
+    [] { return true; }};
 #if defined(__x86_64__)
-const KernelTable kAvx512 = improved(avx2::table, avx512::improve);
-const KernelTable kAvx512Vnni = improved(kAvx512, avx512_vnni::improve);
+const InstructionSet kAvx2{"avx2",
+                           &kScalar,
+                           {&avx2::vector_kernels, &avx2::attention_kernels, &avx2::store_kernels,
+                            &avx2::matmul_kernels, &avx2::matmul_float_kernels},
+                           cpu_has_avx2_table};
+const InstructionSet kAvx512{
+    "avx512", &kAvx2, {&avx512::vector_kernels, &avx512::attention_kernels}, cpu_has_avx512_table};
+const InstructionSet kAvx512Vnni{"avx512_vnni", &kAvx512, {&avx512_vnni::matmul_kernels}, cpu_has_avx512_vnni_table};
+const InstructionSet& kBest = kAvx512Vnni;
 #elif defined(__aarch64__)
-const KernelTable kNeon = improved(scalar::table, neon::improve);
-const KernelTable kNeonDot = improved(kNeon, neon_dot::improve);
-const KernelTable kNeonI8mm = improved(kNeonDot, neon_i8mm::improve);
+const InstructionSet kNeon{"neon",
+                           &kScalar,
+                           {&neon::vector_kernels, &neon::attention_kernels, &neon::store_kernels,
+                            &neon::matmul_kernels, &neon::matmul_float_kernels},
+                           cpu_has_neon_table};
+const InstructionSet kNeonDot{"neon_dot", &kNeon, {&neon_dot::matmul_kernels}, cpu_has_neon_dot_table};
+const InstructionSet kNeonI8mm{"neon_i8mm", &kNeonDot, {&neon_i8mm::matmul_kernels}, cpu_has_neon_i8mm_table};
+const InstructionSet& kBest = kNeonI8mm;
+#else
+const InstructionSet& kBest = kScalar;
 #endif
-
-// Best first; the last one runs everywhere.
-const Candidate kCandidates[] = {
-#if defined(__x86_64__)
-    {"avx512_vnni", &kAvx512Vnni, cpu_has_avx512_vnni_table},
-    {"avx512", &kAvx512, cpu_has_avx512_table},
-    {"avx2", &avx2::table, cpu_has_avx2_table},
-#elif defined(__aarch64__)
-    {"neon_i8mm", &kNeonI8mm, cpu_has_neon_i8mm_table},
-    {"neon_dot", &kNeonDot, cpu_has_neon_dot_table},
-    {"neon", &kNeon, cpu_has_neon_table},
-#endif
-    {"scalar", &scalar::table, [] { return true; }},
-};
-
-bool is_usable(const Candidate& candidate) { return candidate.is_supported(); }
 
 std::string usable_names() {
     std::string names;
@@ -52,21 +78,50 @@ std::string usable_names() {
     return names;
 }
 
+// The set that brought an entry along: the nearest one up the chain whose parent has another.
+template <class Entry>
+const char* origin(const InstructionSet* set, Entry entry) {
+    while (set->parent != nullptr && entry(set->table) == entry(set->parent->table)) set = set->parent;
+    return set->name;
+}
+
+std::string lower(std::string name) {
+    for (char& c : name) c = static_cast<char>(std::tolower(c));
+    return name;
+}
+
 }  // namespace
 
 std::vector<std::string> kernel_tables() {
     std::vector<std::string> names;
-    for (const Candidate& candidate : kCandidates)
-        if (is_usable(candidate)) names.emplace_back(candidate.name);
+    for (const InstructionSet* set = &kBest; set != nullptr; set = set->parent)
+        if (set->is_supported()) names.emplace_back(set->name);
     return names;
 }
 
 const KernelTable& select_table(const char* name) {
     const std::string wanted = name;
-    for (const Candidate& candidate : kCandidates)
-        if ((wanted.empty() || wanted == candidate.name) && is_usable(candidate)) return *candidate.table;
+    for (const InstructionSet* set = &kBest; set != nullptr; set = set->parent)
+        if ((wanted.empty() || wanted == set->name) && set->is_supported()) return set->table;
     throw std::invalid_argument("kernel table '" + wanted +
                                 "' is not one this CPU can run; choose from: " + usable_names());
+}
+
+std::map<std::string, std::string> kernel_origins(const std::string& name) {
+    const InstructionSet* set = &kBest;
+    while (set != nullptr && name != set->name) set = set->parent;
+    if (set == nullptr) throw std::invalid_argument("there is no kernel table '" + name + "' in this build");
+    std::map<std::string, std::string> origins;
+#define KVARN_MATMUL(type)            \
+    origins[lower("matmul_" #type)] = \
+        origin(set, [](const KernelTable& t) { return t.matmul[static_cast<int>(Type::type)]; });
+    KVARN_FLOAT_TYPES(KVARN_MATMUL)
+    KVARN_QUANTIZED_TYPES(KVARN_MATMUL)
+#undef KVARN_MATMUL
+#define KVARN_ENTRY(entry) origins[#entry] = origin(set, [](const KernelTable& t) { return t.entry; });
+    KVARN_ENTRIES(KVARN_ENTRY)
+#undef KVARN_ENTRY
+    return origins;
 }
 
 }  // namespace kvarn

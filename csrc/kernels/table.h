@@ -35,6 +35,11 @@ enum class Type : int32_t {
 };
 constexpr int kNumTypes = 31;
 
+// Every type by name, for lists of kernels: X(Q4_0) and so on.
+#define KVARN_FLOAT_TYPES(X) X(F32) X(F16) X(BF16)
+#define KVARN_QUANTIZED_TYPES(X) \
+    X(Q4_0) X(Q4_1) X(Q5_0) X(Q5_1) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ4_NL)
+
 constexpr int kLanes = 8;        // rows of a packed weight group
 constexpr int kQuantBlock = 32;  // activations per quantisation block
 constexpr int kTileTokens = 32;  // activation rows per packed tile, at most
@@ -142,16 +147,19 @@ struct KernelTable {
     void (*softmax_sums)(const float* x, int n, float max, double* sums) noexcept;
 };
 
-// Where the tables live. select.cpp picks one at start; KVARN_ISA is read in Python and passed by name.
-namespace scalar { extern const KernelTable table; }
-namespace avx2 { extern const KernelTable table; }
-// Further sets improve on a copy of their parent's table: avx2 <- avx512 <- avx512_vnni.
-namespace avx512 { void improve(KernelTable& table) noexcept; }
-namespace avx512_vnni { void improve(KernelTable& table) noexcept; }
-// On AArch64: scalar <- neon <- neon_dot <- neon_i8mm. These three give the same bits.
-namespace neon { void improve(KernelTable& table) noexcept; }
-namespace neon_dot { void improve(KernelTable& table) noexcept; }
-namespace neon_i8mm { void improve(KernelTable& table) noexcept; }
+// Each folder fills in parts of a table, at compile time: no code of a set runs before it is chosen. An entry that is
+// null in all parts of a set is its parent's; select.cpp says which set is built on which.
+namespace scalar { extern const KernelTable vector_kernels, attention_kernels, store_kernels, matmul_kernels; }
+namespace avx2 {
+extern const KernelTable vector_kernels, attention_kernels, store_kernels, matmul_kernels, matmul_float_kernels;
+}
+namespace avx512 { extern const KernelTable vector_kernels, attention_kernels; }
+namespace avx512_vnni { extern const KernelTable matmul_kernels; }
+namespace neon {
+extern const KernelTable vector_kernels, attention_kernels, store_kernels, matmul_kernels, matmul_float_kernels;
+}
+namespace neon_dot { extern const KernelTable matmul_kernels; }
+namespace neon_i8mm { extern const KernelTable matmul_kernels; }  // namespace neon_i8mm
 
 const KernelTable& select_table(const char* name);  // "" = the best this CPU has; throws on an unknown or missing one
 

@@ -21,15 +21,15 @@ std::vector<HeadRow> picked(std::span<const HeadRow> rows, std::span<const size_
 
 }  // namespace
 
-void Chooser::sample(std::span<const HeadRow> rows, std::span<const Choice> choices, bool want_logprobs,
+void Chooser::sample(std::span<const HeadRow> rows, std::span<const RowSampling> params, bool want_logprobs,
                      const Results& out) {
     std::vector<size_t> greedy, whole;
     for (size_t row = 0; row < rows.size(); ++row) {
         fill(out, row, Sampler::kNoToken, 0, 0);
-        if (is_finite(rows[row])) (choices[row].is_greedy() ? greedy : whole).push_back(row);
+        if (is_finite(rows[row])) (params[row].is_greedy() ? greedy : whole).push_back(row);
     }
     if (!greedy.empty()) sample_greedy(rows, greedy, want_logprobs, out);
-    if (!whole.empty()) sample_whole(rows, whole, choices, want_logprobs, out);
+    if (!whole.empty()) sample_whole(rows, whole, params, want_logprobs, out);
 }
 
 void Chooser::sample_greedy(std::span<const HeadRow> rows, std::span<const size_t> at, bool want_logprobs,
@@ -41,8 +41,8 @@ void Chooser::sample_greedy(std::span<const HeadRow> rows, std::span<const size_
     for (size_t i = 0; i < at.size(); ++i) fill(out, at[i], found[i].id, found[i].logprob, found[i].softmax.entropy);
 }
 
-void Chooser::sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const Choice> choices,
-                           bool want_logprobs, const Results& out) {
+void Chooser::sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at,
+                           std::span<const RowSampling> params, bool want_logprobs, const Results& out) {
     head_.for_each_row(picked(rows, at), [&](size_t i, float* logits, int worker) {
         size_t row = at[i];
         Softmax softmax;
@@ -53,7 +53,7 @@ void Chooser::sample_whole(std::span<const HeadRow> rows, std::span<const size_t
             // The choice adjusts the row in place; log-probabilities are of the plain one.
             plain.assign(logits, logits + vocab_size());
         }
-        int32_t id = sampler_.choose(choices[row], logits, worker);
+        int32_t id = sampler_.choose(params[row], logits, worker);
         bool has_logprob = want_logprobs && id != Sampler::kNoToken;
         double logprob = has_logprob ? static_cast<double>(plain[static_cast<size_t>(id)]) - softmax.log_total : 0;
         fill(out, row, id, logprob, softmax.entropy);

@@ -27,7 +27,8 @@ public:
 
     // One choice for each row. Everything but ids is filled only when want_logprobs. A state that is not finite gives
     // kNoToken.
-    void sample(std::span<const HeadRow> rows, std::span<const Choice> choices, bool want_logprobs, const Results& out);
+    void sample(std::span<const HeadRow> rows, std::span<const RowSampling> params, bool want_logprobs,
+                const Results& out);
 
     // Log-probabilities of given tokens; fills no ids and no entropy.
     void score(std::span<const HeadRow> rows, std::span<const int32_t> targets, const Results& out);
@@ -40,7 +41,7 @@ public:
 private:
     void sample_greedy(std::span<const HeadRow> rows, std::span<const size_t> at, bool want_logprobs,
                        const Results& out);
-    void sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const Choice> choices,
+    void sample_whole(std::span<const HeadRow> rows, std::span<const size_t> at, std::span<const RowSampling> params,
                       bool want_logprobs, const Results& out);
     bool is_finite(const HeadRow& row) const;
 

@@ -29,14 +29,14 @@ void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows
     check(batch, output_rows);
     if (batch.num_tokens == 0) return;
     std::lock_guard turn(pool_->turn());
-    StepBuffers buffers = enter(arena_, batch);
+    StepBuffers buffers = prepare_step(arena_, batch);
     for (size_t index = 0; index < plan_.layers.size(); ++index) {
-        open_attention(index, batch, buffers);
+        compute_qkv(index, batch, buffers);
         run_attention(index, batch, buffers, buffers.runs);
-        close_attention(index, batch, buffers);
+        finish_attention(index, batch, buffers);
         run_feed_forward(index, batch, buffers);
     }
-    leave(buffers, output_rows, out);
+    write_outputs(buffers, output_rows, out);
 }
 
 void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
@@ -94,7 +94,7 @@ void Model::check_block(int block) const {
 }
 
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
-StepBuffers Model::enter(Arena& arena, const BatchView& batch) {
+StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
     context = (context + kSplitKeys - 1) / kSplitKeys * kSplitKeys;
     int threads = pool_->num_threads();
@@ -107,7 +107,7 @@ StepBuffers Model::enter(Arena& arena, const BatchView& batch) {
     return buffers;
 }
 
-void Model::leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const {
+void Model::write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const {
     for_rows(compute(), static_cast<int>(output_rows.size()), [&](int i) {
         const float* x = buffers.x + offset(output_rows[static_cast<size_t>(i)], spec_.width);
         float* y = out + offset(i, spec_.width);
@@ -143,7 +143,7 @@ void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuf
                 kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
             });
     }
-    close_sublayer(layer.placement, layer.ffn_out, buffers, n);
+    add_residual(layer.placement, layer.ffn_out, buffers, n);
 }
 
 // What a sublayer reads: normalised where the placement says so, and quantised for its first products.
@@ -161,7 +161,7 @@ Activations Model::normed(const LayerPlan& layer, const NormPlan& norm, const St
 }
 
 // Queries, keys and values of the batch's rows; keys and values go into the cache.
-void Model::open_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
     size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
@@ -180,7 +180,7 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
            mixed(index, batch, buffers), buffers.attention);
 }
 
-void Model::close_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
+void Model::finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
     const LayerPlan& layer = plan_.layers[index];
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
@@ -192,7 +192,7 @@ void Model::close_attention(size_t index, const BatchView& batch, const StepBuff
             kernels_.add(buffers.result + at, end - begin, residual + at);
         }
     });
-    close_sublayer(layer.placement, layer.attention_out, buffers, batch.num_tokens);
+    add_residual(layer.placement, layer.attention_out, buffers, batch.num_tokens);
 }
 
 Projection Model::attention_output(size_t index, const StepBuffers& buffers) const {
@@ -237,7 +237,7 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
     });
 }
 
-void Model::close_sublayer(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const {
+void Model::add_residual(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const {
     if (placement == Placement::pre) return;
     int width = spec_.width;
     for_rows(compute(), n, [&](int row) {

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "keep.h"
-#include "passage.h"
+#include "resumable_forward.h"
 #include "step.h"
 
 namespace kvarn {
@@ -26,32 +26,32 @@ public:
     void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out);
 
     // The same in pieces: compute for that many seconds on average, at least one piece; true when out is filled.
-    // The buffers lie in a second arena: a new passage ends the one before it.
-    Passage begin(const BatchView& batch, std::span<const int32_t> output_rows);
-    bool advance(Passage& passage, double seconds, float* out);
+    // The buffers lie in a second arena: a new resumable pass ends the one before it.
+    ResumableForward begin(const BatchView& batch, std::span<const int32_t> output_rows);
+    bool advance(ResumableForward& forward, double seconds, float* out);
 
-    size_t scratch_bytes() const { return arena_.capacity() + passage_arena_.capacity(); }
+    size_t scratch_bytes() const { return arena_.capacity() + resumable_arena_.capacity(); }
 
 private:
     void check(const BatchView& batch, std::span<const int32_t> output_rows) const;
     void check_sequence(const BatchView& batch, int sequence) const;
     void check_keep(const BatchView& batch, const Keep& keep) const;
     void check_block(int block) const;
-    StepBuffers enter(Arena& arena, const BatchView& batch);
-    void leave(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
+    StepBuffers prepare_step(Arena& arena, const BatchView& batch);
+    void write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
-    void run_piece(Passage& passage);
-    void open_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void run_piece(ResumableForward& forward);
+    void compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                        std::span<const QueryRun> runs) const;
-    void close_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
+    void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
     Activations normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
                        std::span<const Projection> projections) const;
     Projection attention_output(size_t index, const StepBuffers& buffers) const;
     Activations mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
     void rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers);
-    void close_sublayer(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const;
+    void add_residual(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const;
 
     ModelSpec spec_;
     const KernelTable& kernels_;
@@ -60,8 +60,8 @@ private:
     ModelPlan plan_;
     KVCache cache_;
     Keeper keeper_;
-    Arena arena_, passage_arena_;
-    uint64_t num_passages_ = 0;
+    Arena arena_, resumable_arena_;
+    uint64_t num_resumable_ = 0;
 };
 
 }  // namespace kvarn

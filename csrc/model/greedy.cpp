@@ -53,9 +53,9 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
         out[row] = merge(row, rows.size(), want_logprobs, found);
         if (num_best_ == 0 || out[row].id == Sampler::kNoToken) continue;
         for (int i = 0; i < tops[row].count; ++i) {
-            const Candidate& likely = found[1 + static_cast<size_t>(i)];
-            tops[row].ids[i] = likely.id;
-            tops[row].logprobs[i] = static_cast<float>(static_cast<double>(likely.plain) - out[row].softmax.log_total);
+            const Candidate& candidate = found[1 + static_cast<size_t>(i)];
+            tops[row].ids[i] = candidate.id;
+            tops[row].logprobs[i] = static_cast<float>(static_cast<double>(candidate.plain) - out[row].softmax.log_total);
         }
     }
 }
@@ -76,18 +76,18 @@ void GreedyHead::reduce_row(const HeadRow& row, int piece, bool want_logprobs, f
     if (float cap = model_.spec().head_softcap; cap != 0.0f)
         for (int state = 0; state < row.num_states(); ++state) cap_logits(logits + state * kVocabPiece, n, cap);
     if (row.partner != nullptr) guide(logits, logits + kVocabPiece, row.guidance, n);
-    Candidate likely = likeliest(kernels, logits, n, first_id);
+    Candidate largest = largest_logit(kernels, logits, n, first_id);
     if (want_logprobs) {
-        sums.largest = likely.logit;
-        kernels.softmax_sums(logits, n, likely.logit, sums.sums);
+        sums.largest = largest.logit;
+        kernels.softmax_sums(logits, n, largest.logit, sums.sums);
     }
     std::span<Candidate> best = found.subspan(1);
-    if (!best.empty() && likely > best.back())
+    if (!best.empty() && largest > best.back())
         for (int i = 0; i < n; ++i) insert(best, {logits[i], first_id + i, logits[i]});
-    insert(found.first(1), row.bias_ids.empty() ? likely : likeliest_biased(kernels, row, logits, n, first_id));
+    insert(found.first(1), row.bias_ids.empty() ? largest : largest_biased_logit(kernels, row, logits, n, first_id));
 }
 
-GreedyHead::Candidate GreedyHead::likeliest(const KernelTable& kernels, const float* logits, int n, int first_id) {
+GreedyHead::Candidate GreedyHead::largest_logit(const KernelTable& kernels, const float* logits, int n, int first_id) {
     int index = 0;
     float largest = 0;
     kernels.argmax(logits, n, &index, &largest);
@@ -95,19 +95,19 @@ GreedyHead::Candidate GreedyHead::likeliest(const KernelTable& kernels, const fl
 }
 
 // Changes logits.
-GreedyHead::Candidate GreedyHead::likeliest_biased(const KernelTable& kernels, const HeadRow& row, float* logits, int n,
-                                                   int first_id) {
+GreedyHead::Candidate GreedyHead::largest_biased_logit(const KernelTable& kernels, const HeadRow& row, float* logits,
+                                                       int n, int first_id) {
     auto for_biases = [&](auto use) {
         for (size_t i = 0; i < row.bias_ids.size(); ++i)
             if (int at = row.bias_ids[i] - first_id; at >= 0 && at < n) use(at, row.bias_values[i]);
     };
     int num_biased = 0;
     for_biases([&](int, float) { ++num_biased; });
-    if (num_biased == 0) return likeliest(kernels, logits, n, first_id);
+    if (num_biased == 0) return largest_logit(kernels, logits, n, first_id);
     float plain[kVocabPiece];
     std::copy_n(logits, n, plain);
     for_biases([&](int at, float bias) { logits[at] += bias; });
-    Candidate found = likeliest(kernels, logits, n, first_id);
+    Candidate found = largest_logit(kernels, logits, n, first_id);
     found.plain = plain[found.id - first_id];
     return found;
 }

@@ -39,13 +39,13 @@ private:
     void reduce_row(const HeadRow& row, int piece, bool want_logprobs, float* logits, std::span<Candidate> found,
                     SoftmaxPiece& sums);
     static void insert(std::span<Candidate> best, Candidate candidate);
-    static Candidate likeliest(const KernelTable& kernels, const float* logits, int n, int first_id);
-    static Candidate likeliest_biased(const KernelTable& kernels, const HeadRow& row, float* logits, int n,
-                                      int first_id);
+    static Candidate largest_logit(const KernelTable& kernels, const float* logits, int n, int first_id);
+    static Candidate largest_biased_logit(const KernelTable& kernels, const HeadRow& row, float* logits, int n,
+                                          int first_id);
     Greedy merge(size_t row, size_t num_rows, bool want_logprobs, std::span<Candidate> found);
 
     int num_pieces() const { return (model_.spec().vocab_size + kVocabPiece - 1) / kVocabPiece; }
-    // The likeliest with biases, and behind it num_best_ without, sorted.
+    // The largest with biases, and behind it num_best_ without, sorted.
     std::span<Candidate> found_by(int worker, size_t row, size_t num_rows) {
         size_t at = (static_cast<size_t>(worker) * num_rows + row) * (1 + num_best_);
         return std::span(found_).subspan(at, 1 + num_best_);

@@ -31,14 +31,14 @@ void Sampler::forbid(std::span<const uint32_t> mask, float* logits) const {
     }
 }
 
-void Sampler::adjust(const Choice& choice, float* logits) const {
-    for (size_t i = 0; i < choice.bias_ids.size(); ++i) logits[choice.bias_ids[i]] += choice.bias_values[i];
-    for (size_t i = 0; i < choice.seen_ids.size(); ++i) {
-        float& logit = logits[choice.seen_ids[i]];
-        if (choice.repetition_penalty != 1.0f)
-            logit = logit > 0 ? logit / choice.repetition_penalty : logit * choice.repetition_penalty;
-        int count = choice.seen_counts[i];
-        if (count > 0) logit -= choice.frequency_penalty * static_cast<float>(count) + choice.presence_penalty;
+void Sampler::adjust(const RowSampling& params, float* logits) const {
+    for (size_t i = 0; i < params.bias_ids.size(); ++i) logits[params.bias_ids[i]] += params.bias_values[i];
+    for (size_t i = 0; i < params.seen_ids.size(); ++i) {
+        float& logit = logits[params.seen_ids[i]];
+        if (params.repetition_penalty != 1.0f)
+            logit = logit > 0 ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+        int count = params.seen_counts[i];
+        if (count > 0) logit -= params.frequency_penalty * static_cast<float>(count) + params.presence_penalty;
     }
 }
 
@@ -136,10 +136,10 @@ double Sampler::drop_top(double floor, float largest, std::vector<Candidate>& ca
 }
 
 // How much of the mass, most probable first, the walk can need when no other filter is on.
-double Sampler::reachable_mass(const Choice& choice, const float* logits, float largest, double u, double total,
+double Sampler::reachable_mass(const RowSampling& params, const float* logits, float largest, double u, double total,
                                bool drops_top) const {
     if (!drops_top) return u * total;
-    double floor = static_cast<double>(choice.xtc_threshold) * total, dropped = 0;
+    double floor = static_cast<double>(params.xtc_threshold) * total, dropped = 0;
     for (int i = 0; i < vocab_size_; ++i)
         if (double mass = mass_of(logits[i], largest); mass >= floor) dropped += mass;
     // A little more than all above the floor: there may be nothing else, and the last of them stays.
@@ -148,54 +148,54 @@ double Sampler::reachable_mass(const Choice& choice, const float* logits, float 
 
 // Sorted candidates and the mass of the set they stand for. A tail that no filter of this choice could keep, or that
 // the walk cannot reach, is left out of the list but counted in the mass.
-double Sampler::collect(const Choice& choice, const float* logits, float largest, double u, bool drops_top,
+double Sampler::collect(const RowSampling& params, const float* logits, float largest, double u, bool drops_top,
                         std::vector<Candidate>& out) const {
-    if (choice.top_k > 0) {
-        collect_top(logits, choice.top_k, out);
+    if (params.top_k > 0) {
+        collect_top(logits, params.top_k, out);
         return total_mass(out, largest);
     }
     double total = kernels_.sum_exp(logits, vocab_size_, largest);
-    if (choice.typical_p < 1.0f) collect_mass(logits, largest, HUGE_VAL, out);
-    else if (choice.top_p < 1.0f) collect_mass(logits, largest, static_cast<double>(choice.top_p) * total, out);
-    else if (choice.min_p > 0.0f) collect_above(logits, largest + std::log(choice.min_p) - 1e-3f, out);
-    else collect_mass(logits, largest, reachable_mass(choice, logits, largest, u, total, drops_top), out);
+    if (params.typical_p < 1.0f) collect_mass(logits, largest, HUGE_VAL, out);
+    else if (params.top_p < 1.0f) collect_mass(logits, largest, static_cast<double>(params.top_p) * total, out);
+    else if (params.min_p > 0.0f) collect_above(logits, largest + std::log(params.min_p) - 1e-3f, out);
+    else collect_mass(logits, largest, reachable_mass(params, logits, largest, u, total, drops_top), out);
     return total;
 }
 
-int32_t Sampler::choose(const Choice& choice, float* logits, int worker) {
-    forbid(choice.mask, logits);
-    adjust(choice, logits);
+int32_t Sampler::choose(const RowSampling& params, float* logits, int worker) {
+    forbid(params.mask, logits);
+    adjust(params, logits);
     int best = 0;
     float largest = 0;
     kernels_.argmax(logits, vocab_size_, &best, &largest);
     if (!std::isfinite(largest)) return kNoToken;
-    largest /= choice.temperature;
+    largest /= params.temperature;
     // So cold that the scaled logits overflow: the choice is greedy.
-    if (choice.temperature == 0.0f || !std::isfinite(largest)) return best;
-    for (int i = 0; i < vocab_size_; ++i) logits[i] /= choice.temperature;
+    if (params.temperature == 0.0f || !std::isfinite(largest)) return best;
+    for (int i = 0; i < vocab_size_; ++i) logits[i] /= params.temperature;
 
-    double u = uniform(choice.seed, choice.position, choice.index, kPurposeToken, choice.draw);
-    bool drops_top =
-        choice.xtc_probability > 0.0f && uniform(choice.seed, choice.position, choice.index, kPurposeXtc, choice.draw) <
-                                             static_cast<double>(choice.xtc_probability);
+    double u = uniform(params.seed, params.position, params.choice, kPurposeToken, params.draw);
+    bool drops_top = params.xtc_probability > 0.0f &&
+                     uniform(params.seed, params.position, params.choice, kPurposeXtc, params.draw) <
+                         static_cast<double>(params.xtc_probability);
     std::vector<Candidate>& candidates = scratch_[static_cast<size_t>(worker)];
-    double total = collect(choice, logits, largest, u, drops_top, candidates);
-    if (!choice.mask.empty())
+    double total = collect(params, logits, largest, u, drops_top, candidates);
+    if (!params.mask.empty())
         while (candidates.back().logit == -HUGE_VALF) candidates.pop_back();  // the largest is finite and stays
-    if (choice.typical_p < 1.0f) {
-        keep_typical(static_cast<double>(choice.typical_p), largest, candidates);
+    if (params.typical_p < 1.0f) {
+        keep_typical(static_cast<double>(params.typical_p), largest, candidates);
         total = total_mass(candidates, largest);
     }
-    if (choice.top_p < 1.0f) {
-        candidates.resize(prefix_with_mass(candidates, largest, static_cast<double>(choice.top_p) * total));
+    if (params.top_p < 1.0f) {
+        candidates.resize(prefix_with_mass(candidates, largest, static_cast<double>(params.top_p) * total));
         total = total_mass(candidates, largest);
     }
-    if (choice.min_p > 0.0f) {
-        double floor = static_cast<double>(choice.min_p) * mass_of(candidates.front().logit, largest);
+    if (params.min_p > 0.0f) {
+        double floor = static_cast<double>(params.min_p) * mass_of(candidates.front().logit, largest);
         while (mass_of(candidates.back().logit, largest) < floor) candidates.pop_back();
         total = total_mass(candidates, largest);
     }
-    if (drops_top) total -= drop_top(static_cast<double>(choice.xtc_threshold) * total, largest, candidates);
+    if (drops_top) total -= drop_top(static_cast<double>(params.xtc_threshold) * total, largest, candidates);
     return candidates[prefix_with_mass(candidates, largest, u * total) - 1].id;
 }
 

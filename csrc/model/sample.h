@@ -8,13 +8,13 @@
 namespace kvarn {
 
 // RowSampling of backends/batch.py.
-struct Choice {
+struct RowSampling {
     float temperature = 0, top_p = 1, min_p = 0, typical_p = 1;
     float repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
     float xtc_probability = 0, xtc_threshold = 0.1f;
     int top_k = 0;
     uint64_t seed = 0;
-    uint32_t index = 0, position = 0, draw = 0;
+    uint32_t choice = 0, position = 0, draw = 0;
     float cfg_scale = 0;
     std::span<const int32_t> bias_ids, seen_ids, seen_counts;
     std::span<const float> bias_values;
@@ -38,7 +38,7 @@ public:
     static constexpr int32_t kNoToken = -1;
 
     // Changes logits in place. kNoToken when the logits are not finite or the mask has no bit.
-    int32_t choose(const Choice& choice, float* logits, int worker);
+    int32_t choose(const RowSampling& params, float* logits, int worker);
 
     Softmax softmax(const float* logits) const;
     void most_probable(const float* logits, double log_total, const Top& top, int worker);
@@ -50,13 +50,13 @@ private:
     };
 
     void forbid(std::span<const uint32_t> mask, float* logits) const;
-    void adjust(const Choice& choice, float* logits) const;
+    void adjust(const RowSampling& params, float* logits) const;
     void collect_top(const float* logits, int k, std::vector<Candidate>& out) const;
     void collect_mass(const float* logits, float largest, double mass, std::vector<Candidate>& out) const;
     void collect_above(const float* logits, float floor, std::vector<Candidate>& out) const;
-    double collect(const Choice& choice, const float* logits, float largest, double u, bool drops_top,
+    double collect(const RowSampling& params, const float* logits, float largest, double u, bool drops_top,
                    std::vector<Candidate>& out) const;
-    double reachable_mass(const Choice& choice, const float* logits, float largest, double u, double total,
+    double reachable_mass(const RowSampling& params, const float* logits, float largest, double u, double total,
                           bool drops_top) const;
     static double total_mass(const std::vector<Candidate>& candidates, float largest);
     static size_t prefix_with_mass(const std::vector<Candidate>& candidates, float largest, double mass);

@@ -1,25 +1,17 @@
 // Dequantising a row of a packed matrix: for embedding lookups, and the definition of the packed layouts.
 #include <cstring>
 
+#include "../kernels/shared/packed_bits.h"
 #include "half.h"
 #include "pack.h"
 
 namespace kvarn {
 namespace {
 
-constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-// Column 0..31 of a (sub-)block.
-int nibble(const packed::Nibbles& nibbles, int row, int column) {
-    const uint8_t pair = nibbles[column % 16 / 4][row][column % 4];
-    return column < 16 ? pair & 15 : pair >> 4;
-}
-
-int one_bit(const packed::OneBit& bits, int row, int column) { return bits[row][column % 4] >> column / 4 & 1; }
-
-int two_bits(const packed::TwoBits& bits, int row, int column) {
-    return bits[column / 16][row][column % 4] >> 2 * (column % 16 / 4) & 3;
-}
+using shared::kIQ4Values;
+using shared::nibble;
+using shared::one_bit;
+using shared::two_bits;
 
 void unpack_q4_0(const packed::Q4_0& block, int row, float* out) {
     const float d = half_to_float(block.d[row]);

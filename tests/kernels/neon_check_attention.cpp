@@ -52,7 +52,7 @@ Attended attend(AttendFn function, const Floats& q, const Cache& cache, int firs
 // What a cache of f16 or q8_0 gives back, by scalar arithmetic.
 float kept_f16(float x) {
     uint16_t k[kKVBlock] = {}, v[kKVBlock] = {};
-    scalar::table.store_kv_f16(&x, &x, 1, 0, k, v);
+    select_table("scalar").store_kv_f16(&x, &x, 1, 0, k, v);
     return half_to_float(v[0]);
 }
 
@@ -60,7 +60,7 @@ Floats kept(const Floats& x, int head_dim, const std::string& type) {
     Floats out = x;
     if (type == "f16") std::transform(x.begin(), x.end(), out.begin(), kept_f16);
     if (type != "q8_0") return out;
-    const Cache cache(scalar::table.store_kv_q8_0, x, x, head_dim);
+    const Cache cache(select_table("scalar").store_kv_q8_0, x, x, head_dim);
     for (size_t i = 0; i < x.size(); ++i) {
         const int t = static_cast<int>(i) / head_dim, d = static_cast<int>(i) % head_dim;
         const uint8_t* block = cache.v[t / kKVBlock].data();
@@ -116,15 +116,15 @@ void attention_is_right(const KernelTable& table, AttendFn function, StoreKVFn s
                                              seen_v, dim, first, last, softcap);
         const Attended all = attend(function, q, cache, 3, 140, 0);
         for (int heads = 1; heads < 9; ++heads) {
-            const Floats some(q.begin(), q.begin() + heads * dim), rest(q.begin() + heads * dim, q.end());
-            const Attended a = attend(function, some, cache, 3, 140, 0), b = attend(function, rest, cache, 3, 140, 0);
+            const Floats some(q.begin(), q.begin() + heads * dim), others(q.begin() + heads * dim, q.end());
+            const Attended a = attend(function, some, cache, 3, 140, 0), b = attend(function, others, cache, 3, 140, 0);
             Attended joined = a;
             joined.m.insert(joined.m.end(), b.m.begin(), b.m.end());
             joined.l.insert(joined.l.end(), b.l.begin(), b.l.end());
             joined.acc.insert(joined.acc.end(), b.acc.begin(), b.acc.end());
-            expect(is_same(joined, all), "a head has the same bits in any company");
+            expect(is_same(joined, all), "a head has the same bits whatever heads share the call");
         }
-        const Cache floats(scalar::table.store_kv_f32, seen_k, seen_v, dim);
+        const Cache floats(select_table("scalar").store_kv_f32, seen_k, seen_v, dim);
         expect(is_same(all, attend(table.attend_f32, q, floats, 3, 140, 0)),
                type + " has the bits of its values as floats");
         for (int i = 0; i < num_keys * dim; ++i)
@@ -147,9 +147,9 @@ Floats awkward_floats() {
 }
 
 void storing_is_exact(const KernelTable& table) {
-    const StoreKVFn stores[3][2] = {{scalar::table.store_kv_f16, table.store_kv_f16},
-                                    {scalar::table.store_kv_f32, table.store_kv_f32},
-                                    {scalar::table.store_kv_q8_0, table.store_kv_q8_0}};
+    const StoreKVFn stores[3][2] = {{select_table("scalar").store_kv_f16, table.store_kv_f16},
+                                    {select_table("scalar").store_kv_f32, table.store_kv_f32},
+                                    {select_table("scalar").store_kv_q8_0, table.store_kv_q8_0}};
     for (int dim : {1, 3, 8, 16, 20, 33, 63, 64, 80, 128, 256})
         for (const auto& [expected, store] : stores)
             for (float scale : {0.0f, 1.0f, 1e-4f, 1e-7f, 1e-13f}) {  // 0: the awkward ones

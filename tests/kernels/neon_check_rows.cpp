@@ -18,7 +18,7 @@ void levels_are_chosen_in_the_order_of_the_contract(const KernelTable& table) {
         int8_t q[2][kQuantBlock];
         float d[2], sum[2];
         int32_t halves[2][2];
-        scalar::table.quantize_row(x.data(), kQuantBlock, 0, 1, q[0], &d[0], &sum[0], halves[0]);
+        select_table("scalar").quantize_row(x.data(), kQuantBlock, 0, 1, q[0], &d[0], &sum[0], halves[0]);
         table.quantize_row(x.data(), kQuantBlock, 0, 1, q[1], &d[1], &sum[1], halves[1]);
         expect(d[0] == d[1] && sum[0] == sum[1] && std::memcmp(q[0], q[1], kQuantBlock) == 0,
                "quantize_row adds errors in the order of the contract");
@@ -36,7 +36,7 @@ void quantising_is_exact(const KernelTable& table) {
             std::vector<int8_t> q[2];
             Floats d[2], sum[2];
             std::vector<int32_t> halves[2];
-            const KernelTable* tables[2] = {&scalar::table, &table};
+            const KernelTable* tables[2] = {&select_table("scalar"), &table};
             for (int i = 0; i < 2; ++i) {
                 q[i].resize(x.size() * n), d[i].resize(blocks * n), sum[i].resize(blocks * n);
                 halves[i].resize(2 * blocks * n);
@@ -138,7 +138,7 @@ void sums_and_largest_are_right(const KernelTable& table) {
             changed[n - 1] = 50;
             int index[2];
             float value[2];
-            scalar::table.argmax(changed.data(), n, &index[0], &value[0]);
+            select_table("scalar").argmax(changed.data(), n, &index[0], &value[0]);
             table.argmax(changed.data(), n, &index[1], &value[1]);
             expect(index[0] == index[1] && value[0] == value[1], "argmax is exact");
         }

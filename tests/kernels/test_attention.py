@@ -57,7 +57,7 @@ def test_attention_agrees_with_double_arithmetic(table: str, head_dim: int, soft
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [20, 64, 80])
-def test_a_head_gets_the_same_bits_in_any_company(table: str, head_dim: int, dtype: str) -> None:
+def test_a_head_gets_the_same_bits_whatever_heads_share_the_call(table: str, head_dim: int, dtype: str) -> None:
     q = normal(9, head_dim, seed=4)
     k, v = normal(100, head_dim, seed=5), normal(100, head_dim, seed=6)
     alone = [kernels.attend(table, q[h : h + 1], k, v, 3, 97, 0.2, 0.0, dtype) for h in range(9)]
@@ -138,10 +138,15 @@ def test_q8_0_blocks_hold_what_the_definition_says(table: str, head_dim: int) ->
 
 
 def test_q8_0_is_within_half_a_step_of_what_was_stored(table: str) -> None:
+    """The step is the stored scale; beside it only the rounding of x * (1 / scale), at most 127, in float."""
     x = normal(64, 64, seed=3)
-    steps = np.abs(x.reshape(64, 2, 32)).max(axis=2) / 127
-    error = np.abs(round_q8_0(x) - x).reshape(64, 2, 32).max(axis=2)
-    assert (error <= 0.57 * steps).all()  # half a step, and f16's rounding of the scale at 127 steps
+    half_step = 0.5 + 127 * 2.0**-23
+    for start, block in zip(range(0, 64, 16), kernels.store_kv(table, x, x, "q8_0")[1], strict=True):
+        whole, scales = unpacked_q8_0(block, 64)
+        steps = np.repeat(scales.reshape(16, 2).astype(np.float64), 32, axis=1)
+        error = np.abs(whole.reshape(16, 64) * steps - x[start : start + 16])
+        assert (error <= half_step * steps).all()
+        assert (error > 0.45 * steps).any()
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 9])

@@ -64,7 +64,7 @@ def test_requests_with_one_prefix_hold_it_once(llm: LLM, record: Record) -> None
     handles = [llm.submit([*prefix, *random_ids(5, seed=i)], params) for i in range(num_requests)]
     for handle in handles:
         next(handle)
-    kv = llm.runner.exclusively(lambda engine: engine.kv.stats())
+    kv = llm.client.compute(lambda engine: engine.kv.stats()).result()
     for handle in handles:
         handle.cancel()
     for handle in handles:
@@ -158,7 +158,7 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
 def test_python_and_scheduling_take_little_of_a_step(
     llm: LLM, size: Size, is_long: bool, patience: float, record: Record
 ) -> None:
-    cost = measure(llm.runner, llm.spec.vocab_size, 32, num_steps=size(12, 48), rounds=size(2, 5))
+    cost = measure(llm.client, llm.spec.vocab_size, 32, num_steps=size(12, 48), rounds=size(2, 5))
     figures = {
         "step_ms": cost.step_ms,
         "overhead_ms": cost.overhead_ms,

@@ -2,6 +2,8 @@
 
 An inline function compiled once with AVX2 and once without is one weak symbol to the linker, which may keep the AVX2
 copy for everybody: a crash on older machines. So ISA folders include next to nothing and emit no weak symbol.
+Their common code is in kernels/shared: templates that each folder compiles anew with its own flags. Everything there is
+in an unnamed namespace, so that the linker never merges two copies.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import pytest
 from tests.rules.tree import CSRC, shown
 
 KERNELS = CSRC / "kernels"
-SHARED = {"table.h", "packed.h"}  # the contract and plain data: no function bodies
+CONTRACT = {"table.h", "packed.h"}  # the contract and plain data: no function bodies
+TEMPLATES = KERNELS / "shared"  # templates over lanes, with internal linkage
 STANDARD = {"cstdint", "cstddef"}
 INTRINSICS = {"immintrin.h", "arm_neon.h"}
 # Flags beside -std=c++20, as in CMakeLists.txt; a new ISA folder needs an entry here.
@@ -30,7 +33,7 @@ ARM = {
     "neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
 # Folders whose headers another may compile anew with its own flags; those headers define nothing but local symbols.
-PARENTS = {"avx512_vnni": ["avx2"], "neon_dot": ["neon"], "neon_i8mm": ["neon", "neon_dot"]}
+PARENTS = {"avx512": ["avx2"], "avx512_vnni": ["avx2"], "neon_dot": ["neon"], "neon_i8mm": ["neon", "neon_dot"]}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 COMPILER = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
@@ -52,7 +55,11 @@ COMPILERS = _compilers()
 
 
 def _folders() -> list[str]:
-    return sorted(path.name for path in KERNELS.iterdir() if path.is_dir())
+    return sorted(path.name for path in KERNELS.iterdir() if path.is_dir() and path != TEMPLATES)
+
+
+def _templates() -> list[Path]:
+    return sorted(TEMPLATES.glob("*.h"))
 
 
 def _sources(isa: str, *patterns: str) -> list[Path]:
@@ -64,9 +71,9 @@ def test_scalar_and_avx2_kernels_exist() -> None:
 
 
 @pytest.mark.parametrize("isa", _folders())
-def test_an_isa_folder_includes_only_intrinsics_and_the_table(isa: str) -> None:
-    allowed = STANDARD | INTRINSICS
-    allowed |= {f"../{name}" for name in SHARED} | {path.name for path in _sources(isa, "*.h")}
+def test_an_isa_folder_includes_only_intrinsics_the_table_and_shared_templates(isa: str) -> None:
+    allowed = STANDARD | INTRINSICS | {f"../shared/{path.name}" for path in _templates()}
+    allowed |= {f"../{name}" for name in CONTRACT} | {path.name for path in _sources(isa, "*.h")}
     allowed |= {f"../{parent}/{path.name}" for parent in PARENTS.get(isa, []) for path in _sources(parent, "*.h")}
     sources = _sources(isa, "*.cpp", "*.h")
     assert sources
@@ -79,9 +86,21 @@ def test_an_isa_folder_includes_only_intrinsics_and_the_table(isa: str) -> None:
     assert not strays
 
 
-@pytest.mark.parametrize("name", sorted(SHARED))
-def test_a_header_shared_by_isa_folders_includes_no_code(name: str) -> None:
-    assert set(INCLUDE.findall((KERNELS / name).read_text(encoding="utf-8"))) <= STANDARD | SHARED
+@pytest.mark.parametrize("name", sorted(CONTRACT))
+def test_a_header_of_the_contract_includes_no_code(name: str) -> None:
+    assert set(INCLUDE.findall((KERNELS / name).read_text(encoding="utf-8"))) <= STANDARD | CONTRACT
+
+
+@pytest.mark.parametrize("header", _templates(), ids=lambda path: path.name)
+def test_a_shared_template_includes_only_the_contract_and_is_in_an_unnamed_namespace(header: Path) -> None:
+    text = header.read_text(encoding="utf-8")
+    allowed = {f"../{name}" for name in CONTRACT} | {path.name for path in _templates()}
+    assert set(INCLUDE.findall(text)) <= allowed
+    opened, closed = "namespace kvarn::shared {\nnamespace {\n", "}  // namespace\n}  // namespace kvarn::shared\n"
+    assert text.count("\nnamespace ") == 2  # these two
+    before, _, inside = text.partition(opened)
+    assert inside.endswith(closed)
+    assert all(line.startswith(("//", "#")) or not line for line in before.splitlines())
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
@@ -115,6 +134,6 @@ def _compiled(source: Path, compiler: str, flags: list[str], folder: Path) -> Pa
 
 def _symbols(target: Path) -> list[tuple[str, str]]:
     listing = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, timeout=60, check=True).stdout
-    # "0000 T kvarn::scalar::table", "     U memcpy"
+    # "0000 R kvarn::scalar::store_kernels", "     U memcpy"
     lines = [re.sub(r"^[0-9a-fA-F]*\s+", "", line) for line in listing.splitlines()]
     return [(line[0], line[2:]) for line in lines if line and line[0] != "U"]

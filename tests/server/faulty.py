@@ -79,7 +79,7 @@ class FaultRoutes:
                 "native-loop": _loop_with_the_gil,
                 "stuck-kernel": _loop_without_the_gil,
             }
-            threading.Timer(0.05, lambda: llm.runner.ask(loops[kind])).start()  # after the answer is out
+            threading.Timer(0.05, lambda: llm.client.call(loops[kind])).start()  # after the answer is out
         return {"injected": kind}
 
     def _fill_threads(self, seconds: float) -> None:
@@ -106,7 +106,7 @@ class FaultRoutes:
 
 
 async def _on_engine(llm: LLM, work: Callable[[Engine], None]) -> None:
-    await asyncio.wrap_future(llm.runner.ask(work))
+    await asyncio.wrap_future(llm.client.call(work))
 
 
 def _wrap_forward(

@@ -75,7 +75,7 @@ class FigureRoutes:
 
     def _metered(self) -> MeteredCore:
         """From the first question on; the pool exists, since a token has been computed for the warm-up."""
-        backend: Any = self._state.shelf.loaded[0].llm.llm.runner.exclusively(lambda engine: engine.backend)
+        backend: Any = self._state.shelf.loaded[0].llm.llm.client.compute(lambda engine: engine.backend).result()
         backend._model = MeteredCore(backend._model)
         core: MeteredCore = backend._model
         return core

@@ -93,10 +93,10 @@ class World:
             self.engine.reprioritise(self.rng.choice(list(self.open.values()))[0], self.rng.randint(-2, 2))
 
     def evict(self) -> None:
-        self.backend.return_kv(self.engine.kv.compact(drop_cached=True))
+        self.backend.return_kv(self.engine.kv.reclaim(drop_cached=True))
 
     def compact(self) -> None:
-        self.backend.return_kv(self.engine.kv.compact())
+        self.backend.return_kv(self.engine.kv.reclaim())
 
     def fail(self) -> None:
         faults = [RuntimeError("boom"), MemoryError(), KeyboardInterrupt(), "nan"]

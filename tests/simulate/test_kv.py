@@ -20,7 +20,7 @@ from tests.conftest import Size
 
 GARBAGE = -1
 TENANTS = ("", "one", "two")
-EVENTS = ("hits", "copied", "rewritten", "refused", "evictions", "compacted")
+EVENTS = ("hits", "copied", "rewritten", "refused", "evictions", "reclaimed")
 POOLS = (2, 3, 7, 40, 150, 500)  # blocks
 
 
@@ -54,8 +54,8 @@ class Simulation:
             self.publish: 30,
             self.trim: 8,
             self.release: 4,
-            self.forget: 2,
-            self.compact: 1,
+            self.unpublish: 2,
+            self.reclaim: 1,
         }
         chosen = self.rng.choices(list(operations), list(operations.values()), k=num_operations)
         for operation in chosen:
@@ -127,28 +127,28 @@ class Simulation:
             self.cache.release(name)
             self.end(name)
 
-    def forget(self) -> None:
+    def unpublish(self) -> None:
         if name := self.pick():
             tenant, token_ids = self.tenants[name], [*self.tokens[name], 0]
             full = self.cache.block_ids(name)[: len(self.tokens[name]) // self.block_size].tolist()
-            self.cache.release(name, forget=True)
+            self.cache.release(name, unpublish=True)
             self.end(name)
             held = self.references()
             hit = self.look_up(tenant, token_ids)
             assert all(b in held for b in hit.block_ids if b in full), "a forgotten block is found"
 
-    def compact(self) -> None:
+    def reclaim(self) -> None:
         drop_cached = self.rng.random() < 0.3
-        given_back = self.cache.compact(drop_cached=drop_cached)
+        given_back = self.cache.reclaim(drop_cached=drop_cached)
         assert not self.returned & set(given_back), "memory is given back twice"
         assert not self.references().keys() & set(given_back), "memory in use is given back"
-        assert not self.cache.compact()
+        assert not self.cache.reclaim()
         self.memory[given_back] = GARBAGE
         self.returned |= set(given_back)
         stats = self.cache.stats()
         assert stats.free == len(self.returned)
         assert not (drop_cached and stats.cached)
-        self.seen["compacted"] += len(given_back)
+        self.seen["reclaimed"] += len(given_back)
 
     # The model
 
@@ -267,5 +267,5 @@ def test_random_use_never_mixes_up_tokens_and_never_gives_a_stale_hit(num_blocks
         for name in list(simulation.tokens):
             simulation.cache.release(name)
         assert simulation.cache.num_free == num_blocks
-        assert len(simulation.cache.compact(drop_cached=True)) + len(simulation.returned) == num_blocks
+        assert len(simulation.cache.reclaim(drop_cached=True)) + len(simulation.returned) == num_blocks
     assert all(seen[event] > 0 for event in EVENTS), f"not everything came up: {seen}"

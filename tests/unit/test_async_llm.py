@@ -36,7 +36,7 @@ async def becomes_idle(llm: AsyncLLM) -> bool:
     """Whether nothing is left to do well before an endless answer could have ended by itself."""
     engine = llm.llm._model.engine
     for _ in range(200):
-        if llm.llm.runner.exclusively(lambda engine: not engine.has_work):
+        if llm.llm.client.compute(lambda engine: not engine.has_work).result():
             break
         await asyncio.sleep(0.005)
     return not engine.has_work and engine.kv.num_free == engine.kv.num_blocks

@@ -3,12 +3,14 @@
 //
 // Sums over the 32 columns are integers and exact; then one fma per step and token for the scale, and one for the
 // minimum where a type has it, always in that order. That makes results independent of all tile sizes here.
+#include "../shared/step_input.h"
 #include "formats.h"
-#include "functions.h"
 #include "prefetch.h"
 
 namespace kvarn::avx2 {
 namespace {
+
+using shared::StepInput;
 
 // The four activations of columns 4j .. 4j + 3, once per row.
 inline __m256i broadcast4(const int8_t* q, int j) {
@@ -30,13 +32,6 @@ inline void accumulate_i32(__m256i& sum, __m256i x) {
     sum = _mm256_add_epi32(sum, x);
     __asm__("" : "+x"(sum));
 }
-
-// The activations of kTokens neighbouring tokens at one step.
-struct StepInput {
-    const int8_t* q;
-    const float* scale;
-    const float* sum;
-};
 
 template <int kGroups, int kTokens>
 using Sums = __m256[kGroups][kTokens];
@@ -202,10 +197,7 @@ struct Matmul {
         return weights + static_cast<size_t>(tile.k / kQuantBlock / kSteps) * group;
     }
 
-    StepInput input(int step, int t) const {
-        const size_t at = static_cast<size_t>(step) * tile.n + t;
-        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at};
-    }
+    StepInput input(int step, int t) const { return shared::step_input(tile, step, t); }
 
     // One token: weights and sums never leave the registers. Several groups are as many streams from memory.
     template <int kGroups>
@@ -275,26 +267,31 @@ struct Matmul {
     }
 };
 
+template <class Format, template <class> class Kind>
+void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+            int group_end) noexcept {
+    const auto* weights = reinterpret_cast<const typename Format::Packed*>(packed);
+    Matmul<Format, Kind>{weights, tile, out, out_stride, rows}.run(group_begin, group_end);
+}
+
+constexpr KernelTable make_matmul_kernels() {
+    KernelTable t{};
+    t.matmul[static_cast<int>(Type::Q4_0)] = matmul<Q4_0, Affine>;
+    t.matmul[static_cast<int>(Type::Q4_1)] = matmul<Q4_1, Affine>;
+    t.matmul[static_cast<int>(Type::Q5_0)] = matmul<Q5_0, Affine>;
+    t.matmul[static_cast<int>(Type::Q5_1)] = matmul<Q5_1, Affine>;
+    t.matmul[static_cast<int>(Type::Q4_K)] = matmul<Q4_K, Affine>;
+    t.matmul[static_cast<int>(Type::Q5_K)] = matmul<Q5_K, Affine>;
+    t.matmul[static_cast<int>(Type::Q8_0)] = matmul<Q8_0, Signed>;
+    t.matmul[static_cast<int>(Type::IQ4_NL)] = matmul<IQ4_NL, Signed>;
+    t.matmul[static_cast<int>(Type::Q2_K)] = matmul<Q2_K, Halved>;
+    t.matmul[static_cast<int>(Type::Q3_K)] = matmul<Q3_K, Halved>;
+    t.matmul[static_cast<int>(Type::Q6_K)] = matmul<Q6_K, Halved>;
+    return t;
+}
+
 }  // namespace
 
-#define KVARN_MATMUL(name, Format, Kind)                                                                            \
-    void name(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin, \
-              int group_end) noexcept {                                                                             \
-        const auto* weights = reinterpret_cast<const Format::Packed*>(packed);                                      \
-        Matmul<Format, Kind>{weights, tile, out, out_stride, rows}.run(group_begin, group_end);                     \
-    }
-
-KVARN_MATMUL(matmul_q4_0, Q4_0, Affine)
-KVARN_MATMUL(matmul_q4_1, Q4_1, Affine)
-KVARN_MATMUL(matmul_q5_0, Q5_0, Affine)
-KVARN_MATMUL(matmul_q5_1, Q5_1, Affine)
-KVARN_MATMUL(matmul_q4_k, Q4_K, Affine)
-KVARN_MATMUL(matmul_q5_k, Q5_K, Affine)
-KVARN_MATMUL(matmul_q8_0, Q8_0, Signed)
-KVARN_MATMUL(matmul_iq4_nl, IQ4_NL, Signed)
-KVARN_MATMUL(matmul_q2_k, Q2_K, Halved)
-KVARN_MATMUL(matmul_q3_k, Q3_K, Halved)
-KVARN_MATMUL(matmul_q6_k, Q6_K, Halved)
-#undef KVARN_MATMUL
+constinit const KernelTable matmul_kernels = make_matmul_kernels();
 
 }  // namespace kvarn::avx2

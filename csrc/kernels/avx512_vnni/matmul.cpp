@@ -4,19 +4,13 @@
 // Sums over a step's part are integers and exact; then one fma per part and token for the scale, and one for the
 // minimum where a type has it, always in that order: results do not depend on any tile size or width here.
 #include "../avx2/prefetch.h"
+#include "../shared/step_input.h"
 #include "formats.h"
-#include "functions.h"
 
 namespace kvarn::avx512_vnni {
 namespace {
 
-// The activations of kTokens neighbouring tokens at one step.
-struct StepInput {
-    const int8_t* q;
-    const float* scale;
-    const float* sum;
-    const int32_t* minus_sums;
-};
+using shared::StepInput;
 
 template <class Format, class V>
 struct Matmul {
@@ -55,10 +49,7 @@ struct Matmul {
             avx2::prefetch_ahead<kSteps>(blocks_of(group + g)[step / kSteps], step % kSteps);
     }
 
-    StepInput input(int step, int t) const {
-        const size_t at = static_cast<size_t>(step) * tile.n + t;
-        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at, tile.minus_sums + 2 * at};
-    }
+    StepInput input(int step, int t) const { return shared::step_input(tile, step, t); }
 
     static Ints broadcast4(const int8_t* q, int j) {
         int four;
@@ -169,8 +160,8 @@ struct Matmul {
 };
 
 template <class Format>
-inline void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group,
-                   int group_end) {
+void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group,
+            int group_end) noexcept {
     const auto* weights = reinterpret_cast<const typename Format::Packed*>(packed);
     const Matmul<Format, Sixteen> wide{weights, tile, out, out_stride, rows};
     group = wide.template run_spans<2>(group, group_end);
@@ -178,25 +169,16 @@ inline void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_
     Matmul<Format, Eight>{weights, tile, out, out_stride, rows}.template run_spans<1>(group, group_end);
 }
 
+constexpr KernelTable make_matmul_kernels() {
+    KernelTable t{};
+#define KVARN_SET(type) t.matmul[static_cast<int>(Type::type)] = matmul<type>;
+    KVARN_QUANTIZED_TYPES(KVARN_SET)
+#undef KVARN_SET
+    return t;
+}
+
 }  // namespace
 
-#define KVARN_MATMUL(name, Format)                                                                                  \
-    void name(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin, \
-              int group_end) noexcept {                                                                             \
-        matmul<Format>(packed, tile, out, out_stride, rows, group_begin, group_end);                                \
-    }
-
-KVARN_MATMUL(matmul_q4_0, Q4_0)
-KVARN_MATMUL(matmul_q4_1, Q4_1)
-KVARN_MATMUL(matmul_q5_0, Q5_0)
-KVARN_MATMUL(matmul_q5_1, Q5_1)
-KVARN_MATMUL(matmul_q4_k, Q4_K)
-KVARN_MATMUL(matmul_q5_k, Q5_K)
-KVARN_MATMUL(matmul_q8_0, Q8_0)
-KVARN_MATMUL(matmul_iq4_nl, IQ4_NL)
-KVARN_MATMUL(matmul_q2_k, Q2_K)
-KVARN_MATMUL(matmul_q3_k, Q3_K)
-KVARN_MATMUL(matmul_q6_k, Q6_K)
-#undef KVARN_MATMUL
+constinit const KernelTable matmul_kernels = make_matmul_kernels();
 
 }  // namespace kvarn::avx512_vnni

@@ -1,5 +1,4 @@
 // Products of quantised types by widening multiplications: byte times byte to int16, added there as long as they fit.
-#include "functions.h"
 #include "products.h"
 
 namespace kvarn::neon {
@@ -46,6 +45,6 @@ private:
 
 }  // namespace
 
-void set_quantized_products(KernelTable& table) noexcept { set_products<WideningDots>(table); }
+constinit const KernelTable matmul_kernels = make_matmul_kernels<WideningDots>();
 
 }  // namespace kvarn::neon

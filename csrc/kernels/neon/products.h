@@ -6,17 +6,13 @@
 // integers and exact, then come one fma for the scale and one for the minimum where a type has it, always in that
 // order: results depend neither on tile sizes nor on Dots.
 #pragma once
+#include "../shared/step_input.h"
 #include "formats.h"
 
 namespace kvarn::neon {
 namespace {
 
-// The activations of kTokens neighbouring tokens at one step.
-struct StepInput {
-    const int8_t* q;
-    const float* scale;
-    const float* sum;
-};
+using shared::StepInput;
 
 inline void add_product(float32x4_t sums[2], int32x4_t const dots[2], const Floats& scale, float xd) {
     for (int i = 0; i < 2; ++i) sums[i] = vfmaq_f32(sums[i], vcvtq_f32_s32(dots[i]), vmulq_n_f32(scale.four[i], xd));
@@ -85,10 +81,7 @@ struct Products {
         return weights[static_cast<size_t>(tile.k / kQuantBlock / kSteps) * group + step / kSteps];
     }
 
-    StepInput input(int step, int t) const {
-        const size_t at = static_cast<size_t>(step) * tile.n + t;
-        return {tile.q + at * kQuantBlock, tile.scale + at, tile.sum + at};
-    }
+    StepInput input(int step, int t) const { return shared::step_input(tile, step, t); }
 
     void write(const float32x4_t sums[2], int group, int t) const {
         write_rows(sums, out + t * out_stride + group * kLanes, rows - group * kLanes);
@@ -147,18 +140,12 @@ void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_s
 }
 
 template <class Dots, class OneDots = Dots>
-void set_products(KernelTable& t) noexcept {
-    t.matmul[static_cast<int>(Type::Q4_0)] = matmul<Q4_0, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q4_1)] = matmul<Q4_1, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q5_0)] = matmul<Q5_0, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q5_1)] = matmul<Q5_1, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q8_0)] = matmul<Q8_0, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q2_K)] = matmul<Q2_K, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q3_K)] = matmul<Q3_K, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q4_K)] = matmul<Q4_K, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q5_K)] = matmul<Q5_K, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::Q6_K)] = matmul<Q6_K, Dots, OneDots>;
-    t.matmul[static_cast<int>(Type::IQ4_NL)] = matmul<IQ4_NL, Dots, OneDots>;
+constexpr KernelTable make_matmul_kernels() {
+    KernelTable t{};
+#define KVARN_SET(type) t.matmul[static_cast<int>(Type::type)] = matmul<type, Dots, OneDots>;
+    KVARN_QUANTIZED_TYPES(KVARN_SET)
+#undef KVARN_SET
+    return t;
 }
 
 }  // namespace

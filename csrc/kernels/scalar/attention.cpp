@@ -1,5 +1,5 @@
-// Attention over one tile of keys, and storing keys and values in their blocks.
-#include "functions.h"
+// Attention over one tile of keys.
+#include "../table.h"
 #include "math.h"
 
 namespace kvarn::scalar {
@@ -67,7 +67,7 @@ void attend_head(const float* q, int head_dim, const KVTile& tile, int first, in
 
 template <class Value>
 void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-            float softcap, float* m, float* l, float* acc, float* scratch) {
+            float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
     for (int head = 0; head < num_heads; ++head) {
         const size_t at = static_cast<size_t>(head) * head_dim;
         attend_head<Value>(q + at, head_dim, tile, first, last, scale, softcap, m[head], l[head], acc + at,
@@ -75,73 +75,16 @@ void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int
     }
 }
 
-// Adding 1.5 * 2^23 makes the float unit round to nearest even.
-int8_t round_to_int8(float x) {
-    const float limited = x > 127 ? 127 : x < -127 ? -127 : x;
-    return static_cast<int8_t>((limited + 12582912.0f) - 12582912.0f);
-}
-
-// One group of at most 32 values: q[i * stride] and the scale as f16.
-uint16_t quantize_group(const float* x, int n, int8_t* q, int stride) {
-    float absmax = 0;
-    bool is_finite_group = true;
-    for (int i = 0; i < n; ++i) {
-        is_finite_group = is_finite_group && is_finite(x[i]);
-        if (absolute(x[i]) > absmax) absmax = absolute(x[i]);
-    }
-    const uint16_t half = float_to_half(absmax / 127);
-    const float scale = half_to_float(half);
-    is_finite_group = is_finite_group && is_finite(scale);
-    const float inverse = is_finite_group && scale > 0 ? 1 / scale : 0;
-    for (int i = 0; i < n; ++i) q[i * stride] = inverse > 0 ? round_to_int8(x[i] * inverse) : int8_t{0};
-    return is_finite_group ? half : uint16_t{0x7e00};
+constexpr KernelTable make_attention_kernels() {
+    KernelTable t{};
+    t.attend_f16 = attend<uint16_t>;
+    t.attend_f32 = attend<float>;
+    t.attend_q8_0 = attend<int8_t>;
+    return t;
 }
 
 }  // namespace
 
-void attend_f16(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-                float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
-    attend<uint16_t>(q, num_heads, head_dim, tile, first, last, scale, softcap, m, l, acc, scratch);
-}
-
-void attend_f32(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-                float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
-    attend<float>(q, num_heads, head_dim, tile, first, last, scale, softcap, m, l, acc, scratch);
-}
-
-void attend_q8_0(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-                 float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
-    attend<int8_t>(q, num_heads, head_dim, tile, first, last, scale, softcap, m, l, acc, scratch);
-}
-
-void store_kv_f16(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept {
-    uint16_t* keys = static_cast<uint16_t*>(k_block) + slot;
-    uint16_t* values = static_cast<uint16_t*>(v_block) + slot * head_dim;
-    for (int d = 0; d < head_dim; ++d) {
-        keys[d * kKVBlock] = float_to_half(k[d]);
-        values[d] = float_to_half(v[d]);
-    }
-}
-
-void store_kv_f32(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept {
-    float* keys = static_cast<float*>(k_block) + slot;
-    float* values = static_cast<float*>(v_block) + slot * head_dim;
-    for (int d = 0; d < head_dim; ++d) {
-        keys[d * kKVBlock] = k[d];
-        values[d] = v[d];
-    }
-}
-
-void store_kv_q8_0(const float* k, const float* v, int head_dim, int slot, void* k_block, void* v_block) noexcept {
-    int8_t* keys = static_cast<int8_t*>(k_block);
-    int8_t* values = static_cast<int8_t*>(v_block);
-    uint16_t* key_scales = reinterpret_cast<uint16_t*>(keys + head_dim * kKVBlock);
-    uint16_t* value_scales = reinterpret_cast<uint16_t*>(values + head_dim * kKVBlock);
-    for (int group = 0; group < num_groups(head_dim); ++group) {
-        const int d = group * kQuantBlock, n = head_dim - d < kQuantBlock ? head_dim - d : kQuantBlock;
-        key_scales[group * kKVBlock + slot] = quantize_group(k + d, n, keys + d * kKVBlock + slot, kKVBlock);
-        value_scales[slot * num_groups(head_dim) + group] = quantize_group(v + d, n, values + slot * head_dim + d, 1);
-    }
-}
+constinit const KernelTable attention_kernels = make_attention_kernels();
 
 }  // namespace kvarn::scalar

@@ -4,13 +4,17 @@
 //   W[row][column] = d[row] * scale[half][row] * w[row][column] + dmin[row] * min[half][row]
 //
 // with half = column / 16. Integer parts are exact: at most 128 * 32 * 127 * 32 < 2^24.
-#include "functions.h"
+#include "../shared/packed_bits.h"
+#include "../table.h"
 #include "math.h"
 
 namespace kvarn::scalar {
 namespace {
 
-constexpr int8_t kIQ4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+using shared::kIQ4Values;
+using shared::nibble;
+using shared::one_bit;
+using shared::two_bits;
 
 struct Block {
     int8_t w[kLanes][kQuantBlock];
@@ -19,17 +23,6 @@ struct Block {
     float d[kLanes];
     float dmin[kLanes];
 };
-
-int nibble(const packed::Nibbles& nibbles, int row, int column) {
-    const uint8_t pair = nibbles[column % 16 / 4][row][column % 4];
-    return column < 16 ? pair & 15 : pair >> 4;
-}
-
-int one_bit(const packed::OneBit& bits, int row, int column) { return bits[row][column % 4] >> column / 4 & 1; }
-
-int two_bits(const packed::TwoBits& bits, int row, int column) {
-    return bits[column / 16][row][column % 4] >> 2 * (column % 16 / 4) & 3;
-}
 
 // Fill block.w with value(row, column).
 template <class Value>
@@ -159,8 +152,8 @@ void write_group(const float acc[][kLanes], int num_tokens, int group, int rows,
 }
 
 template <class Packed, int kSubBlocks>
-void matmul_quantized(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
-                      int group_begin, int group_end) {
+void matmul(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
+            int group_end) noexcept {
     const int num_steps = tile.k / kQuantBlock;
     const Packed* weights = reinterpret_cast<const Packed*>(packed);
     for (int group = group_begin; group < group_end; ++group) {
@@ -197,40 +190,39 @@ void matmul_floats(const uint8_t* packed, const ActTile& tile, float* out, size_
     }
 }
 
-}  // namespace
-
-#define KVARN_MATMUL(name, Packed, sub_blocks)                                                                      \
-    void name(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin, \
-              int group_end) noexcept {                                                                             \
-        matmul_quantized<Packed, sub_blocks>(packed, tile, out, out_stride, rows, group_begin, group_end);          \
-    }
-
-KVARN_MATMUL(matmul_q4_0, packed::Q4_0, 1)
-KVARN_MATMUL(matmul_q4_1, packed::Q4_1, 1)
-KVARN_MATMUL(matmul_q5_0, packed::Q5_0, 1)
-KVARN_MATMUL(matmul_q5_1, packed::Q5_1, 1)
-KVARN_MATMUL(matmul_q8_0, packed::Q8_0, 1)
-KVARN_MATMUL(matmul_iq4_nl, IQ4_NL, 1)
-KVARN_MATMUL(matmul_q2_k, packed::Q2_K, 8)
-KVARN_MATMUL(matmul_q3_k, packed::Q3_K, 8)
-KVARN_MATMUL(matmul_q4_k, packed::Q4_K, 8)
-KVARN_MATMUL(matmul_q5_k, packed::Q5_K, 8)
-KVARN_MATMUL(matmul_q6_k, packed::Q6_K, 8)
-#undef KVARN_MATMUL
-
 void matmul_f32(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
                 int group_end) noexcept {
     matmul_floats<float>(packed, tile, out, out_stride, rows, group_begin, group_end, [](float w) { return w; });
 }
 
-void matmul_f16(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
-                int group_end) noexcept {
-    matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, half_to_float);
+// kToFloat: of f16 or bf16.
+template <float (*kToFloat)(uint16_t)>
+void matmul_16_bits(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows,
+                    int group_begin, int group_end) noexcept {
+    matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, kToFloat);
 }
 
-void matmul_bf16(const uint8_t* packed, const ActTile& tile, float* out, size_t out_stride, int rows, int group_begin,
-                 int group_end) noexcept {
-    matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, bfloat_to_float);
+constexpr KernelTable make_matmul_kernels() {
+    KernelTable t{};
+    t.matmul[static_cast<int>(Type::F32)] = matmul_f32;
+    t.matmul[static_cast<int>(Type::F16)] = matmul_16_bits<half_to_float>;
+    t.matmul[static_cast<int>(Type::BF16)] = matmul_16_bits<bfloat_to_float>;
+    t.matmul[static_cast<int>(Type::Q4_0)] = matmul<packed::Q4_0, 1>;
+    t.matmul[static_cast<int>(Type::Q4_1)] = matmul<packed::Q4_1, 1>;
+    t.matmul[static_cast<int>(Type::Q5_0)] = matmul<packed::Q5_0, 1>;
+    t.matmul[static_cast<int>(Type::Q5_1)] = matmul<packed::Q5_1, 1>;
+    t.matmul[static_cast<int>(Type::Q8_0)] = matmul<packed::Q8_0, 1>;
+    t.matmul[static_cast<int>(Type::IQ4_NL)] = matmul<IQ4_NL, 1>;
+    t.matmul[static_cast<int>(Type::Q2_K)] = matmul<packed::Q2_K, 8>;
+    t.matmul[static_cast<int>(Type::Q3_K)] = matmul<packed::Q3_K, 8>;
+    t.matmul[static_cast<int>(Type::Q4_K)] = matmul<packed::Q4_K, 8>;
+    t.matmul[static_cast<int>(Type::Q5_K)] = matmul<packed::Q5_K, 8>;
+    t.matmul[static_cast<int>(Type::Q6_K)] = matmul<packed::Q6_K, 8>;
+    return t;
 }
+
+}  // namespace
+
+constinit const KernelTable matmul_kernels = make_matmul_kernels();
 
 }  // namespace kvarn::scalar

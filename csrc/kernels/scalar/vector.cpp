@@ -1,12 +1,9 @@
 // Everything that works on one row of floats.
-#include "functions.h"
+#include "../shared/quantize.h"
 #include "math.h"
 
 namespace kvarn::scalar {
 namespace {
-
-constexpr float kLowestLevel = 124;
-constexpr float kSmallestAbsmax = 1e-36f;  // 127 / absmax stays finite
 
 // |quotient| <= 2^23 is assumed of finite input; adding 1.5 * 2^23 makes the float unit round to nearest even.
 int8_t round_to_int8(float quotient) {
@@ -19,23 +16,12 @@ float rounding_error(const float* x, float s) {
     float lanes[8] = {};
     for (int i = 0; i < kQuantBlock; ++i) {
         const float scaled = x[i] * s;
-        const float rest = scaled - static_cast<float>(round_to_int8(scaled));
-        lanes[i % 8] += rest * rest;
+        const float error = scaled - static_cast<float>(round_to_int8(scaled));
+        lanes[i % 8] += error * error;
     }
     for (int half = 4; half > 0; half /= 2)
         for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     return lanes[0];
-}
-
-// The level between kLowestLevel and 127 whose grid fits the block best.
-float best_level(const float* x, float absmax) {
-    float best = 127, least = 0;
-    for (float level = 127; level >= kLowestLevel; --level) {
-        const float d = absmax / level;
-        const float error = rounding_error(x, level / absmax) * (d * d);
-        if (level == 127 || error < least) least = error, best = level;
-    }
-    return best;
 }
 
 float largest_magnitude(const float* x) {
@@ -48,8 +34,6 @@ float largest_magnitude(const float* x) {
     return largest;
 }
 
-}  // namespace
-
 // A block with NaN or infinity gets q = 0 and scale NaN, so that every output it reaches is NaN.
 void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, float* sum,
                   int32_t* minus_sums) noexcept {
@@ -57,8 +41,9 @@ void quantize_row(const float* x, int k, int t, int n, int8_t* q, float* scale, 
         const float* block = x + kQuantBlock * b;
         const size_t at = static_cast<size_t>(b) * n + t;
         const float absmax = largest_magnitude(block);
-        const bool has_values = absmax >= kSmallestAbsmax;
-        const float level = has_values ? best_level(block, absmax) : 127;
+        const bool has_values = absmax >= shared::kSmallestAbsmax;
+        const auto error = [&](float s) { return rounding_error(block, s); };
+        const float level = has_values ? shared::best_level(absmax, error) : shared::kHighestLevel;
         const float d = has_values || !is_finite(absmax) ? absmax / level : 0;
         int total[2] = {0, 0};
         for (int i = 0; i < kQuantBlock; ++i) {
@@ -147,5 +132,24 @@ void softmax_sums(const float* x, int n, float max, double* sums) noexcept {
         sums[1] += weighted[lane];
     }
 }
+
+constexpr KernelTable make_vector_kernels() {
+    KernelTable t{};
+    t.quantize_row = quantize_row;
+    t.rms_norm = rms_norm;
+    t.layer_norm = layer_norm;
+    t.add = add;
+    t.silu_mul = silu_mul;
+    t.gelu_tanh_mul = gelu_tanh_mul;
+    t.gelu = gelu;
+    t.argmax = argmax;
+    t.sum_exp = sum_exp;
+    t.softmax_sums = softmax_sums;
+    return t;
+}
+
+}  // namespace
+
+constinit const KernelTable vector_kernels = make_vector_kernels();
 
 }  // namespace kvarn::scalar

@@ -1,4 +1,4 @@
-"""What the engine hands to a backend: frozen, ragged, NumPy. Born complete; nothing is filled in later."""
+"""What the engine passes to a backend: frozen, ragged, NumPy. Complete when constructed; nothing is filled in later."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True)  # no slots: at() copies one dict, a third of the time of copying as many slots
 class RowSampling:
-    """All that one choice of a token depends on.
+    """All that the choice of one token depends on.
 
     Order: mask, bias (logit_bias, DRY), penalties (repetition, then frequency and presence), temperature, top_k,
     typical_p, top_p, min_p, XTC, choice. temperature 0 takes the largest logit, ties to the lower id.

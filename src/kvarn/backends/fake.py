@@ -1,6 +1,6 @@
-"""A model of a few lines for unit tests: fast, deterministic, and honest about the cache.
+"""A backend without a model for unit tests: fast, deterministic, and sensitive to errors in the KV cache.
 
-It keeps token ids in the paged cache the way a real backend keeps K and V, and the next token is a function of
+It stores token ids in the paged cache the way a real backend stores K and V, and the next token is a function of
 what it reads back through the block table: a wrong table, position or stale block changes the answer.
 """
 
@@ -46,7 +46,7 @@ def hashed(vocab_size: int) -> Rule:
 
 
 def fake_spec(vocab_size: int = 256, context_length: int = 512, *, is_encoder: bool = False) -> ModelSpec:
-    """The smallest spec that passes for a model."""
+    """The smallest valid spec."""
     norm = Norm("rms", 1e-5)
     attention = Attention(num_heads=1, num_kv_heads=1, head_dim=8, scale=1.0, rope=None)
     return ModelSpec(
@@ -66,9 +66,9 @@ def fake_spec(vocab_size: int = 256, context_length: int = 512, *, is_encoder: b
 class FakeBackend:
     """A fault is an exception to raise, or "nan" logits.
 
-    faults[k] strikes in the k-th forward (from 0), whoever is in it; poison[token_id] strikes whenever that token is
-    computed. on_forward(batch, share) sees every batch first, or that share of the work on it: a test may let simulated
-    time pass there, and says how much.
+    faults[k] strikes in the k-th forward (from 0), whatever its batch; poison[token_id] strikes whenever that token is
+    computed. on_forward(batch, share) is called before every batch, or that share of the work on it: a test may advance
+    simulated time there, and returns by how much.
     """
 
     name = "fake"
@@ -119,7 +119,7 @@ class FakeBackend:
         return self.compute(batch)
 
     def spend(self, batch: Batch, share: float) -> float:
-        """Let simulated time pass."""
+        """Advance simulated time; return the seconds."""
         return 0.0 if self.on_forward is None else self.on_forward(batch, share)
 
     def compute(self, batch: Batch) -> npt.NDArray[np.float32]:
@@ -140,7 +140,7 @@ class FakeBackend:
         return FakeResumableForward(self, batch)
 
     def write(self, batch: Batch) -> None:
-        """Keep the batch's tokens, as a real backend keeps K and V."""
+        """Write the batch's tokens to the cache, as a real backend writes K and V."""
         block_size = self._cache.shape[1]
         blocks = batch.block_tables[_sequences(batch), batch.positions // block_size]
         assert (blocks >= 0).all(), "a position has no block"
@@ -187,9 +187,9 @@ class FakeBackend:
 
 
 class FakeResumableForward:
-    """Writes in every piece: a passage that goes on after its blocks were given away does harm.
+    """Writes to the cache in every piece, so that advancing after its blocks were freed corrupts other sequences.
 
-    Without simulated time every advance is one piece.
+    Without simulated time every advance() computes one piece.
     """
 
     num_pieces = 12

@@ -14,7 +14,7 @@ from kvarn.models.spec import Pooling
 
 @dataclass(frozen=True, slots=True)
 class ClassifierWeights:
-    """models.spec.Classifier, filled."""
+    """The weights of a models.spec.Classifier."""
 
     dense: npt.NDArray[np.float32]  # (width, width)
     dense_bias: npt.NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""The seam between engine and numbers: engines own ids, backends own tensors."""
+"""The interface between the engine and a backend: the engine owns ids, backends own tensors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Hidden = Any  # opaque, on the device: one state per output row of the batch, af
 
 
 class Backend(Protocol):
-    """One interpreter of ModelSpec."""
+    """An interpreter of ModelSpec."""
 
     name: str
 
     @property
     def progress(self) -> int:
-        """A number that changes while a step computes, read by other threads; 0 where nothing is known."""
+        """A number that changes while a step computes, read by other threads; always 0 where a backend has none."""
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec this backend cannot run; empty means it can."""
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
-        """Take the weights; progress(done_bytes, total_bytes). The source may be closed afterwards."""
+        """Load the weights; progress(done_bytes, total_bytes). The source may be closed afterwards."""
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         """Reserve the paged cache (address space, not memory) and return its number of blocks."""
@@ -37,12 +37,12 @@ class Backend(Protocol):
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
 
     def return_kv(self, block_ids: Iterable[int]) -> None:
-        """Give the pages of free blocks back to the system."""
+        """Return the pages of free blocks to the system."""
 
     def forward(self, batch: Batch) -> Hidden: ...
 
     def begin(self, batch: Batch) -> ResumableForward:
-        """Start computing a batch in pieces; other batches may be computed between them."""
+        """Start a forward pass that is computed in pieces; other batches may be computed between them."""
 
     def sample(self, hidden: Hidden, rows: SampleRows) -> Sampled: ...
 

@@ -1,4 +1,4 @@
-"""A batch on its way through a model in pieces, so that nobody beside it waits for the whole of it."""
+"""A forward pass that can be interrupted between pieces of layers, so that other requests do not wait for all of it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class ResumableForward(Protocol):
-    """One batch under way. A backend has one at a time: a new one ends the one before it."""
+    """The forward pass of one batch. A backend has one at a time: a new one invalidates the one before it."""
 
     @property
     def piece_s(self) -> float:
-        """How long the pieces that take longest take, so far; for example layers."""
+        """Duration of the longest pieces so far, in seconds; a piece is a layer, for example."""
 
     def advance(self, seconds: float) -> Hidden | None:
-        """Compute for about that long, at least one piece; the hidden states when all is done, None before."""
+        """Compute for about that long, at least one piece; return the hidden states when all is done, None before."""
 
 
 class SingleShotForward:
-    """For backends that compute a batch in one piece."""
+    """For backends that cannot interrupt a forward pass."""
 
     def __init__(self, backend: Backend, batch: Batch) -> None:
         self._backend = backend
@@ -31,7 +31,7 @@ class SingleShotForward:
         self.piece_s = 0.0
 
     def advance(self, seconds: float) -> Hidden | None:  # noqa: ARG002
-        began = time.perf_counter()
+        started = time.perf_counter()
         hidden = self._backend.forward(self._batch)
-        self.piece_s = time.perf_counter() - began
+        self.piece_s = time.perf_counter() - started
         return hidden

@@ -1,4 +1,4 @@
-"""Which backend runs a model: by name, or the fastest that is here."""
+"""Selects the backend that runs a model: by name, or the fastest that is installed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NATIVE_EXTENSION = "kvarn.backends.native._native"
 
 
 def make_backend(config: EngineConfig, threads: int) -> Backend:
-    """The backend config names; auto prefers the native one."""
+    """Make the backend that config names; auto prefers the native one."""
     name = config.backend
     if name == "auto":
-        name = "native" if has_native() else _warned_reference()
+        name = "native" if has_native() else _reference_with_warning()
     if name == "native":
         return _native(threads, config.isa)
     if name == "reference":
@@ -52,7 +52,7 @@ def _native(threads: int, isa: str | None) -> Backend:
     return cast(Backend, module.NativeBackend(threads, isa))
 
 
-def _warned_reference() -> str:
+def _reference_with_warning() -> str:
     log.warning("the compiled core is not installed, so NumPy computes, many times slower; run `pip install .` again")
     return "reference"
 

@@ -50,7 +50,7 @@ def kernel_lines() -> Iterator[tuple[str, str]]:
         yield "KVARN_ISA", f"{forced!r} is not one of them: models will not load"
         return
     by_isa: dict[str, list[str]] = {}
-    for kernel, isa in native.kernel_isas(forced or "").items():
+    for kernel, isa in native.kernel_origins(forced or names[0]).items():
         by_isa.setdefault(isa, []).append(kernel)
     yield "chosen by", "KVARN_ISA" if forced else "the CPU"
     for isa, kernels in by_isa.items():

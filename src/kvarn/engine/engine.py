@@ -168,7 +168,7 @@ class Engine:
             waiting_for_prompt=scheduler.num_forks,
             prefix_query_tokens=scheduler.prefix_reuse.num_query_tokens,
             denoise_steps=self.decoder.num_denoise_steps,
-            distributions={"iteration_tokens_total": meter.step_tokens.now(), **self.kv.distributions()},
+            distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **self.kv.histograms()},
         )
 
     @property

@@ -36,6 +36,6 @@ class IdleMemory:
         """Return what is due first."""
         _, drops_cached = self._planned.pop(0)
         try:
-            self._engine.backend.return_kv(self._engine.kv.compact(drop_cached=drops_cached))
+            self._engine.backend.return_kv(self._engine.kv.reclaim(drop_cached=drops_cached))
         except Exception:
             log.exception("idle memory was not returned")

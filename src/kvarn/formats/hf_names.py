@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kvarn.errors import FormatError
-from kvarn.formats.tensor_view import Part, ViewEntry, WeightView, num_rows, stacked, whole
+from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
 
 Dialect = Literal["decoder", "sandwich", "encoder"]
@@ -85,7 +85,7 @@ _FUSED_EXPERTS = re.compile(r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\
 
 
 def translate(name: str, dialect: Dialect) -> str | None:
-    """Give the GGUF name of a tensor; None for one this table does not know."""
+    """Return the GGUF name of a tensor; None when the table does not have it."""
     stem, _, suffix = _PREFIX.sub("", name, count=1).rpartition(".")
     number = re.search(r"\.(\d+)\.", stem)
     pattern = stem if number is None else f"{stem[: number.start()]}.{{}}.{stem[number.end() :]}"
@@ -96,7 +96,7 @@ def translate(name: str, dialect: Dialect) -> str | None:
 
 
 def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
-    """Show a safetensors folder under GGUF's names. Unknown names stay as they are, for the caller to refuse."""
+    """View a safetensors folder under GGUF's names. Unknown names stay as they are, for the caller to refuse."""
     entries: dict[str, ViewEntry] = {}
     experts: dict[str, dict[int, ViewEntry]] = {}
     has_classifier = dialect == "encoder" and "classifier.weight" in source.tensors
@@ -107,12 +107,12 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
         if match := _EXPERT.match(local):
             layer, index, matrix = match.groups()
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
-            experts.setdefault(key, {})[int(index)] = whole(info, name)
+            experts.setdefault(key, {})[int(index)] = renamed(info, name)
         elif match := _FUSED_EXPERTS.match(local):
             _add_all(entries, _split_fused(info, *match.groups()), source.path)
         else:
             canonical = translate(name, dialect) or name
-            _add_all(entries, {canonical: whole(info, canonical)}, source.path)
+            _add_all(entries, {canonical: renamed(info, canonical)}, source.path)
     _add_all(entries, {key: _stack(key, members, source.path) for key, members in experts.items()}, source.path)
     return WeightView(source, entries)
 
@@ -138,7 +138,7 @@ def _split_fused(info: TensorInfo, layer: str, matrix: str) -> dict[str, ViewEnt
     """Cut (experts, gate rows + up rows, in) into its two stacks; (experts, out, in) needs a name only."""
     stem = f"blk.{layer}.ffn_"
     if matrix == "down_proj":
-        return {f"{stem}down_exps.weight": whole(info, f"{stem}down_exps.weight")}
+        return {f"{stem}down_exps.weight": renamed(info, f"{stem}down_exps.weight")}
     if len(info.shape) != 3 or info.shape[1] % 2:
         raise FormatError(f"tensor {info.name} has shape {info.shape}; expected (experts, 2 * hidden, width)")
     count, rows, width = info.shape
@@ -146,6 +146,6 @@ def _split_fused(info: TensorInfo, layer: str, matrix: str) -> dict[str, ViewEnt
     assert num_rows(info) == count * rows
     for start, part in ((0, "gate"), (half, "up")):
         name = f"{stem}{part}_exps.weight"
-        parts = tuple(Part(info.name, index * rows + start, half) for index in range(count))
+        parts = tuple(RowRange(info.name, index * rows + start, half) for index in range(count))
         found[name] = ViewEntry(TensorInfo(name, info.type, (count, half, width)), parts)
     return found

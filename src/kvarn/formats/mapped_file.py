@@ -66,7 +66,7 @@ class MappedFile:
             raise FormatError("the file shrank while it was open; restore it and load again", file=self.path)
         return np.frombuffer(buffer, dtype=np.uint8, count=num_bytes, offset=offset)
 
-    def forget(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def release_pages(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Drop the pages that lie wholly inside the (offset, num_bytes) ranges from this process."""
         if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -92,7 +92,7 @@ class MappedFile:
             raise FormatError("the file was written to while it was read; load it again", file=self.path)
 
     def close(self) -> None:
-        """Let go of the file. The mapping itself lives until the last array over it is gone."""
+        """Close the file. The mapping itself lives until the last array over it is gone."""
         mapping, self._map = self._map, None
         self._release()
         if mapping is not None:

@@ -1,4 +1,4 @@
-"""Weights stored as floats, held as Q8_0: a quarter of the memory, and int8 kernels instead of float ones."""
+"""Weights stored as floats, quantised to Q8_0 when loaded: a quarter of the memory, and int8 kernels for float ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Q8Weights(WeightProxy):
     """A WeightSource whose layers' float matrices appear as Q8_0; embeddings, norms and biases stay as they are."""
 
     def __init__(self, source: WeightSource) -> None:
-        matrices = {name: info for name, info in source.tensors.items() if _is_compacted(info)}
+        matrices = {name: info for name, info in source.tensors.items() if _is_requantized(info)}
         super().__init__(source, {name: replace(info, type=TensorType.Q8_0) for name, info in matrices.items()})
 
     def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
@@ -28,6 +28,6 @@ class Q8Weights(WeightProxy):
         return dequantize(self.raw(name), TensorType.Q8_0, self.tensors[name].shape)
 
 
-def _is_compacted(info: TensorInfo) -> bool:
+def _is_requantized(info: TensorInfo) -> bool:
     is_matrix = len(info.shape) == 2 and info.name.startswith("blk.") and info.name.endswith(".weight")
     return is_matrix and info.type in FLOATS and info.shape[1] % TensorType.Q8_0.block_values == 0

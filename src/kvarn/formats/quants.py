@@ -2,7 +2,7 @@
 
 Dequantising is exact: the bits every correct reader gets. Quantising rounds to the nearest representable value
 under plain per-block scales (largest magnitude, or smallest and largest value); no search, no importance weights.
-The layouts are in blocks.py (blocks of 32 values) and superblocks.py (256 values).
+The layouts are in block_quants.py (blocks of 32 values) and k_quants.py (super-blocks of 256 values).
 """
 
 from __future__ import annotations

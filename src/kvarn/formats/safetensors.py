@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
 from kvarn.formats.mapped_file import MappedFile
 from kvarn.formats.quants import dequantize
@@ -75,15 +76,15 @@ class SafetensorsFile:
             raise self._error(f"tensor {name!r} needs exactly dtype, shape and data_offsets")
         offsets = entry["data_offsets"]
         if not _are_integers(offsets) or len(offsets) != 2 or not 0 <= offsets[0] <= offsets[1] <= self.file.size:
-            raise self._error(f"tensor {name!r} has the data_offsets {_short(offsets)}, which are not in the file")
+            raise self._error(f"tensor {name!r} has the data_offsets {short(offsets)}, which are not in the file")
         return offsets[0], offsets[1]
 
     def _add(self, name: str, entry: dict[str, Any], begin: int, end: int, data_begin: int) -> None:
         dtype, shape = entry["dtype"], entry["shape"]
         if not _are_integers(shape) or len(shape) > _MAX_DIMENSIONS or not all(0 <= n <= _MAX_DIMENSION for n in shape):
-            raise self._error(f"tensor {name!r} has the shape {_short(shape)}")
+            raise self._error(f"tensor {name!r} has the shape {short(shape)}")
         if not isinstance(dtype, str) or dtype not in _BITS:
-            raise UnsupportedModel(f"{self.file.path}: tensor {name!r} has the unknown type {_short(dtype)}")
+            raise UnsupportedModel(f"{self.file.path}: tensor {name!r} has the unknown type {short(dtype)}")
         if (end - begin) * 8 != math.prod(shape) * _BITS[dtype]:
             raise self._error(f"tensor {name!r} has {end - begin:,} bytes, not those of {dtype} {shape}", begin)
         if dtype in _TYPES and 0 not in shape:
@@ -153,10 +154,10 @@ class SafetensorsFolder:
         info = self._owners[name].tensors[name]
         return dequantize(self.raw(name), info.type, info.shape)
 
-    def forget(self, names: Iterable[str]) -> None:
+    def release_pages(self, names: Iterable[str]) -> None:
         for name in names:
             shard = self._owners[name]
-            shard.file.forget([(shard.offsets[name], shard.tensors[name].num_bytes)])
+            shard.file.release_pages([(shard.offsets[name], shard.tensors[name].num_bytes)])
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if a weight file changed since it was opened."""
@@ -208,9 +209,7 @@ def _shards(path: str, present: set[str]) -> dict[str, frozenset[str] | None]:
     shards: dict[str, set[str]] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or file != os.path.basename(file) or not file.endswith(".safetensors"):
-            raise FormatError(
-                f"tensor {tensor!r} is said to be in {_short(file)}, not a file of this folder", file=path
-            )
+            raise FormatError(f"tensor {tensor!r} is said to be in {short(file)}, not a file of this folder", file=path)
         if file not in present:
             raise ModelNotFound(f"{path}: the shard {file} is missing; download all files of the model")
         shards.setdefault(file, set()).add(tensor)
@@ -219,8 +218,3 @@ def _shards(path: str, present: set[str]) -> dict[str, frozenset[str] | None]:
 
 def _are_integers(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""JSON from untrusted files: bounded in size, without duplicate keys, NaN or deep nesting."""
+"""JSON from untrusted sources, strictly: bounded in size, without duplicate keys, NaN or deep nesting."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def parse_value(text: str, *, is_finite: bool = False) -> Any:
 
 
 def strings(value: object) -> Iterator[str]:
-    """All texts in a JSON value, keys included."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, dict):
-            waiting.extend(one)
-            waiting.extend(one.values())
+    """All strings in a JSON value, keys included."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item)
+            stack.extend(item.values())
 
 
 def read_object(path: str) -> dict[str, Any]:

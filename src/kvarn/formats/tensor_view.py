@@ -1,4 +1,4 @@
-"""A WeightSource seen under other names: renamed, sliced by rows, stacked, shifted. Copies nothing it need not.
+"""A WeightSource viewed under other names: renamed, sliced by rows, stacked, shifted. Copies only where it must.
 
 Rows are the tensor flattened to (rows, last axis). Quantised rows are contiguous: a slice of rows is a slice of bytes.
 """
@@ -17,7 +17,7 @@ from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowRange:
     """Rows [first, first + num_rows) of one tensor of the source."""
 
     tensor: str
@@ -30,13 +30,13 @@ class ViewEntry:
     """One tensor of a view: the parts one after the other, plus a constant (then always F32)."""
 
     info: TensorInfo
-    parts: tuple[Part, ...]
+    parts: tuple[RowRange, ...]
     offset: float = 0.0
 
 
-def whole(info: TensorInfo, name: str) -> ViewEntry:
+def renamed(info: TensorInfo, name: str) -> ViewEntry:
     """Rename a tensor."""
-    return ViewEntry(replace(info, name=name), (Part(info.name, 0, num_rows(info)),))
+    return ViewEntry(replace(info, name=name), (RowRange(info.name, 0, num_rows(info)),))
 
 
 def shifted(entry: ViewEntry, offset: float) -> ViewEntry:
@@ -53,11 +53,11 @@ def row_slice(entry: ViewEntry, name: str, first: int, count: int) -> ViewEntry:
             "the metadata does not belong to these weights"
         )
     info = TensorInfo(name, entry.info.type, (count, *entry.info.shape[1:]))
-    return ViewEntry(info, (Part(part.tensor, part.first + first, count),), entry.offset)
+    return ViewEntry(info, (RowRange(part.tensor, part.first + first, count),), entry.offset)
 
 
 def stacked(name: str, members: Iterable[ViewEntry]) -> ViewEntry:
-    """Put equally shaped tensors behind one another along a new first axis."""
+    """Stack equally shaped tensors along a new first axis."""
     entries = list(members)
     first = entries[0].info
     for entry in entries:
@@ -110,8 +110,8 @@ class WeightView:
         values = values.reshape(entry.info.shape)
         return values if entry.offset == 0.0 else values + np.float32(entry.offset)
 
-    def forget(self, names: Iterable[str]) -> None:
-        self.source.forget({part.tensor for name in names for part in self.entries[name].parts})
+    def release_pages(self, names: Iterable[str]) -> None:
+        self.source.release_pages({part.tensor for name in names for part in self.entries[name].parts})
 
     def verify_unchanged(self) -> None:
         self.source.verify_unchanged()
@@ -119,7 +119,7 @@ class WeightView:
     def close(self) -> None:
         self.source.close()
 
-    def _raw_part(self, part: Part) -> npt.NDArray[np.uint8]:
+    def _raw_part(self, part: RowRange) -> npt.NDArray[np.uint8]:
         info = self._stored[part.tensor]
         raw = self.source.raw(part.tensor)
         if part.num_rows == num_rows(info):
@@ -129,7 +129,7 @@ class WeightView:
         row_bytes = info.type.num_bytes(_row_values(info))
         return raw[part.first * row_bytes : (part.first + part.num_rows) * row_bytes]
 
-    def _array_part(self, part: Part) -> npt.NDArray[np.float32]:
+    def _array_part(self, part: RowRange) -> npt.NDArray[np.float32]:
         info = self._stored[part.tensor]
         rows = self.source.array(part.tensor).reshape(num_rows(info), -1)
         return rows[part.first : part.first + part.num_rows]

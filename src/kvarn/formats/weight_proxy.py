@@ -1,4 +1,4 @@
-"""A WeightSource that passes everything on to another one: the base of those that change some tensors."""
+"""A WeightSource that delegates to another one: the base class of those that change some tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvarn.formats.weights import TensorInfo, WeightSource
 
 
 class WeightProxy:
-    """Weights of another source, except those that `changed` names in a new form."""
+    """The weights of another source; those in `changed` have another type or shape and come from the subclass."""
 
     def __init__(self, source: WeightSource, changed: Mapping[str, TensorInfo]) -> None:
         self._source = source
@@ -33,8 +33,8 @@ class WeightProxy:
     def array(self, name: str) -> npt.NDArray[np.float32]:
         return self._changed_array(name) if name in self._changed else self._source.array(name)
 
-    def forget(self, names: Iterable[str]) -> None:
-        self._source.forget(names)
+    def release_pages(self, names: Iterable[str]) -> None:
+        self._source.release_pages(names)
 
     def verify_unchanged(self) -> None:
         self._source.verify_unchanged()

@@ -85,7 +85,7 @@ class WeightSource(Protocol):
     def array(self, name: str) -> npt.NDArray[np.float32]:
         """The values, dequantised, in the tensor's shape."""
 
-    def forget(self, names: Iterable[str]) -> None:
+    def release_pages(self, names: Iterable[str]) -> None:
         """Advise the system that the pages of these tensors will not be read again soon."""
 
     def verify_unchanged(self) -> None:

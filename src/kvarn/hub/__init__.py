@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvarn.hub.aliases import ALIASES
-from kvarn.hub.bundled import INCLUDED
+from kvarn.hub.bundled import BUNDLED
 from kvarn.hub.locate import resolve
 from kvarn.hub.progress import OnProgress
 
-__all__ = ["ALIASES", "INCLUDED", "OnProgress", "resolve"]
+__all__ = ["ALIASES", "BUNDLED", "OnProgress", "resolve"]

@@ -1,4 +1,4 @@
-"""Short names for the models Kvarn vouches for, with the digests their files must have."""
+"""Short names for models that were tested with Kvarn, with the digests their files must have."""
 
 from __future__ import annotations
 

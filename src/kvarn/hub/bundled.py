@@ -1,4 +1,4 @@
-"""Models that are installed with Kvarn: their names and files. Nothing is fetched, nothing is stored elsewhere."""
+"""Models that are part of the installed package: their names and files. Nothing is downloaded or stored for them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import MappingProxyType
 
 FOLDER = Path(__file__).parent / "weights"
 
-INCLUDED: Mapping[str, Path] = MappingProxyType({"tiny-diffusion": FOLDER / "tiny-diffusion.gguf"})
+BUNDLED: Mapping[str, Path] = MappingProxyType({"tiny-diffusion": FOLDER / "tiny-diffusion.gguf"})
 
 
-def name_of(path: Path) -> str | None:
-    """Return the name of an included model by its file."""
-    return next((name for name, file in INCLUDED.items() if file == path), None)
+def bundled_name(path: Path) -> str | None:
+    """Return the name of a bundled model by its file."""
+    return next((name for name, file in BUNDLED.items() if file == path), None)

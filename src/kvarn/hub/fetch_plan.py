@@ -1,4 +1,4 @@
-"""What a pull is going to fetch, known before the first byte: the seam between the sources and `locate`."""
+"""What a pull is going to fetch, known before the first byte: the interface between the sources and `locate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvarn.hub.store import StoredFile
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The facts of a planned fetch; sizes are None when the server does not tell."""
+    """A planned fetch in numbers; sizes are None when the server does not give them."""
 
     source: str
     version: str

@@ -29,7 +29,7 @@ class SelectedFiles:
     entry: str  # the file to open; "" when the folder itself is opened
 
 
-def choose_files(names: Iterable[str], selector: str | None, origin: str) -> SelectedFiles:
+def select_files(names: Iterable[str], selector: str | None, origin: str) -> SelectedFiles:
     """Choose the files of one model.
 
     A selector is a file, a folder, a quantisation such as Q4_K_M, or the word `safetensors`.
@@ -37,38 +37,38 @@ def choose_files(names: Iterable[str], selector: str | None, origin: str) -> Sel
     listing = sorted(names)
     models = _gguf_models(listing)
     if selector is None:
-        return _default_choice(listing, models, origin)
+        return _select_default(listing, models, origin)
     if selector == "safetensors":
-        return _safetensors_folder(listing, "", origin)
+        return _select_folder(listing, "", origin)
     named = [parts for parts in models if _is_named(parts, selector)]
     if len(named) == 1:
-        return _gguf_choice(named[0], origin)
+        return _select_gguf(named[0], origin)
     folder = selector.rstrip("/") + "/"
     if any(name.startswith(folder) and name.endswith(".safetensors") for name in listing):
-        return _safetensors_folder(listing, folder, origin)
+        return _select_folder(listing, folder, origin)
     if selector.lower().endswith(".gguf"):
         raise ModelNotFound(f"{origin} has no file {selector!r}; it has {_shown(models)}")
-    return _by_quant(models, selector, origin)
+    return _select_by_quant(models, selector, origin)
 
 
-def _default_choice(listing: list[str], models: list[_Parts], origin: str) -> SelectedFiles:
+def _select_default(listing: list[str], models: list[_Parts], origin: str) -> SelectedFiles:
     candidates = [parts for parts in models if not _COMPANION.search(parts[0])]
     preferred = [parts for parts in candidates if _has_quant(parts[0], PREFERRED_QUANT)]
     for group in (candidates, preferred):
         if len(group) == 1:
-            return _gguf_choice(group[0], origin)
+            return _select_gguf(group[0], origin)
     if candidates:
         raise ModelNotFound(f"{origin} holds several models; add one of these after a colon: {_shown(candidates)}")
-    return _default_folder(listing, origin)
+    return _select_default_folder(listing, origin)
 
 
-def _default_folder(listing: list[str], origin: str) -> SelectedFiles:
+def _select_default_folder(listing: list[str], origin: str) -> SelectedFiles:
     folders = {name[: name.rfind("/") + 1] for name in listing if name.endswith(".safetensors")}
     usable = sorted(folder for folder in folders if f"{folder}config.json" in listing)
     if not usable:
         raise ModelNotFound(_nothing_usable(listing, origin))
     if usable[0] == "" or len(usable) == 1:
-        return _safetensors_folder(listing, usable[0], origin)
+        return _select_folder(listing, usable[0], origin)
     choices = ", ".join(folder.rstrip("/") for folder in usable)
     raise ModelNotFound(f"{origin} holds several model folders; add one of these after a colon: {choices}")
 
@@ -83,7 +83,7 @@ def _gguf_models(listing: list[str]) -> list[_Parts]:
     return [tuple(parts) for parts in groups.values()]
 
 
-def _gguf_choice(parts: _Parts, origin: str) -> SelectedFiles:
+def _select_gguf(parts: _Parts, origin: str) -> SelectedFiles:
     part = _PART.fullmatch(parts[0])
     count = int(part["count"]) if part else 1
     present = {int(match["index"]) for name in parts if (match := _PART.fullmatch(name))} or {1}
@@ -105,10 +105,10 @@ def _is_named(parts: _Parts, selector: str) -> bool:
     return any(selector in {name, PurePosixPath(name).name} for name in (*parts, *whole))
 
 
-def _by_quant(models: list[_Parts], quant: str, origin: str) -> SelectedFiles:
+def _select_by_quant(models: list[_Parts], quant: str, origin: str) -> SelectedFiles:
     matching = [parts for parts in models if _has_quant(parts[0], quant) and not _COMPANION.search(parts[0])]
     if len(matching) == 1:
-        return _gguf_choice(matching[0], origin)
+        return _select_gguf(matching[0], origin)
     if matching:
         raise ModelNotFound(f"{quant!r} fits several files of {origin}; name one of them: {_shown(matching)}")
     raise ModelNotFound(f"{origin} has nothing called {quant!r}; it has {_shown(models)}")
@@ -119,7 +119,7 @@ def _has_quant(name: str, quant: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?![A-Za-z0-9_])", name, re.IGNORECASE) is not None
 
 
-def _safetensors_folder(listing: list[str], folder: str, origin: str) -> SelectedFiles:
+def _select_folder(listing: list[str], folder: str, origin: str) -> SelectedFiles:
     inside = [name[len(folder) :] for name in listing if name.startswith(folder)]
     weights = [name for name in inside if name.endswith(".safetensors") and "/" not in name]
     # Some repositories carry the same weights twice (consolidated.safetensors beside model-*.safetensors).

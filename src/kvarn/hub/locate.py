@@ -11,7 +11,7 @@ from kvarn.config import is_offline
 from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
-from kvarn.hub.bundled import INCLUDED
+from kvarn.hub.bundled import BUNDLED
 from kvarn.hub.fetch_plan import FetchPlan, Outline
 from kvarn.hub.names import FORMS, LocalName, ModelName, PypiName, RemoteName, looks_like_path, parse_remote
 from kvarn.hub.progress import OnProgress, silent
@@ -32,8 +32,8 @@ def resolve(name: str, *, offline: bool = False, on_progress: OnProgress | None 
 
 def parse(name: str) -> ModelName:
     """Read a model name; an alias becomes the source it stands for."""
-    if name in INCLUDED:
-        return LocalName(INCLUDED[name])
+    if name in BUNDLED:
+        return LocalName(BUNDLED[name])
     if name in ALIASES:
         return ALIASES[name].source
     remote = parse_remote(name)
@@ -50,7 +50,7 @@ def pull(
     if offline or is_offline():
         return store.find(name) or _refuse_offline(name)
     with store.writing("store models in"), store.locked(name, report):
-        # Another process may have fetched it while we waited.
+        # Another process may have fetched it while this one waited for the lock.
         return store.find(name) or _fetch(name, force, report)
 
 
@@ -78,12 +78,12 @@ def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredMod
     planned = plan(name)
     outline = planned.outline
     scratch = store.partial_folder(name)
-    _forget_other_version(scratch, outline.version)
+    _discard_other_version(scratch, outline.version)
     try:
-        _check_room(name, outline, scratch, force)
+        _check_space(name, outline, scratch, force)
         fetched = planned.fetch(scratch, report)
     except KvarnError:
-        _forget_nothing_fetched(scratch)
+        _discard_empty_scratch(scratch)
         raise
     manifest = store.ModelManifest(
         name=str(name),
@@ -96,16 +96,16 @@ def _fetch(name: RemoteName, force: bool, report: OnProgress) -> store.StoredMod
     return store.publish(name, manifest)
 
 
-def _check_room(name: RemoteName, outline: Outline, scratch: Path, force: bool) -> None:
-    from kvarn.hub.preflight import measure_room, require_room
+def _check_space(name: RemoteName, outline: Outline, scratch: Path, force: bool) -> None:
+    from kvarn.hub.preflight import measure_space, require_space
 
     if outline.model_bytes is not None:
         present = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
         still_needed = max(0, outline.model_bytes + outline.scratch_bytes - present)
-        require_room(shown_name(name), measure_room(outline.model_bytes, still_needed), force=force)
+        require_space(shown_name(name), measure_space(outline.model_bytes, still_needed), force=force)
 
 
-def _forget_other_version(scratch: Path, version: str) -> None:
+def _discard_other_version(scratch: Path, version: str) -> None:
     """Parts of one commit must not be completed with files of another."""
     marker = scratch / VERSION_MARKER
     if scratch.is_dir() and (not marker.exists() or marker.read_text("utf-8") != version):
@@ -114,7 +114,7 @@ def _forget_other_version(scratch: Path, version: str) -> None:
     marker.write_text(version, "utf-8")
 
 
-def _forget_nothing_fetched(scratch: Path) -> None:
+def _discard_empty_scratch(scratch: Path) -> None:
     if not any(path.is_file() and path.name != VERSION_MARKER for path in scratch.rglob("*")):
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -135,7 +135,7 @@ def _local(name: str) -> LocalName:
 
 
 def _unknown(name: str) -> str:
-    aliases = ", ".join([*ALIASES, *INCLUDED])
+    aliases = ", ".join([*ALIASES, *BUNDLED])
     if not looks_like_path(name):
         return f"no model is called {name!r}; the aliases are {aliases}, and a model may also be given as {FORMS}"
     is_like_repo = name.count("/") == 1 and not name.startswith(("~", ".", "/"))

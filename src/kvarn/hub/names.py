@@ -78,7 +78,7 @@ def parse_remote(name: str) -> RemoteName | None:
 
 
 def looks_like_path(name: str) -> bool:
-    """Tell whether the writer of a name meant a path, whether or not it exists."""
+    """Return whether a name is meant as a path, whether or not it exists."""
     return name.startswith(("~", ".", "/")) or "/" in name or "\\" in name or name.lower().endswith(".gguf")
 
 

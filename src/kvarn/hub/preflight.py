@@ -1,4 +1,4 @@
-"""Checks made before a download: is there room on the disk, and can this machine hold the model at all?"""
+"""Checks made before a download: is there space on the disk, and can this machine hold the model at all?"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MEMORY_PER_FILE_BYTE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceNeeded:
-    """What a model needs and what there is, in bytes."""
+class SpaceCheck:
+    """What a model needs and what this machine has, in bytes."""
 
     disk_needed: int
     disk_free: int
@@ -32,9 +32,9 @@ class SpaceNeeded:
         return self.memory_total is None or self.memory_needed <= self.memory_total
 
 
-def measure_room(model_bytes: int, disk_bytes: int) -> SpaceNeeded:
+def measure_space(model_bytes: int, disk_bytes: int) -> SpaceCheck:
     """Compare a model of `model_bytes`, for which `disk_bytes` must still be written, with this machine."""
-    return SpaceNeeded(
+    return SpaceCheck(
         disk_needed=disk_bytes,
         disk_free=shutil.disk_usage(_existing(models_folder())).free,
         memory_needed=int(model_bytes * MEMORY_PER_FILE_BYTE),
@@ -42,19 +42,19 @@ def measure_room(model_bytes: int, disk_bytes: int) -> SpaceNeeded:
     )
 
 
-def require_room(name: str, room: SpaceNeeded, *, force: bool = False) -> None:
+def require_space(name: str, space: SpaceCheck, *, force: bool = False) -> None:
     """Refuse a model that the disk cannot take, or, unless forced, one that memory could not hold."""
-    if not room.fits_disk:
+    if not space.fits_disk:
         raise DownloadError(
-            f"{name} needs {size_text(room.disk_needed)} of disk, {size_text(room.disk_free)} are free in "
+            f"{name} needs {size_text(space.disk_needed)} of disk, {size_text(space.disk_free)} are free in "
             f"{models_folder()}; free some space or set KVARN_HOME to another disk"
         )
-    if not room.fits_memory and not force:
-        total = room.memory_total or 0
+    if not space.fits_memory and not force:
+        total = space.memory_total or 0
         raise DoesNotFit(
-            f"{name} needs about {size_text(room.memory_needed)} of memory, this machine has {size_text(total)}; "
+            f"{name} needs about {size_text(space.memory_needed)} of memory, this machine has {size_text(total)}; "
             "choose a smaller model or quantisation, or fetch it all the same with `kvarn pull --force`",
-            needed_bytes=room.memory_needed,
+            needed_bytes=space.memory_needed,
             available_bytes=total,
         )
 

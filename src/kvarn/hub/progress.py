@@ -1,4 +1,4 @@
-"""How the hub tells a caller how far it is: one callback, called often and cheaply."""
+"""The progress callback of downloads: called often, so it must be cheap."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class StoredFile:
 class ModelManifest:
     """What a stored model is and where it came from."""
 
-    name: str  # as one would ask for it: pypi:..., hf:...
+    name: str  # as the user gives it: pypi:..., hf:...
     source: str  # the address the bytes came from
     version: str  # package version or commit
     entry: str  # the file to open; "" means the folder
@@ -128,7 +128,7 @@ def publish(name: RemoteName, manifest: ModelManifest) -> StoredModel:
     staged = staged_files(partial_folder(name)).parent
     final = models_folder() / key_of(name)
     (staged / MANIFEST).write_text(json.dumps({"format": FORMAT, **asdict(manifest)}, indent=2) + "\n", "utf-8")
-    if final.exists():  # incomplete, or we would not be here
+    if final.exists():  # incomplete, otherwise find() would have returned it
         shutil.rmtree(final)
     staged.rename(final)
     shutil.rmtree(partial_folder(name), ignore_errors=True)
@@ -157,7 +157,7 @@ def locked(name: RemoteName, on_progress: OnProgress | None = None) -> Iterator[
 
 @contextmanager
 def writing(purpose: str) -> Iterator[None]:
-    """Turn the system's refusals to write below KVARN_HOME into one sentence."""
+    """Turn an OSError below KVARN_HOME into a DownloadError that says what to do."""
     try:
         yield
     except OSError as error:

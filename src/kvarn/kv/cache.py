@@ -1,8 +1,8 @@
 """Bookkeeping of the paged KV cache: ids only, never a tensor.
 
 Two rules make sharing safe: positions are written only after extend() granted them, and extend() never grants a
-position in a block that is shared or published. It never decides whom to preempt: extend returns None when there is
-no room, and the scheduler chooses what to do.
+position in a block that is shared or published. It never decides which request to preempt: extend returns None
+when there is no room, and the scheduler decides what to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KVStats:
 
     num_blocks: int
     used: int
-    cached: int  # findable, held by no sequence: available when room is needed
+    cached: int  # findable, held by no sequence: evicted when room is needed
     shared: int
     free: int
     unused_slots: int  # positions in last blocks that their sequence does not hold yet
@@ -53,7 +53,7 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Blocks no sequence holds; cached ones count, for they give way."""
+        """Blocks no sequence holds, including cached ones, which can be evicted."""
         return self._pool.num_free
 
     @property
@@ -90,18 +90,18 @@ class KVCache:
     def extend(self, sequence: str, num_tokens: int) -> list[BlockCopy] | None:
         """Make room for num_tokens more positions; None and no change when the pool cannot.
 
-        The copies must be made in the order they were asked for and before the step writes anything. A sequence whose
+        The copies must be made in the order they were returned and before the step writes anything. A sequence whose
         copies were not made holds nothing of use in its last block: release it, or trim it to a block's edge.
         """
         table = self._tables.get(sequence) or BlockTable(self.block_size)
         missing = table.blocks_missing(num_tokens)
-        fixed = self._fixed_block(table) if num_tokens else None
-        if fixed is not None and missing == self.num_free and self._pool.count(fixed) == 1:
-            self._unpublish(fixed)  # nobody else holds it, and there is no room to keep it beside a copy
-            fixed = None
-        if missing + (fixed is not None) > self.num_free:
+        read_only = self._read_only_block(table) if num_tokens else None
+        if read_only is not None and missing == self.num_free and self._pool.count(read_only) == 1:
+            self._unpublish(read_only)  # only this sequence holds it, and there is no room for a copy beside it
+            read_only = None
+        if missing + (read_only is not None) > self.num_free:
             return None
-        copies = [] if fixed is None else [self._own_copy(table, fixed)]
+        copies = [] if read_only is None else [self._copy_on_write(table, read_only)]
         for _ in range(missing):
             table.append(self._allocate())
         table.num_tokens += num_tokens
@@ -135,22 +135,22 @@ class KVCache:
         assert 0 <= num_tokens <= table.num_tokens
         self._pool.release(table.cut(num_tokens))
 
-    def release(self, sequence: str, *, forget: bool = False) -> None:
-        """Give up a sequence; forget also unpublishes the blocks nobody else holds. Unknown ones hold nothing."""
+    def release(self, sequence: str, *, unpublish: bool = False) -> None:
+        """Free a sequence; unpublish also its blocks that no other sequence holds. Unknown sequences hold nothing."""
         table = self._tables.pop(sequence, None)
         if table is None:
             return
         block_ids = table.cut(0)
         self._pool.release(block_ids)
-        if forget:
+        if unpublish:
             for block_id in block_ids:
                 if self._pool.count(block_id) == 0:
                     self._unpublish(block_id)
 
-    def compact(self, *, drop_cached: bool = False) -> list[int]:
-        """Name free blocks whose memory may go back to the system: each once, until it is used again.
+    def reclaim(self, *, drop_cached: bool = False) -> list[int]:
+        """Return free blocks whose memory may go back to the system: each once, until it is used again.
 
-        Call it between steps, when no copy is outstanding. drop_cached gives up the cached blocks too.
+        Call it between steps, when no copy is outstanding. drop_cached includes the cached blocks.
         """
         if drop_cached:
             for block_id in self._pool.cached_ids:
@@ -178,9 +178,9 @@ class KVCache:
             evictions=pool.num_evictions,
         )
 
-    def distributions(self) -> dict[str, HistogramSnapshot]:
-        """How long cached blocks live, lie idle and wait for their next use, by the name of the metric."""
-        return self._pool.distributions()
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """Lifetimes, idle times and reuse gaps of cached blocks, by the name of the metric."""
+        return self._pool.histograms()
 
     def check(self) -> None:
         """Assert every invariant; run after each step in tests."""
@@ -190,7 +190,7 @@ class KVCache:
             published = table.block_ids[: table.num_published].tolist()
             assert all(self._index.digest_of(b) is not None for b in published), "a published block is not findable"
         self._pool.check(self._references())
-        self._index.check(self._pool.kept_ids)
+        self._index.check(self._pool.cacheable_ids)
 
     def _references(self) -> Iterator[int]:
         for table in self._tables.values():
@@ -206,15 +206,15 @@ class KVCache:
         table.num_tokens, table.num_published = hit.num_tokens, len(hit.block_ids)
         return table
 
-    def _fixed_block(self, table: BlockTable) -> int | None:
+    def _read_only_block(self, table: BlockTable) -> int | None:
         """The last block, when the next position lies in it but must not be written there."""
         block_id = table.partial_block
         if block_id is None:
             return None
-        is_fixed = self._pool.count(block_id) > 1 or self._index.digest_of(block_id) is not None
-        return block_id if is_fixed else None
+        is_read_only = self._pool.count(block_id) > 1 or self._index.digest_of(block_id) is not None
+        return block_id if is_read_only else None
 
-    def _own_copy(self, table: BlockTable, block_id: int) -> BlockCopy:
+    def _copy_on_write(self, table: BlockTable, block_id: int) -> BlockCopy:
         target = self._allocate()
         table.replace(table.num_blocks - 1, target)
         self._pool.release([block_id])
@@ -238,7 +238,7 @@ class KVCache:
         own, first = int(table.block_ids[index]), self._index.find(digest)
         if first is None:
             self._index.add(digest, own)
-            self._pool.keep(own)
+            self._pool.mark_cacheable(own)
         elif first != own:  # two sequences computed the same at the same time: hold it once
             assert self._index.digest_of(own) is None
             self._pool.share([first])
@@ -247,4 +247,4 @@ class KVCache:
 
     def _unpublish(self, block_id: int) -> None:
         self._index.remove(block_id)
-        self._pool.drop(block_id)
+        self._pool.unmark_cacheable(block_id)

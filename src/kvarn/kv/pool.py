@@ -1,6 +1,6 @@
 """Block ids with reference counts; every step is O(1). The order of eviction is decided here and nowhere else.
 
-Knows which blocks are worth keeping, never what is in them.
+Knows which blocks are cacheable, that is worth keeping when free; never what is in them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kvarn.observe.histogram import LONG_SECONDS, Histogram, HistogramSnapshot
 
 
 class BlockPool:
-    """num_blocks ids; each is referenced by count tables, or free and then in exactly one of three places.
+    """num_blocks ids; each is referenced by count() tables, or free and then in exactly one of three lists.
 
     allocate() takes from the first of these that has a block:
-        idle      memory is there, its content is worth nothing; the last freed first, being the warmest
-        returned  no memory is behind it: never used, or given back by reclaim()
-        cached    worth keeping; the least recently freed first, so that evicting it loses the least
+        idle      backed by memory, content of no use; the last freed first, because it is the warmest in the CPU caches
+        returned  not backed by memory: never used, or returned to the system after reclaim()
+        cached    cacheable; least recently freed first (LRU)
     """
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,12 +26,12 @@ class BlockPool:
         self.num_shared = 0  # blocks with two references or more
         self.num_evictions = 0
         self._counts = [0] * num_blocks
-        self._is_kept = bytearray(num_blocks)
+        self._is_cacheable = bytearray(num_blocks)
         self._idle: list[int] = []
         self._returned = list(reversed(range(num_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._clock = clock
-        self._filled_at: dict[int, float] = {}  # of blocks worth keeping
+        self._filled_at: dict[int, float] = {}  # of cacheable blocks
         self._used_at: dict[int, float] = {}
         self._lifetimes, self._idle_times, self._reuse_gaps = (Histogram(LONG_SECONDS) for _ in range(3))
 
@@ -46,13 +46,13 @@ class BlockPool:
 
     @property
     def cached_ids(self) -> list[int]:
-        """Free blocks worth keeping, the next to be evicted first."""
+        """Free cacheable blocks, the next to be evicted first."""
         return list(self._cached)
 
     @property
-    def kept_ids(self) -> list[int]:
-        """All blocks worth keeping, free or not."""
-        return [block_id for block_id, is_kept in enumerate(self._is_kept) if is_kept]
+    def cacheable_ids(self) -> list[int]:
+        """All cacheable blocks, free or not."""
+        return [block_id for block_id, is_cacheable in enumerate(self._is_cacheable) if is_cacheable]
 
     def count(self, block_id: int) -> int:
         return self._counts[block_id]
@@ -85,32 +85,32 @@ class BlockPool:
             if self._counts[block_id] == 0:
                 self._free(block_id)
 
-    def keep(self, block_id: int) -> None:
-        """From now on the content of this referenced block is worth keeping when it becomes free."""
+    def mark_cacheable(self, block_id: int) -> None:
+        """Keep the content of this referenced block when it becomes free, until it is evicted."""
         assert self._counts[block_id] > 0
-        self._is_kept[block_id] = True
+        self._is_cacheable[block_id] = True
         self._filled_at[block_id] = self._used_at[block_id] = self._clock()
 
-    def drop(self, block_id: int) -> None:
-        """The content is worth nothing any more."""
-        self._lose(block_id)
+    def unmark_cacheable(self, block_id: int) -> None:
+        """The content is of no use any more."""
+        self._discard_content(block_id)
         if block_id in self._cached:
             del self._cached[block_id]
             self._idle.append(block_id)
 
     def reclaim(self) -> list[int]:
-        """Name the idle blocks, ascending; they count as having no memory until they are allocated again."""
+        """Return the idle blocks, ascending; they count as having no memory until they are allocated again."""
         reclaimed = sorted(self._idle)
         self._idle.clear()
         self._returned.extend(reversed(reclaimed))
         return reclaimed
 
-    def distributions(self) -> dict[str, HistogramSnapshot]:
-        """Seconds of cached blocks, by the name of the metric."""
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """Lifetimes, idle times and reuse gaps of cached blocks in seconds, by the name of the metric."""
         return {
-            "kv_block_lifetime_seconds": self._lifetimes.now(),
-            "kv_block_idle_before_evict_seconds": self._idle_times.now(),
-            "kv_block_reuse_gap_seconds": self._reuse_gaps.now(),
+            "kv_block_lifetime_seconds": self._lifetimes.snapshot(),
+            "kv_block_idle_before_evict_seconds": self._idle_times.snapshot(),
+            "kv_block_reuse_gap_seconds": self._reuse_gaps.snapshot(),
         }
 
     def check(self, references: Iterable[int]) -> None:
@@ -123,8 +123,8 @@ class BlockPool:
         free = {*self._idle, *self._returned, *self._cached}
         assert len(free) == self.num_free, "a block is free twice"
         assert free == {b for b, count in enumerate(counts) if count == 0}, "free blocks and counts disagree"
-        kept = {b for b in free if self._is_kept[b]}
-        assert kept == set(self._cached), "cached blocks and those worth keeping disagree"
+        cacheable = {b for b in free if self._is_cacheable[b]}
+        assert cacheable == set(self._cached), "cached and cacheable free blocks disagree"
 
     def _take(self) -> int:
         if self._idle:
@@ -132,20 +132,20 @@ class BlockPool:
         if self._returned:
             return self._returned.pop()
         block_id, _ = self._cached.popitem(last=False)
-        self._lose(block_id)
+        self._discard_content(block_id)
         self.num_evictions += 1
         return block_id
 
-    def _lose(self, block_id: int) -> None:
-        """What the block held is gone."""
-        if self._is_kept[block_id]:
+    def _discard_content(self, block_id: int) -> None:
+        """Record that the content of a block is lost."""
+        if self._is_cacheable[block_id]:
             now = self._clock()
             self._lifetimes.observe(now - self._filled_at.pop(block_id))
             self._idle_times.observe(now - self._used_at.pop(block_id))
-        self._is_kept[block_id] = False
+        self._is_cacheable[block_id] = False
 
     def _free(self, block_id: int) -> None:
-        if self._is_kept[block_id]:
+        if self._is_cacheable[block_id]:
             self._cached[block_id] = None
             self._used_at[block_id] = self._clock()
         else:

@@ -3,8 +3,8 @@
     root(tenant) ──tokens of block 0──> digest 0 ──tokens of block 1──> digest 1 ──> ...
 
 A digest stands for a tenant and all tokens up to the end of its block. It is keyed blake2b: without the key, which
-each process draws anew, nobody can make two texts collide or guess what another tenant has asked.
-Knows tokens and block ids; knows nothing of references.
+each process draws anew, no client can make two texts collide or guess what another tenant has sent.
+Knows tokens and block ids; does not know reference counts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class PrefixIndex:
         if digest is not None:
             del self._blocks[digest]
 
-    def check(self, kept_ids: Iterable[int]) -> None:
+    def check(self, cacheable_ids: Iterable[int]) -> None:
         """Assert that both directions agree and that exactly the given blocks are published."""
         assert self._blocks == {digest: block_id for block_id, digest in self._digests.items()}, "the index is torn"
-        assert self._digests.keys() == set(kept_ids), "published blocks and those worth keeping disagree"
+        assert self._digests.keys() == set(cacheable_ids), "published and cacheable blocks disagree"

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvarn.errors import ConfigError
 from kvarn.formats.hf_names import canonical_view
-from kvarn.formats.tensor_view import WeightView, shifted, whole
+from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
 from kvarn.models.hparams import HParams, text_config
-from kvarn.models.registry import Architecture, find_family
+from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
 from kvarn.models.tensor_shapes import check_tensors
@@ -19,7 +19,7 @@ from kvarn.models.tensor_shapes import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """recommended: SamplingParams fields the model's authors suggest."""
+    """A model that was checked. recommended: SamplingParams fields the model's authors suggest."""
 
     spec: ModelSpec
     weights: WeightSource
@@ -30,27 +30,27 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     """Describe a model. context is the length it will be used with; some models choose their rope by it."""
     if context is not None and context < 1:
         raise ConfigError(f"context is {context}; give a positive number of tokens")
-    architecture, family = find_family(source)
-    view = _canonical(source, family)
-    facts = HParams(view, architecture, context, family.hf_defaults)
-    spec = family.describe(facts)
-    facts.refuse_unread()
-    if family.split is not None:
-        view = family.split(spec, view)
+    name, architecture = find_architecture(source)
+    view = _canonical(source, architecture)
+    hparams = HParams(view, name, context, architecture.hf_defaults)
+    spec = architecture.describe(hparams)
+    hparams.refuse_unread_keys()
+    if architecture.split is not None:
+        view = architecture.split(spec, view)
     check_tensors(spec, view)
     return Description(spec, view, recommended_sampling(source))
 
 
-def _canonical(source: WeightSource, family: Architecture) -> WeightView:
+def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
     """GGUF's names are canonical already; safetensors are renamed, their norms shifted, a tied head dropped."""
     hf = source.metadata.get("hf")
     if hf is None:
-        return WeightView(source, {name: whole(info, name) for name, info in source.tensors.items()})
-    entries = canonical_view(source, family.dialect).entries
+        return WeightView(source, {name: renamed(info, name) for name, info in source.tensors.items()})
+    entries = canonical_view(source, architecture.dialect).entries
     if text_config(hf).get("tie_word_embeddings") is True:
         entries.pop("output.weight", None)
-    if family.hf_norm_offset:
+    if architecture.hf_norm_offset:
         for name, entry in entries.items():
             if name.endswith("norm.weight"):
-                entries[name] = shifted(entry, family.hf_norm_offset)
+                entries[name] = shifted(entry, architecture.hf_norm_offset)
     return WeightView(source, entries)

@@ -1,7 +1,8 @@
 """A model's hyperparameters, whichever file they come from, each checked against its bounds when read.
 
-A fact has one name here and two spellings: a GGUF key (after the architecture's prefix) and a key of config.json.
-Remembers what was asked for, so that a GGUF key nobody understood is refused and never silently ignored.
+A hyperparameter has one name here and two spellings: a GGUF key (after the architecture's prefix) and a key of
+config.json. Records which keys were read, so that a key that no code understood is refused and never silently ignored.
+Does not know which architecture needs which of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import Activation
@@ -21,42 +23,43 @@ from kvarn.models.spec import Activation
 
 @dataclass(frozen=True, slots=True)
 class HParam:
+    """The spellings of one hyperparameter and the range of its values."""
+
     gguf: str | None
     hf: tuple[str, ...]
     low: float
     high: float
 
 
-FACTS: Final[Mapping[str, HParam]] = {
-    "blocks": HParam("block_count", ("num_hidden_layers", "n_layers"), 1, 1024),
+HPARAMS: Final[Mapping[str, HParam]] = {
+    "num_layers": HParam("block_count", ("num_hidden_layers", "n_layers"), 1, 1024),
     "width": HParam("embedding_length", ("hidden_size", "d_model"), 1, 2**20),
-    "vocab": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
-    "context": HParam("context_length", ("max_position_embeddings", "max_sequence_length"), 1, 2**30),
+    "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
+    "context_length": HParam("context_length", ("max_position_embeddings", "max_sequence_length"), 1, 2**30),
     "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size"), 1, 2**22),
-    "heads": HParam("attention.head_count", ("num_attention_heads", "n_heads"), 1, 1024),
-    "kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
+    "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads"), 1, 1024),
+    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
-    "window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
-    "rms_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
-    "layer_eps": HParam("attention.layer_norm_epsilon", ("layer_norm_eps",), 0, 1),
-    "score_cap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
-    "logit_cap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
-    "query_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
-    "experts": HParam("expert_count", ("num_local_experts", "num_experts"), 0, 1024),
-    "active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
+    "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
+    "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
+    "layer_norm_eps": HParam("attention.layer_norm_epsilon", ("layer_norm_eps",), 0, 1),
+    "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
+    "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
+    "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
+    "num_experts": HParam("expert_count", ("num_local_experts", "num_experts"), 0, 1024),
+    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
     "expert_hidden": HParam(
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
     ),
-    "sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
+    "decoder_sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
     "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
-    "diffusion_block": HParam("diffusion.block_length", ("block_size",), 1, 2**16),
-    "pooling": HParam("pooling_type", (), 0, 16),
-    "token_types": HParam(None, ("type_vocab_size",), 0, 2**16),
+    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 2**16),
+    "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
     "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
     "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
-    "rotary_share": HParam(None, ("partial_rotary_factor",), 0, 1),
+    "partial_rotary_factor": HParam(None, ("partial_rotary_factor",), 0, 1),
     "rope_factor": HParam("rope.scaling.factor", ("factor",), 1e-6, 1e6),
     "rope_original_context": HParam(
         "rope.scaling.original_context_length", ("original_max_position_embeddings",), 1, 2**30
@@ -121,7 +124,7 @@ _MISSING: Final = object()
 
 
 class HParams:
-    """Reads one model's facts. tensors are under canonical names."""
+    """Reads the hyperparameters of one model, whose tensors are already under canonical names."""
 
     def __init__(
         self,
@@ -132,51 +135,51 @@ class HParams:
     ) -> None:
         self.weights = weights
         self.architecture = architecture
-        self.wanted_context = context
+        self.requested_context = context
         hf = weights.metadata.get("hf")
         self.is_gguf = hf is None
-        self._table = weights.metadata if hf is None else {**(hf_defaults or {}), **text_config(hf)}
-        self._asked: set[str] = set()
+        self._metadata = weights.metadata if hf is None else {**(hf_defaults or {}), **text_config(hf)}
+        self._read_keys: set[str] = set()
 
     def lookup(self, gguf: str | None, *hf: str, table: Mapping[str, Any] | None = None) -> tuple[str, Any]:
         """Return the spelling found and its value, or the first spelling and _MISSING; null counts as missing."""
         names = ((f"{self.architecture}.{gguf}",) if gguf else ()) if self.is_gguf else hf
-        self._asked.update(names)
+        self._read_keys.update(names)
         for name in names:
-            value = (self._table if table is None else table).get(name)
+            value = (self._metadata if table is None else table).get(name)
             if value is not None:
                 return name, value
         return (names[0] if names else (gguf or hf[0])), _MISSING
 
-    def count(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
-        """Read a whole number."""
-        fact = FACTS[name]
-        key, value = self.lookup(fact.gguf, *fact.hf, table=table)
-        return self._checked(key, value, fact, default, whole=True)
+    def integer(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
+        """Read an integer."""
+        hparam = HPARAMS[name]
+        key, value = self.lookup(hparam.gguf, *hparam.hf, table=table)
+        return self._checked(key, value, hparam, default, is_integer=True)
 
     def number(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
-        """Read a real number."""
-        fact = FACTS[name]
-        key, value = self.lookup(fact.gguf, *fact.hf, table=table)
-        return self._checked(key, value, fact, default, whole=False)
+        """Read a real number, given as an integer or a float."""
+        hparam = HPARAMS[name]
+        key, value = self.lookup(hparam.gguf, *hparam.hf, table=table)
+        return self._checked(key, value, hparam, default, is_integer=False)
 
-    def counts(self, name: str, num_layers: int, default: Any = _MISSING) -> tuple[int, ...]:
-        """Read one whole number per layer; a single one is meant for all."""
-        fact = FACTS[name]
-        key, value = self.lookup(fact.gguf, *fact.hf)
+    def per_layer(self, name: str, num_layers: int, default: Any = _MISSING) -> tuple[int, ...]:
+        """Read one integer per layer; a single one holds for all layers."""
+        hparam = HPARAMS[name]
+        key, value = self.lookup(hparam.gguf, *hparam.hf)
         if value is _MISSING or not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-            return (self._checked(key, value, fact, default, whole=True),) * num_layers
+            return (self._checked(key, value, hparam, default, is_integer=True),) * num_layers
         if len(value) != num_layers:
-            raise self.wrong(f"{key} has {len(value)} entries for {num_layers} layers")
-        return tuple(self._checked(f"{key}[{i}]", v, fact, default, whole=True) for i, v in enumerate(value))
+            raise self.format_error(f"{key} has {len(value)} entries for {num_layers} layers")
+        return tuple(self._checked(f"{key}[{i}]", v, hparam, default, is_integer=True) for i, v in enumerate(value))
 
     def flag(self, gguf: str | None, hf: str, default: bool) -> bool:
-        """Read a truth value."""
+        """Read a boolean."""
         key, value = self.lookup(gguf, hf)
         if value is _MISSING:
             return default
         if not isinstance(value, bool | np.bool_):
-            raise self.wrong(f"{key} is {_short(value)}; expected true or false")
+            raise self.format_error(f"{key} is {short(value)}; expected true or false")
         return bool(value)
 
     def raw(self, gguf: str | None, *hf: str) -> Any:
@@ -190,10 +193,10 @@ class HParams:
         if self.is_gguf or value is _MISSING:
             return default
         if not isinstance(value, str) or value not in ACTIVATIONS:
-            raise self.unsupported(f"{key} is {_short(value)}; known are {', '.join(ACTIVATIONS)}", key)
+            raise self.unsupported(f"{key} is {short(value)}; known are {', '.join(ACTIVATIONS)}", key)
         return ACTIVATIONS[value]
 
-    def has(self, tensor: str) -> bool:
+    def has_tensor(self, tensor: str) -> bool:
         return tensor in self.weights.tensors
 
     def vector(self, tensor: str, length: int) -> npt.NDArray[np.float32] | None:
@@ -202,36 +205,36 @@ class HParams:
         if info is None:
             return None
         if info.shape != (length,):
-            raise self.wrong(f"tensor {tensor} has shape {info.shape}; expected ({length},)")
-        return self.positive(tensor, self.weights.array(tensor), length)
+            raise self.format_error(f"tensor {tensor} has shape {info.shape}; expected ({length},)")
+        return self.positive_vector(tensor, self.weights.array(tensor), length)
 
-    def positive(self, name: str, values: Any, length: int) -> npt.NDArray[np.float32]:
-        """Check a list of factors."""
+    def positive_vector(self, name: str, values: Any, length: int) -> npt.NDArray[np.float32]:
+        """Check a list of positive factors."""
         try:
             array = np.asarray(values, np.float32)
         except (TypeError, ValueError):
-            raise self.wrong(f"{name} is {_short(values)}; expected {length} numbers") from None
+            raise self.format_error(f"{name} is {short(values)}; expected {length} numbers") from None
         if array.shape != (length,) or not np.all(np.isfinite(array) & (array > 0)):
-            raise self.wrong(f"{name} must be {length} positive numbers")
+            raise self.format_error(f"{name} must be {length} positive numbers")
         return array
 
-    def refuse_unread(self) -> None:
-        """Refuse every key that would change the arithmetic and that nobody asked for."""
+    def refuse_unread_keys(self) -> None:
+        """Refuse every key that would change the arithmetic and that was not read."""
         neutral = GGUF_NEUTRAL if self.is_gguf else HF_NEUTRAL
         prefix = f"{self.architecture}." if self.is_gguf else ""
-        strange = []
-        for key, value in self._table.items():
-            short = key.removeprefix(prefix)
-            matters = short not in HARMLESS if self.is_gguf else short in neutral
-            if key in self._asked or not key.startswith(prefix) or not matters:
+        unread = []
+        for key, value in self._metadata.items():
+            suffix = key.removeprefix(prefix)
+            matters = suffix not in HARMLESS if self.is_gguf else suffix in neutral
+            if key in self._read_keys or not key.startswith(prefix) or not matters:
                 continue
-            if not isinstance(value, int | float | str | None) or value not in neutral.get(short, ()):
-                strange.append(key)
-        if strange:
-            listed = ", ".join(f"{key} = {_short(self._table[key])}" for key in strange[:8])
-            raise self.unsupported(f"the model is changed by {listed}", *strange)
+            if not isinstance(value, int | float | str | None) or value not in neutral.get(suffix, ()):
+                unread.append(key)
+        if unread:
+            listed = ", ".join(f"{key} = {short(self._metadata[key])}" for key in unread[:8])
+            raise self.unsupported(f"the model is changed by {listed}", *unread)
 
-    def wrong(self, message: str) -> FormatError:
+    def format_error(self, message: str) -> FormatError:
         return FormatError(message, file=self.weights.path)
 
     def unsupported(self, message: str, *fields: str) -> UnsupportedModel:
@@ -239,24 +242,21 @@ class HParams:
             f"{self.weights.path}: {message}; this version of Kvarn cannot run it, choose another model", fields=fields
         )
 
-    def _checked(self, key: str, value: Any, fact: HParam, default: Any, *, whole: bool) -> Any:
+    def _checked(self, key: str, value: Any, hparam: HParam, default: Any, *, is_integer: bool) -> Any:
         if value is _MISSING:
             if default is _MISSING:
-                raise self.wrong(f"{key} is missing; the file may be incomplete")
+                raise self.format_error(f"{key} is missing; the file may be incomplete")
             return default
-        kinds: Any = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+        kinds: Any = (int, np.integer) if is_integer else (int, float, np.integer, np.floating)
         is_number = isinstance(value, kinds) and not isinstance(value, bool | np.bool_)
-        if not is_number or not math.isfinite(value) or not fact.low <= value <= fact.high:
-            raise self.wrong(f"{key} is {_short(value)}; expected a number from {fact.low:g} to {fact.high:g}")
-        return int(value) if whole else float(value)
+        if not is_number or not math.isfinite(value) or not hparam.low <= value <= hparam.high:
+            raise self.format_error(
+                f"{key} is {short(value)}; expected a number from {hparam.low:g} to {hparam.high:g}"
+            )
+        return int(value) if is_integer else float(value)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the text part of config.json, where a model has several parts."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) else config
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What makes a language model one of masked diffusion: its mask token, what it sees, where its logits are found."""
+"""What turns a decoder into a masked diffusion model: its mask token, its attention mask, the shift of its logits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Mask, MaskedDiffusion, ModelSpec
 
-# What the mask token is called in vocabularies whose file does not give its number.
+# Names of the mask token, for files that do not give its id.
 MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "<|MASK|>", "[MASK]")
 
 
-def denoiser(
-    facts: HParams, spec: ModelSpec, *, shift: bool, block: int | None = None, mask_id: int | None = None
+def as_masked_diffusion(
+    hparams: HParams, spec: ModelSpec, *, shift: bool, block: int | None = None, mask_id: int | None = None
 ) -> ModelSpec:
-    """Turn a decoder into a model of masked diffusion. shift and mask_id are used where the file says nothing."""
+    """Turn a decoder into a masked diffusion model. shift and mask_id are used where the file does not give them."""
     if any(part.attention.window is not None for part in spec.blocks):
-        raise facts.unsupported("a diffusion model with a sliding window is unknown", "attention.sliding_window")
-    if facts.is_gguf and facts.flag("attention.causal", "is_causal", default=False):
-        raise facts.unsupported("a diffusion model with causal attention is unknown", "attention.causal")
+        raise hparams.unsupported("a diffusion model with a sliding window is unknown", "attention.sliding_window")
+    if hparams.is_gguf and hparams.flag("attention.causal", "is_causal", default=False):
+        raise hparams.unsupported("a diffusion model with causal attention is unknown", "attention.causal")
     mask: Mask = "bidirectional" if block is None else "block_causal"
     blocks = tuple(_masked(part, mask, block) for part in spec.blocks)
-    generation = MaskedDiffusion(_mask_id(facts, spec.vocab_size, mask_id), _is_shifted(facts, shift), block)
+    generation = MaskedDiffusion(_mask_id(hparams, spec.vocab_size, mask_id), _is_shifted(hparams, shift), block)
     return replace(spec, blocks=blocks, generation=generation)
 
 
@@ -33,30 +33,32 @@ def _masked(block: Block, mask: Mask, mask_block: int | None) -> Block:
     return replace(block, attention=replace(block.attention, mask=mask, mask_block=mask_block))
 
 
-def _is_shifted(facts: HParams, default: bool) -> bool:
-    value = facts.weights.metadata.get("diffusion.shift_logits") if facts.is_gguf else None
+def _is_shifted(hparams: HParams, default: bool) -> bool:
+    value = hparams.weights.metadata.get("diffusion.shift_logits") if hparams.is_gguf else None
     if value is None:
         return default
     if not isinstance(value, bool | np.bool_):
-        raise facts.wrong(f"diffusion.shift_logits is {value!r:.60}; expected true or false")
+        raise hparams.format_error(f"diffusion.shift_logits is {value!r:.60}; expected true or false")
     return bool(value)
 
 
-def _mask_id(facts: HParams, vocab_size: int, default: int | None) -> int:
-    key, value = _stored_mask_id(facts)
+def _mask_id(hparams: HParams, vocab_size: int, default: int | None) -> int:
+    key, value = _stored_mask_id(hparams)
     value = default if value is None else value
     if value is None:
-        raise facts.wrong(f"{key} is missing and no token is called {', '.join(MASK_TOKENS)}; which token is the mask?")
+        raise hparams.format_error(
+            f"{key} is missing and no token is called {', '.join(MASK_TOKENS)}; which token is the mask?"
+        )
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
     if not is_number or not 0 <= value < vocab_size:
-        raise facts.wrong(f"{key} is {value!r:.60}; expected a token of the vocabulary of {vocab_size}")
+        raise hparams.format_error(f"{key} is {value!r:.60}; expected a token of the vocabulary of {vocab_size}")
     return int(value)
 
 
-def _stored_mask_id(facts: HParams) -> tuple[str, Any]:
-    if not facts.is_gguf:
-        return "mask_token_id", facts.raw(None, "mask_token_id")
-    key, metadata = "tokenizer.ggml.mask_token_id", facts.weights.metadata
+def _stored_mask_id(hparams: HParams) -> tuple[str, Any]:
+    if not hparams.is_gguf:
+        return "mask_token_id", hparams.raw(None, "mask_token_id")
+    key, metadata = "tokenizer.ggml.mask_token_id", hparams.weights.metadata
     value, tokens = metadata.get(key), metadata.get("tokenizer.ggml.tokens")
     if value is None and isinstance(tokens, Sequence):
         value = next((tokens.index(name) for name in MASK_TOKENS if name in tokens), None)

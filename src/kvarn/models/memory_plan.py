@@ -1,4 +1,4 @@
-"""The memory plan: what a model will take, against what there is, before any of it is loaded.
+"""The memory plan: the bytes a model will need against those available, before any of it is loaded.
 
 The KV cache is reserved as address space; its pages are taken as tokens fill them. The plan counts it in full.
 """
@@ -16,8 +16,8 @@ from kvarn.models.spec import Encoder, FeedForward, ModelSpec
 
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
 TOKENIZER_BYTES_PER_TOKEN = 256  # measured on vocabularies of 49k to 262k entries
-KV_SHARE = 0.8  # of the memory left beside the weights, for a cache nobody sized
-CACHE_TOKENS = 8192  # at least, where they fit: a model of a short context shall serve several requests, too
+KV_SHARE = 0.8  # of the memory left beside the weights, when no size of the cache is given
+CACHE_TOKENS = 8192  # at least, where they fit, so that a model of a short context serves several requests, too
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
 KV_VALUE_BYTES = {"f16": 2, "f32": 4}
@@ -45,7 +45,10 @@ class MemoryPlan:
 
 
 def held_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
-    """As the file has them, except an encoder's floats; the reference defines what is right, so it keeps those too."""
+    """Return the weights to load: an encoder's floats as q8_0, all else as in the file.
+
+    The reference backend is the definition, so it keeps the floats, too.
+    """
     is_compact = config.encoder_weights == "q8_0" and config.backend != "reference"
     return Q8Weights(weights) if is_compact and isinstance(spec.generation, Encoder) else weights
 
@@ -59,7 +62,7 @@ def plan_memory(
     *,
     kv_dtype: str = "f16",
 ) -> MemoryPlan:
-    """Size everything, or refuse with the numbers and the cheapest changes."""
+    """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes."""
     _check_context(spec, context)
     token_bytes = kv_token_bytes(spec, kv_dtype)
     fixed = MemoryPlan(
@@ -72,11 +75,11 @@ def plan_memory(
         context=0,
         kv_token_bytes=token_bytes,
     )
-    left = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
-    cache = _choose_cache(spec, context, kv_bytes, token_bytes, left)
+    left_bytes = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
+    cache = _choose_cache(spec, context, kv_bytes, token_bytes, left_bytes)
     plan = replace(fixed, context=cache.context, kv_bytes=cache.num_bytes, note=cache.note)
     if plan.needed_bytes > available.num_bytes:
-        raise _refusal(plan, left)
+        raise _refusal(plan, left_bytes)
     return plan
 
 
@@ -104,38 +107,42 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
+class _CacheSize:
     context: int
     num_bytes: int
     note: str | None = None
 
 
-def _choose_cache(spec: ModelSpec, context: int | None, kv_bytes: int | None, token_bytes: int, left: int) -> _Cache:
+def _choose_cache(
+    spec: ModelSpec, context: int | None, kv_bytes: int | None, token_bytes: int, left_bytes: int
+) -> _CacheSize:
     wanted = context or spec.context_length
     if isinstance(spec.generation, Encoder):
-        # An encoder computes a text in one piece; two batches of room let short texts share one.
-        return _Cache(wanted, 2 * max(wanted, BATCH_TOKENS) * token_bytes)
+        # An encoder computes a text in one batch; room for two batches lets short texts share one.
+        return _CacheSize(wanted, 2 * max(wanted, BATCH_TOKENS) * token_bytes)
     if kv_bytes is not None:
         return _sized_cache(wanted, kv_bytes, token_bytes, is_context_given=context is not None)
     if context is not None:
-        return _Cache(context, context * token_bytes)
-    fitting = max(0, int(left * KV_SHARE)) // token_bytes
-    if fitting >= wanted or fitting < MIN_CONTEXT:  # the second case is refused by the caller
-        return _Cache(wanted, max(wanted, min(CACHE_TOKENS, fitting)) * token_bytes)
-    note = f"the model allows {wanted:,} tokens; memory allows {fitting:,}"
-    return _Cache(fitting, fitting * token_bytes, note)
+        return _CacheSize(context, context * token_bytes)
+    fitting_tokens = max(0, int(left_bytes * KV_SHARE)) // token_bytes
+    if fitting_tokens >= wanted or fitting_tokens < MIN_CONTEXT:  # the second case is refused by the caller
+        return _CacheSize(wanted, max(wanted, min(CACHE_TOKENS, fitting_tokens)) * token_bytes)
+    note = f"the model allows {wanted:,} tokens; memory allows {fitting_tokens:,}"
+    return _CacheSize(fitting_tokens, fitting_tokens * token_bytes, note)
 
 
-def _sized_cache(wanted: int, kv_bytes: int, token_bytes: int, *, is_context_given: bool) -> _Cache:
-    fitting = kv_bytes // token_bytes
-    if fitting >= wanted:
-        return _Cache(wanted, kv_bytes)
-    if is_context_given or fitting < 1:
+def _sized_cache(wanted: int, kv_bytes: int, token_bytes: int, *, is_context_given: bool) -> _CacheSize:
+    fitting_tokens = kv_bytes // token_bytes
+    if fitting_tokens >= wanted:
+        return _CacheSize(wanted, kv_bytes)
+    if is_context_given or fitting_tokens < 1:
         raise ConfigError(
-            f"kv_bytes={kv_bytes:,} holds {fitting:,} tokens, context is {wanted:,}; "
+            f"kv_bytes={kv_bytes:,} holds {fitting_tokens:,} tokens, context is {wanted:,}; "
             f"give kv_bytes={wanted * token_bytes:,} or a smaller context="
         )
-    return _Cache(fitting, kv_bytes, f"the model allows {wanted:,} tokens; kv_bytes holds {fitting:,}")
+    return _CacheSize(
+        fitting_tokens, kv_bytes, f"the model allows {wanted:,} tokens; kv_bytes holds {fitting_tokens:,}"
+    )
 
 
 def _check_context(spec: ModelSpec, context: int | None) -> None:
@@ -143,14 +150,14 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
         raise ConfigError(f"context is {context:,}, the model was made for {spec.context_length:,}; give at most that")
 
 
-def _refusal(plan: MemoryPlan, left: int) -> DoesNotFit:
+def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
     others = plan.scratch_bytes + plan.runtime_bytes
-    fitting = max(0, left) // plan.kv_token_bytes
+    fitting_tokens = max(0, left_bytes) // plan.kv_token_bytes
     changes = ["use a smaller quantisation or model"]
-    if fitting >= plan.context and plan.kv_bytes > left:  # a cache of several contexts was asked for
-        changes.insert(0, f"set kv_bytes={fitting * plan.kv_token_bytes} or less")
-    elif MIN_CONTEXT <= fitting < plan.context:
-        changes.insert(0, f"set context={fitting} (kv_bytes={fitting * plan.kv_token_bytes})")
+    if fitting_tokens >= plan.context and plan.kv_bytes > left_bytes:  # a cache of several contexts was asked for
+        changes.insert(0, f"set kv_bytes={fitting_tokens * plan.kv_token_bytes} or less")
+    elif MIN_CONTEXT <= fitting_tokens < plan.context:
+        changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_tokens * plan.kv_token_bytes})")
     return DoesNotFit(
         f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "
         f"KV cache {show_bytes(plan.kv_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "

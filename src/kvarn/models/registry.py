@@ -29,7 +29,7 @@ from kvarn.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one architecture is described.
+    """How one architecture is recognised and described.
 
     hf_norm_offset: what safetensors subtract from norm weights. hf_defaults: what config.json may leave out.
     """
@@ -43,7 +43,7 @@ class Architecture:
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-FAMILIES: Final = (
+ARCHITECTURES: Final = (
     Architecture(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
     Architecture(("qwen2",), ("qwen2",), qwen2.describe),
     Architecture(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
@@ -65,16 +65,16 @@ FAMILIES: Final = (
 )
 
 
-def find_family(source: WeightSource) -> tuple[str, Architecture]:
-    """Return a model's architecture name and its family, or refuse it with the names known."""
+def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
+    """Return the name of a model's architecture and the architecture, or refuse it with the names known."""
     hf: Mapping[str, Any] | None = source.metadata.get("hf")
     key = "general.architecture" if hf is None else "model_type"
     name = source.metadata.get(key) if hf is None else text_config(hf).get(key, hf.get(key))
     if not isinstance(name, str):
         raise FormatError(f"{key} is {name!r}; expected the name of an architecture", file=source.path)
-    families = {n: family for family in FAMILIES for n in (family.gguf if hf is None else family.hf)}
-    if name not in families:
+    known = {n: entry for entry in ARCHITECTURES for n in (entry.gguf if hf is None else entry.hf)}
+    if name not in known:
         raise UnsupportedModel(
-            f"architecture {name[:60]!r} is unknown; known are {', '.join(sorted(families))}", fields=(key,)
+            f"architecture {name[:60]!r} is unknown; known are {', '.join(sorted(known))}", fields=(key,)
         )
-    return name, families[name]
+    return name, known[name]

@@ -22,25 +22,25 @@ Float64 = npt.NDArray[np.float64]
 
 
 def read_rope(
-    facts: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
+    hparams: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
 ) -> Rope:
-    """Build the rope of one kind of layer from the model's facts. context is the model's own."""
-    table = _parameters(facts, kind)
-    dims = _rotated_dims(facts, head_dim, table)
-    base = facts.number("rope_base", default=10000.0, table=table)
+    """Build the rope of one kind of layer from the model's hyperparameters. context is the model's own."""
+    table = _parameters(hparams, kind)
+    dims = _rotated_dims(hparams, head_dim, table)
+    base = hparams.number("rope_base", default=10000.0, table=table)
     plain = frequencies(base, dims)
-    scaling = _scaling_kind(facts, table)
+    scaling = _scaling_kind(hparams, table)
     if scaling == "none":
-        factors = facts.vector("rope_freqs.weight", dims // 2) if facts.is_gguf else None
+        factors = hparams.vector("rope_freqs.weight", dims // 2) if hparams.is_gguf else None
         return rope(style, plain if factors is None else plain / factors)
     if scaling == "longrope":
-        return rope(style, *_longrope(facts, table, plain, context))
-    factor = facts.number("rope_factor", table=table)
+        return rope(style, *_longrope(hparams, table, plain, context))
+    factor = hparams.number("rope_factor", table=table)
     if scaling == "linear":
         return rope(style, plain / factor)
     if scaling == "llama3":
-        return rope(style, _llama3(facts, table, plain, factor))
-    return rope(style, *_yarn(facts, table, plain, base, factor))
+        return rope(style, _llama3(hparams, table, plain, factor))
+    return rope(style, *_yarn(hparams, table, plain, base, factor))
 
 
 def frequencies(base: float, dims: int) -> Float64:
@@ -52,39 +52,39 @@ def rope(style: Literal["interleaved", "half"], inverse: Float64, magnitude: flo
     return Rope(style=style, inverse_frequencies=tuple(float(f) for f in inverse), magnitude=magnitude)
 
 
-def _parameters(facts: HParams, kind: str) -> Mapping[str, Any] | None:
+def _parameters(hparams: HParams, kind: str) -> Mapping[str, Any] | None:
     """Gather config.json's rope entries, old spelling or new, flat or by kind of layer. None for GGUF."""
-    if facts.is_gguf:
+    if hparams.is_gguf:
         return None
-    base = facts.raw(None, "rope_theta")
+    base = hparams.raw(None, "rope_theta")
     old: dict[str, Any] = {} if base is None else {"rope_theta": base}
-    given = facts.raw(None, "rope_parameters", "rope_scaling") or {}
+    given = hparams.raw(None, "rope_parameters", "rope_scaling") or {}
     if not isinstance(given, Mapping):
-        raise facts.wrong(f"rope_parameters is {given!r}; expected an object")
+        raise hparams.format_error(f"rope_parameters is {given!r}; expected an object")
     nested = given.get(kind)
     given = nested if isinstance(nested, Mapping) else given
-    shared = {key: facts.raw(None, key) for key in ("original_max_position_embeddings", "partial_rotary_factor")}
+    shared = {key: hparams.raw(None, key) for key in ("original_max_position_embeddings", "partial_rotary_factor")}
     return {key: value for key, value in (shared | old | dict(given)).items() if value is not None}
 
 
-def _rotated_dims(facts: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
-    share = facts.number("rotary_share", default=1.0, table=table)
-    dims: int = facts.count("rope_dims", default=int(head_dim * share), table=table)
+def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
+    share = hparams.number("partial_rotary_factor", default=1.0, table=table)
+    dims: int = hparams.integer("rope_dims", default=int(head_dim * share), table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
-        raise facts.wrong(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
+        raise hparams.format_error(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
     return dims
 
 
-def _scaling_kind(facts: HParams, table: Mapping[str, Any] | None) -> str:
+def _scaling_kind(hparams: HParams, table: Mapping[str, Any] | None) -> str:
     if table is None:
-        if facts.has("rope_factors_long.weight") or facts.has("rope_factors_short.weight"):
-            facts.raw("rope.scaling.type")
+        if hparams.has_tensor("rope_factors_long.weight") or hparams.has_tensor("rope_factors_short.weight"):
+            hparams.raw("rope.scaling.type")
             return "longrope"
-        name = facts.raw("rope.scaling.type")
-        factor = facts.number("rope_factor", default=None)
-        facts.raw("rope.scaling.original_context_length")  # says nothing unless the kind of scaling uses it
+        name = hparams.raw("rope.scaling.type")
+        factor = hparams.number("rope_factor", default=None)
+        hparams.raw("rope.scaling.original_context_length")  # has no effect unless the kind of scaling uses it
         if name is None and factor is not None:
-            name = "linear"  # what a factor alone has always meant
+            name = "linear"  # the meaning of a factor without a type
         known: tuple[str, ...] = ("none", "linear", "yarn")
     else:
         name = table.get("rope_type", table.get("type"))
@@ -93,16 +93,18 @@ def _scaling_kind(facts: HParams, table: Mapping[str, Any] | None) -> str:
     if name is None:
         return "none"
     if name not in known or (table or {}).keys() & {"mscale", "mscale_all_dim"}:
-        raise facts.unsupported(f"rope scaling {name!r} is unknown; known are {', '.join(known)}", "rope.scaling.type")
+        raise hparams.unsupported(
+            f"rope scaling {name!r} is unknown; known are {', '.join(known)}", "rope.scaling.type"
+        )
     return str(name)
 
 
-def _llama3(facts: HParams, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:
-    low = facts.number("rope_low_frequency", table=table)
-    high = facts.number("rope_high_frequency", table=table)
-    original = facts.count("rope_original_context", table=table)
+def _llama3(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:
+    low = hparams.number("rope_low_frequency", table=table)
+    high = hparams.number("rope_high_frequency", table=table)
+    original = hparams.integer("rope_original_context", table=table)
     if high <= low:
-        raise facts.wrong(f"low_freq_factor {low:g} must be less than high_freq_factor {high:g}")
+        raise hparams.format_error(f"low_freq_factor {low:g} must be less than high_freq_factor {high:g}")
     turns = original * plain / (2 * math.pi)  # over the context the model was first trained with
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
     inverse: Float64 = plain * (keep + (1.0 - keep) / factor)
@@ -110,11 +112,11 @@ def _llama3(facts: HParams, table: Mapping[str, Any] | None, plain: Float64, fac
 
 
 def _yarn(
-    facts: HParams, table: Mapping[str, Any] | None, plain: Float64, base: float, factor: float
+    hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, base: float, factor: float
 ) -> tuple[Float64, float]:
-    original = facts.count("rope_original_context", table=table)
-    fast = facts.number("rope_beta_fast", default=32.0, table=table)
-    slow = facts.number("rope_beta_slow", default=1.0, table=table)
+    original = hparams.integer("rope_original_context", table=table)
+    fast = hparams.number("rope_beta_fast", default=32.0, table=table)
+    slow = hparams.number("rope_beta_slow", default=1.0, table=table)
     dims = 2 * len(plain)
 
     def dimension(turns: float) -> float:
@@ -125,23 +127,23 @@ def _yarn(
     divide = np.clip((np.arange(dims // 2) - first) / max(last - first, 0.001), 0.0, 1.0)
     inverse = plain * (1.0 - divide) + plain / factor * divide
     usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-    given = facts.number("rope_magnitude", default=None, table=table)
+    given = hparams.number("rope_magnitude", default=None, table=table)
     if given is None:
         return inverse, usual
-    return inverse, given * usual if facts.is_gguf else given  # GGUF's is a factor on top, config.json's replaces it
+    return inverse, given * usual if hparams.is_gguf else given  # GGUF's is a factor on top, config.json's replaces it
 
 
-def _longrope(facts: HParams, table: Mapping[str, Any] | None, plain: Float64, context: int) -> tuple[Float64, float]:
-    original: int = facts.count("rope_original_context", default=context, table=table)
-    length = "long" if (facts.wanted_context or context) > original else "short"
+def _longrope(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, context: int) -> tuple[Float64, float]:
+    original: int = hparams.integer("rope_original_context", default=context, table=table)
+    length = "long" if (hparams.requested_context or context) > original else "short"
     if table is None:
         name = f"rope_factors_{length}.weight"
-        factors = facts.vector(name, len(plain))
+        factors = hparams.vector(name, len(plain))
     else:
         name = f"{length}_factor"
-        factors = facts.positive(name, table[name], len(plain)) if name in table else None
+        factors = hparams.positive_vector(name, table[name], len(plain)) if name in table else None
     if factors is None:
-        raise facts.wrong(f"{name} is missing; the file may be incomplete")
-    extended = facts.number("rope_factor", default=context / original, table=table)
+        raise hparams.format_error(f"{name} is missing; the file may be incomplete")
+    extended = hparams.number("rope_factor", default=context / original, table=table)
     usual = math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1.0 and original > 1 else 1.0
-    return plain / factors, facts.number("rope_magnitude", default=usual, table=table)
+    return plain / factors, hparams.number("rope_magnitude", default=usual, table=table)

@@ -24,9 +24,9 @@ HF_KEYS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"
 def recommended_sampling(source: WeightSource) -> dict[str, Any]:
     """Return the SamplingParams fields recommended; values out of range are an error of the file."""
     if "hf" in source.metadata:
-        given = _generation_config(source)
-        found = {key: given[key] for key in HF_KEYS if given.get(key) is not None}
-        if given.get("do_sample") is False:
+        config = _generation_config(source)
+        found = {key: config[key] for key in HF_KEYS if config.get(key) is not None}
+        if config.get("do_sample") is False:
             found.pop("temperature", None)
     else:
         found = {name: source.metadata[key] for key, name in GGUF_KEYS.items() if key in source.metadata}

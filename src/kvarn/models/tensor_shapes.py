@@ -1,4 +1,4 @@
-"""The tensors a spec needs, with their shapes: checked here, so that no backend ever meets a wrong one."""
+"""The tensors a spec needs, with their shapes: checked here, so that no backend ever sees a wrong one."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:
         if len(info.shape) != len(shape) or not all(w in (None, g) for w, g in zip(shape, info.shape, strict=True)):
             wanted = tuple("any" if length is None else length for length in shape)
             raise FormatError(f"tensor {name} has shape {info.shape}; expected {wanted}", file=weights.path)
-    strange = sorted(weights.tensors.keys() - expected.keys() - FOLDED)
-    if strange:
-        listed = ", ".join(strange[:4]) + (f" and {len(strange) - 4} more" if len(strange) > 4 else "")
+    unknown = sorted(weights.tensors.keys() - expected.keys() - FOLDED)
+    if unknown:
+        listed = ", ".join(unknown[:4]) + (f" and {len(unknown) - 4} more" if len(unknown) > 4 else "")
         raise UnsupportedModel(
             f"{weights.path}: {spec.architecture} has no tensors {listed}; "
             "this variant of the architecture is not supported, choose another model",
-            fields=tuple(strange),
+            fields=tuple(unknown),
         )
 
 

@@ -1,4 +1,4 @@
-"""Series in the form Prometheus reads, through prometheus_client."""
+"""The metric store in the text format of Prometheus, through prometheus_client."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 VLLM_REASONS = {"cancelled": "abort", "deadline": "abort", "failed": "error"}
 
 
-class SeriesCollector(Collector):
-    """Tells a store under our names and, if asked to, what vLLM has under vLLM's."""
+class StoreCollector(Collector):
+    """Exposes a store under our names and, if asked to, the metrics vLLM has also under vLLM's names."""
 
     def __init__(self, store: MetricStore, *, with_vllm: bool) -> None:
         self._store = store
         self._with_vllm = with_vllm
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._store.families:
-            yield self._metric(family, PREFIX)
-        for family in self._store.families if self._with_vllm else ():
-            if family.is_vllms:
-                yield self._metric(family, VLLM_PREFIX)
+        for spec in self._store.metrics:
+            yield self._metric(spec, PREFIX)
+        for spec in self._store.metrics if self._with_vllm else ():
+            if spec.in_vllm:
+                yield self._metric(spec, VLLM_PREFIX)
 
-    def _metric(self, family: MetricSpec, prefix: str) -> Metric:
-        name = prefix + family.name
-        if family.kind == "histogram":
-            histogram = HistogramMetricFamily(name, family.help, labels=family.labels)
-            for labels, distribution in self._store.distributions(family):
-                now = distribution.now()
-                histogram.add_metric(labels, _buckets(now), now.total)
+    def _metric(self, spec: MetricSpec, prefix: str) -> Metric:
+        name = prefix + spec.name
+        if spec.kind == "histogram":
+            histogram = HistogramMetricFamily(name, spec.help, labels=spec.labels)
+            for labels, series in self._store.histograms(spec):
+                snapshot = series.snapshot()
+                histogram.add_metric(labels, _buckets(snapshot), snapshot.total)
             return histogram
-        kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-        metric = kind(name, family.help, labels=family.labels)
-        for labels, number in _renamed(self._store, family, prefix):
-            metric.add_metric(labels, number)
+        kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        metric = kind(name, spec.help, labels=spec.labels)
+        for labels, value in _values(self._store, spec, prefix):
+            metric.add_metric(labels, value)
         return metric
 
 
 def make_registry(store: MetricStore, *, with_vllm: bool) -> CollectorRegistry:
-    """A registry of its own: nothing of the process's default one is told."""
+    """Make a registry of our own: nothing of the process's default one is exposed."""
     registry = CollectorRegistry()
-    registry.register(SeriesCollector(store, with_vllm=with_vllm))
+    registry.register(StoreCollector(store, with_vllm=with_vllm))
     return registry
 
 
@@ -59,21 +59,21 @@ def render(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)
 
 
-def _renamed(store: MetricStore, family: MetricSpec, prefix: str) -> Sequence[tuple[tuple[str, ...], float]]:
-    """Numbers by label; reasons in vLLM's words where its name is used, those that become equal added up."""
-    if prefix != VLLM_PREFIX or family.labels[-1] != "finished_reason":
-        return list(store.numbers(family))
+def _values(store: MetricStore, spec: MetricSpec, prefix: str) -> Sequence[tuple[tuple[str, ...], float]]:
+    """Values by labels; under vLLM's names with vLLM's finish reasons, those that become equal added up."""
+    if prefix != VLLM_PREFIX or spec.labels[-1] != "finished_reason":
+        return list(store.values(spec))
     sums: dict[tuple[str, ...], float] = {}
-    for labels, number in store.numbers(family):
-        told = (*labels[:-1], VLLM_REASONS.get(labels[-1], labels[-1]))
-        sums[told] = sums.get(told, 0.0) + number
+    for labels, value in store.values(spec):
+        renamed = (*labels[:-1], VLLM_REASONS.get(labels[-1], labels[-1]))
+        sums[renamed] = sums.get(renamed, 0.0) + value
     return list(sums.items())
 
 
-def _buckets(now: HistogramSnapshot) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus wants them."""
-    buckets, seen = [], 0
-    for bound, count in zip([*map(str, now.bounds), "+Inf"], now.counts, strict=True):
-        seen += count
-        buckets.append((bound, float(seen)))
+def _buckets(snapshot: HistogramSnapshot) -> list[tuple[str, float]]:
+    """Cumulative counts, as Prometheus wants them."""
+    buckets, cumulative = [], 0
+    for bound, count in zip([*map(str, snapshot.bounds), "+Inf"], snapshot.counts, strict=True):
+        cumulative += count
+        buckets.append((bound, float(cumulative)))
     return buckets

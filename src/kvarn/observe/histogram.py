@@ -1,4 +1,4 @@
-"""How often a number fell between which bounds: what a histogram on a dashboard is made of."""
+"""Histograms with fixed bucket bounds, as Prometheus has them, and the bounds in use."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ COUNTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0)
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """A moment of a distribution: counts[i] numbers were at most bounds[i], the last ones above all bounds."""
+    """counts[i] values were above bounds[i - 1] and at most bounds[i]; the last count is of those above all bounds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
 
     def __sub__(self, earlier: HistogramSnapshot) -> HistogramSnapshot:
-        """What came in between."""
+        """The values observed since an earlier snapshot."""
         assert self.bounds == earlier.bounds
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return HistogramSnapshot(self.bounds, counts, self.total - earlier.total)
@@ -51,7 +51,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Counts by bounds. Written by one thread; observing costs less than a microsecond."""
+    """Counts per bucket. Written by one thread; observing costs less than a microsecond."""
 
     __slots__ = ("_bounds", "_counts", "_total")
 
@@ -60,16 +60,16 @@ class Histogram:
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
 
-    def observe(self, number: float, times: int = 1) -> None:
-        self._counts[bisect_left(self._bounds, number)] += times
-        self._total += number * times
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._total += value * times
 
-    def add(self, observed: HistogramSnapshot) -> None:
-        """Take over what another one counted."""
-        assert observed.bounds == self._bounds
-        for index, count in enumerate(observed.counts):
+    def add(self, snapshot: HistogramSnapshot) -> None:
+        """Add the counts of another histogram."""
+        assert snapshot.bounds == self._bounds
+        for index, count in enumerate(snapshot.counts):
             self._counts[index] += count
-        self._total += observed.total
+        self._total += snapshot.total
 
-    def now(self) -> HistogramSnapshot:
+    def snapshot(self) -> HistogramSnapshot:
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)

@@ -1,4 +1,4 @@
-"""Logs as JSON, one object per line on stderr. Texts and keys of requests never come here: see RequestLine.
+"""Logs as JSON, one object per line on stderr. Prompts, answers and API keys are never logged: see RequestLine.
 
 {"time": "2026-05-01T12:00:00.123Z", "level": "info", "logger": "kvarn.access", "message": "request", ...}
 """
@@ -21,7 +21,7 @@ access_log = logging.getLogger("kvarn.access")
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """What is logged about one request: numbers, ids and names. There is no field for what was said."""
+    """What is logged about one request: numbers, ids and names. There is no field for its texts."""
 
     request_id: str
     method: str
@@ -39,7 +39,7 @@ class RequestLine:
     client: str | None = None
 
     def fields(self) -> dict[str, object]:
-        """Members of the line; what is not known is left out."""
+        """The members of the line; unknown ones are left out."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: _rounded(value) for name, value in values.items() if value is not None}
 
@@ -70,12 +70,12 @@ def configure_logging(level: str, stream: IO[str] | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-        # uvicorn's info lines say what ours say, in other words.
+        # uvicorn's info lines repeat ours.
         logger.setLevel(level.upper() if name == "kvarn" else "WARNING")
 
 
 def log_request(line: RequestLine) -> None:
-    """One line when the last byte of a response is out."""
+    """Log one line after the last byte of a response was sent."""
     level = logging.WARNING if line.status >= 500 else logging.INFO
     access_log.log(level, "request", extra={FIELDS: line.fields()})
 
@@ -88,7 +88,7 @@ def with_fields(**fields: object) -> dict[str, object]:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception:  # a wrong format string must not cost the line
+    except Exception:  # a wrong format string must not lose the line
         return str(record.msg)
 
 

@@ -1,4 +1,4 @@
-"""Every metric of a server: name, kind, labels, bounds, and what it tells. Data only.
+"""Every metric of a server: name, kind, labels, bucket bounds and help text. Data only.
 
 Names are those of vLLM where it has them, because dashboards and gateways look for them (docs/metrics.md).
 """
@@ -13,17 +13,17 @@ from kvarn.observe.histogram import COUNTS, LONG_SECONDS, SECONDS, TOKENS
 from kvarn.types import FinishReason
 
 MODEL = ("model_name",)
-REFUSALS = ("requests", "tokens", "concurrency", "queue")
-MODES = ("hybrid", "dense", "sparse")
+RATE_LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue")
+SEARCH_MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
-STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
-PARTS = ("weights", "kv", "scratch", "runtime")
+HTTP_STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
+MEMORY_PARTS = ("weights", "kv", "scratch", "runtime")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric. The last label's values are known beforehand; models and tiers are the server's to name."""
+    """One metric. The values of the last label are known beforehand; models and tiers are given by the server."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -31,18 +31,18 @@ class MetricSpec:
     labels: tuple[str, ...] = MODEL
     values: Sequence[str] = ()  # of the last label, if it is neither model_name nor tier
     bounds: tuple[float, ...] = ()
-    is_vllms: bool = True  # vLLM has it under the same name
+    in_vllm: bool = True  # vLLM has it under the same name
 
 
 def _seconds(name: str, text: str) -> MetricSpec:
     return MetricSpec(name, "histogram", text, bounds=SECONDS)
 
 
-def _of_http(name: str, kind: Literal["counter", "gauge"], text: str) -> MetricSpec:
-    return MetricSpec(name, kind, text, labels=(), is_vllms=False)
+def _http(name: str, kind: Literal["counter", "gauge"], text: str) -> MetricSpec:
+    return MetricSpec(name, kind, text, labels=(), in_vllm=False)
 
 
-FAMILIES: tuple[MetricSpec, ...] = (
+METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("num_requests_running", "gauge", "Requests that take part in steps."),
     MetricSpec("num_requests_waiting", "gauge", "Requests that wait for their first step."),
     MetricSpec(
@@ -94,24 +94,24 @@ FAMILIES: tuple[MetricSpec, ...] = (
         "From the last use of a cached block to the next.",
         bounds=LONG_SECONDS,
     ),
-    MetricSpec("num_aborted_requests", "counter", "Requests that their client cancelled or left.", is_vllms=False),
+    MetricSpec("num_aborted_requests", "counter", "Requests that their client cancelled or left.", in_vllm=False),
     MetricSpec(
         "grammar_compilation_time_seconds",
         "histogram",
         "To compile a schema, pattern or grammar.",
         bounds=SECONDS,
-        is_vllms=False,
+        in_vllm=False,
     ),
-    MetricSpec("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", is_vllms=False),
-    MetricSpec("dllm_denoise_steps", "counter", "Passes that filled positions of an answer.", is_vllms=False),
-    MetricSpec("evicted_tokens", "counter", "Cached tokens that gave way to others.", is_vllms=False),
+    MetricSpec("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", in_vllm=False),
+    MetricSpec("dllm_denoise_steps", "counter", "Passes that filled positions of an answer.", in_vllm=False),
+    MetricSpec("evicted_tokens", "counter", "Cached tokens that gave way to others.", in_vllm=False),
     MetricSpec(
         "memory_budget_bytes",
         "gauge",
         "Memory planned for a model, by purpose.",
         labels=(*MODEL, "part"),
-        values=PARTS,
-        is_vllms=False,
+        values=MEMORY_PARTS,
+        in_vllm=False,
     ),
     MetricSpec(
         "cancelled",
@@ -119,54 +119,54 @@ FAMILIES: tuple[MetricSpec, ...] = (
         "Requests that were cancelled, by how far they had come.",
         labels=("phase",),
         values=PHASES,
-        is_vllms=False,
+        in_vllm=False,
     ),
-    _of_http("http_requests_active", "gauge", "HTTP requests being served."),
-    _of_http("http_connections_open", "gauge", "Connections, those beyond the limit not counted."),
-    _of_http("http_connections", "counter", "Connections accepted."),
-    _of_http("http_connections_refused", "counter", "Connections beyond the limit, told so and closed."),
-    _of_http("http_connections_dropped", "counter", "Connections ended because their client did not read."),
-    _of_http("http_received_bytes", "counter", "Bytes that clients sent."),
-    _of_http("http_sent_bytes", "counter", "Bytes written for clients."),
+    _http("http_requests_active", "gauge", "HTTP requests being served."),
+    _http("http_connections_open", "gauge", "Connections, those beyond the limit not counted."),
+    _http("http_connections", "counter", "Connections accepted."),
+    _http("http_connections_refused", "counter", "Connections beyond the limit, told so and closed."),
+    _http("http_connections_dropped", "counter", "Connections ended because their client did not read."),
+    _http("http_received_bytes", "counter", "Bytes that clients sent."),
+    _http("http_sent_bytes", "counter", "Bytes written for clients."),
     MetricSpec(
         "http_responses",
         "counter",
         "Responses by status; 499: the client left before there was one.",
         labels=("status",),
-        values=STATUSES,
-        is_vllms=False,
+        values=HTTP_STATUSES,
+        in_vllm=False,
     ),
     MetricSpec(
         "cpu_throttled_seconds",
         "counter",
         "Time for which the system held this process's cgroup back (cpu.stat).",
         labels=(),
-        is_vllms=False,
+        in_vllm=False,
     ),
     MetricSpec(
         "rate_limited",
         "counter",
         "Requests refused, by tier and by the limit they met.",
         labels=("tier", "reason"),
-        values=REFUSALS,
-        is_vllms=False,
+        values=RATE_LIMIT_REASONS,
+        in_vllm=False,
     ),
     MetricSpec(
         "retrieval_search_seconds",
         "histogram",
         "To search a collection, the query's embedding included.",
         labels=("mode",),
-        values=MODES,
+        values=SEARCH_MODES,
         bounds=SECONDS,
-        is_vllms=False,
+        in_vllm=False,
     ),
-    MetricSpec("retrieval_hot_hits", "counter", "Searches answered from memory.", labels=(), is_vllms=False),
-    MetricSpec("retrieval_hot_misses", "counter", "Searches that were computed.", labels=(), is_vllms=False),
-    MetricSpec("retrieval_documents_added", "counter", "Documents added or replaced.", labels=(), is_vllms=False),
-    MetricSpec("retrieval_chunks_added", "counter", "Chunks they were cut into.", labels=(), is_vllms=False),
-    MetricSpec("retrieval_collections_open", "gauge", "Collections open now.", labels=(), is_vllms=False),
+    MetricSpec("retrieval_hot_hits", "counter", "Searches answered from memory.", labels=(), in_vllm=False),
+    MetricSpec("retrieval_hot_misses", "counter", "Searches that were computed.", labels=(), in_vllm=False),
+    MetricSpec("retrieval_documents_added", "counter", "Documents added or replaced.", labels=(), in_vllm=False),
+    MetricSpec("retrieval_chunks_added", "counter", "Chunks they were cut into.", labels=(), in_vllm=False),
+    MetricSpec("retrieval_collections_open", "gauge", "Collections open now.", labels=(), in_vllm=False),
     MetricSpec(
-        "retrieval_primed", "counter", "Prompts of hot questions computed while idle.", labels=(), is_vllms=False
+        "retrieval_primed", "counter", "Prompts of hot questions computed while idle.", labels=(), in_vllm=False
     ),
     MetricSpec(
         "cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")

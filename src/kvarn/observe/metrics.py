@@ -1,4 +1,4 @@
-"""What a server counts: requests as they end, engines as they are seen now and then. For the event loop's thread."""
+"""The metrics of a server: requests as they end, engines and HTTP as a scrape polls them. For the event loop thread."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvarn.errors import BrokenScores
 from kvarn.machine import cpu_throttled_s
 from kvarn.observe.exposition import make_registry, render
 from kvarn.observe.histogram import Histogram, HistogramSnapshot
-from kvarn.observe.metric_definitions import PARTS
+from kvarn.observe.metric_definitions import MEMORY_PARTS
 from kvarn.observe.metric_store import MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
 
-class EngineFigures(Protocol):
-    """kvarn.engine.stats.EngineStats, as metrics need it. Counts are since the engine's start."""
+class EngineStatsView(Protocol):
+    """The fields of kvarn.engine.stats.EngineStats that are exposed. Counts are since the engine's start."""
 
     @property
     def running(self) -> int: ...
@@ -43,8 +43,8 @@ class EngineFigures(Protocol):
     def distributions(self) -> Mapping[str, HistogramSnapshot]: ...
 
 
-class TrafficFigures(Protocol):
-    """kvarn.server.http.traffic.Traffic, as metrics need it."""
+class TrafficView(Protocol):
+    """The fields of kvarn.server.http.traffic.Traffic that are exposed."""
 
     @property
     def num_open(self) -> int: ...
@@ -66,15 +66,15 @@ class Metrics:
     """All series of one server, each at 0 from the start."""
 
     def __init__(self, models: Iterable[str] = (), *, tiers: Iterable[str] = (), compat: str = "") -> None:
-        """compat="vllm" also tells what vLLM has under vLLM's own names."""
+        """compat="vllm" also exposes the metrics vLLM has under vLLM's own names."""
         self._store = MetricStore()
-        self._store.begin({"model_name": tuple(models), "tier": tuple(tiers)})
-        self._engines: dict[str, _Seen] = {}
+        self._store.start_at_zero({"model_name": tuple(models), "tier": tuple(tiers)})
+        self._engines: dict[str, _LastPoll] = {}
         self._throttled_at_start_s = cpu_throttled_s()
         self.registry = make_registry(self._store, with_vllm=compat == "vllm")
 
-    def http_seen(self, num_requests: int, traffic: TrafficFigures) -> None:
-        """Take a moment of the HTTP side: requests being served, and what all connections have counted."""
+    def update_http(self, num_requests: int, traffic: TrafficView) -> None:
+        """Update the HTTP metrics: requests being served, and the totals over all connections."""
         store = self._store
         store.set("http_requests_active", to=num_requests)
         store.set("http_connections_open", to=traffic.num_open)
@@ -87,41 +87,41 @@ class Metrics:
             store.set("http_responses", str(status), to=num_responses)
 
     def request_refused(self, tier: str, reason: str) -> None:
-        """A limit was met: requests, tokens, concurrency or queue."""
-        self._store.count("rate_limited", tier, reason)
+        """Count a request over a limit: requests, tokens, concurrency or queue."""
+        self._store.increment("rate_limited", tier, reason)
 
     def token_gaps(self, model: str) -> Histogram:
-        """Where the seconds between two tokens of an answer are observed."""
-        return self._store.distribution("inter_token_latency_seconds", model)
+        """The histogram for the seconds between two tokens of an answer."""
+        return self._store.histogram("inter_token_latency_seconds", model)
 
-    def grammars_seen(self, model: str, compile_times: HistogramSnapshot, num_reused: int) -> None:
-        """Take what a model's grammars have cost since it was loaded."""
-        seen = self._engines.setdefault(model, _Seen())
+    def update_grammars(self, model: str, compile_times: HistogramSnapshot, num_reused: int) -> None:
+        """Update the grammar metrics from the totals since the model was loaded."""
+        last = self._engines.setdefault(model, _LastPoll())
         name = "grammar_compilation_time_seconds"
-        self._store.distribution(name, model).add(seen.gained(name, compile_times))
-        self._store.count("num_grammar_cache_hit", model, by=seen.gain("num_grammar_cache_hit", num_reused))
+        self._store.histogram(name, model).add(last.histogram_increase(name, compile_times))
+        self._store.increment("num_grammar_cache_hit", model, by=last.increase("num_grammar_cache_hit", num_reused))
 
     def request_failed(self, model: str, error: BaseException) -> None:
-        """A request ended without an answer through a fault of ours."""
-        self._store.count("request_success", model, FinishReason.FAILED)
+        """Count a request that failed on the server's side."""
+        self._store.increment("request_success", model, FinishReason.FAILED)
         if isinstance(error, BrokenScores):
-            self._store.count("corrupted_requests", model)
+            self._store.increment("corrupted_requests", model)
 
     def request_abandoned(self, model: str, usage: Usage, phase: str) -> None:
-        """A client left while its request was queued, in prefill or in decode."""
-        self._store.count("request_success", model, FinishReason.CANCELLED)
+        """Count a request whose client disconnected while it was queued, in prefill or in decode."""
+        self._store.increment("request_success", model, FinishReason.CANCELLED)
         self._count_tokens(model, usage)
-        self._store.count("generation_tokens", model, by=usage.completion_tokens)
+        self._store.increment("generation_tokens", model, by=usage.completion_tokens)
         self._aborted(model, phase)
 
     def request_finished(self, model: str, completion: Completion, params: SamplingParams, latency_s: float) -> None:
         """Count the answer to one prompt, with its alternatives."""
         store, usage = self._store, completion.usage
-        store.distribution("e2e_request_latency_seconds", model).observe(latency_s)
-        store.distribution("request_params_n", model).observe(params.n)
+        store.histogram("e2e_request_latency_seconds", model).observe(latency_s)
+        store.histogram("request_params_n", model).observe(params.n)
         if params.max_tokens is not None:
-            store.distribution("request_params_max_tokens", model).observe(params.max_tokens)
-        store.distribution("request_prompt_tokens", model).observe(usage.prompt_tokens)
+            store.histogram("request_params_max_tokens", model).observe(params.max_tokens)
+        store.histogram("request_prompt_tokens", model).observe(usage.prompt_tokens)
         self._count_tokens(model, usage)
         for answer in (completion, *completion.alternatives):
             self._answered(model, answer)
@@ -130,65 +130,65 @@ class Metrics:
 
     def embedded(self, model: str, num_tokens: int, latency_s: float) -> None:
         """Count a request for embeddings."""
-        self._store.distribution("e2e_request_latency_seconds", model).observe(latency_s)
-        self._store.distribution("request_prompt_tokens", model).observe(num_tokens)
-        self._store.count("prompt_tokens", model, by=num_tokens)
-        self._store.count("request_success", model, FinishReason.STOP)
+        self._store.histogram("e2e_request_latency_seconds", model).observe(latency_s)
+        self._store.histogram("request_prompt_tokens", model).observe(num_tokens)
+        self._store.increment("prompt_tokens", model, by=num_tokens)
+        self._store.increment("request_success", model, FinishReason.STOP)
 
     def searched(self, mode: str, seconds: float) -> None:
         """Count a search in a collection."""
-        self._store.distribution("retrieval_search_seconds", mode).observe(seconds)
+        self._store.histogram("retrieval_search_seconds", mode).observe(seconds)
 
     def documents_added(self, num_documents: int, num_chunks: int) -> None:
         """Count what was put into a collection."""
-        self._store.count("retrieval_documents_added", by=num_documents)
-        self._store.count("retrieval_chunks_added", by=num_chunks)
+        self._store.increment("retrieval_documents_added", by=num_documents)
+        self._store.increment("retrieval_chunks_added", by=num_chunks)
 
-    def collections_seen(self, num_open: int, hot_hits: int, hot_misses: int) -> None:
-        """Take a moment of all collections; the counts are since the start."""
+    def update_collections(self, num_open: int, hot_hits: int, hot_misses: int) -> None:
+        """Update the retrieval metrics; the counts are since the start."""
         self._store.set("retrieval_collections_open", to=num_open)
         self._store.set("retrieval_hot_hits", to=hot_hits)
         self._store.set("retrieval_hot_misses", to=hot_misses)
 
-    def primed(self) -> None:
-        """Count a prompt that was computed before it was asked."""
-        self._store.count("retrieval_primed")
+    def prefix_warmed(self) -> None:
+        """Count a prompt whose prefix was computed before a request asked for it."""
+        self._store.increment("retrieval_primed")
 
-    def engine_seen(self, model: str, figures: EngineFigures, memory: Mapping[str, int]) -> None:
-        """Take a moment of an engine; memory: planned bytes by part."""
-        seen = self._engines.setdefault(model, _Seen())
-        store, now = self._store, _totals(figures)
+    def update_engine(self, model: str, stats: EngineStatsView, memory: Mapping[str, int]) -> None:
+        """Update the metrics of an engine; memory: planned bytes by part."""
+        last = self._engines.setdefault(model, _LastPoll())
+        store, now = self._store, _totals(stats)
         for name, total in now.items():
-            store.count(name, model, by=seen.gain(name, total))
-        for name, observed in figures.distributions.items():
-            store.distribution(name, model).add(seen.gained(name, observed))
-        store.set("num_requests_running", model, to=figures.running)
-        store.set("num_requests_waiting", model, to=figures.waiting)
-        capacity = figures.waiting - figures.waiting_for_prompt
+            store.increment(name, model, by=last.increase(name, total))
+        for name, snapshot in stats.distributions.items():
+            store.histogram(name, model).add(last.histogram_increase(name, snapshot))
+        store.set("num_requests_running", model, to=stats.running)
+        store.set("num_requests_waiting", model, to=stats.waiting)
+        capacity = stats.waiting - stats.waiting_for_prompt
         store.set("num_requests_waiting_by_reason", model, "capacity", to=capacity)
-        store.set("num_requests_waiting_by_reason", model, "prompt", to=figures.waiting_for_prompt)
-        store.set("kv_cache_usage_perc", model, to=figures.blocks_used / max(1, figures.blocks_total))
-        store.forget("cache_config_info", model)
-        store.set("cache_config_info", model, str(figures.block_size), str(figures.blocks_total), to=1.0)
-        for part in PARTS:
+        store.set("num_requests_waiting_by_reason", model, "prompt", to=stats.waiting_for_prompt)
+        store.set("kv_cache_usage_perc", model, to=stats.blocks_used / max(1, stats.blocks_total))
+        store.remove("cache_config_info", model)
+        store.set("cache_config_info", model, str(stats.block_size), str(stats.blocks_total), to=1.0)
+        for part in MEMORY_PARTS:
             store.set("memory_budget_bytes", model, part, to=memory.get(part, 0))
 
-    def engine_gone(self, model: str) -> None:
-        """A model was unloaded: what it holds is 0, what it counted stays."""
+    def _remove_engine(self, model: str) -> None:
+        """Set the gauges of an unloaded model to 0; its counters stay."""
         if self._engines.pop(model, None) is None:
             return
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             self._store.set(name, model, to=0.0)
         for reason in ("capacity", "prompt"):
             self._store.set("num_requests_waiting_by_reason", model, reason, to=0.0)
-        for part in PARTS:
+        for part in MEMORY_PARTS:
             self._store.set("memory_budget_bytes", model, part, to=0.0)
-        self._store.forget("cache_config_info", model)
+        self._store.remove("cache_config_info", model)
 
-    def engines_left(self, loaded: Iterable[str]) -> None:
-        """Forget what unloaded models hold."""
+    def remove_unloaded(self, loaded: Iterable[str]) -> None:
+        """Set the gauges of all models that are no longer loaded to 0."""
         for model in self._engines.keys() - set(loaded):
-            self.engine_gone(model)
+            self._remove_engine(model)
 
     def render(self) -> bytes:
         """The text of one scrape."""
@@ -197,60 +197,60 @@ class Metrics:
         return render(self.registry)
 
     def _count_tokens(self, model: str, usage: Usage) -> None:
-        self._store.count("prompt_tokens", model, by=usage.prompt_tokens)
-        self._store.count("prompt_tokens_cached", model, by=usage.cached_tokens)
+        self._store.increment("prompt_tokens", model, by=usage.prompt_tokens)
+        self._store.increment("prompt_tokens_cached", model, by=usage.cached_tokens)
 
     def _aborted(self, model: str, phase: str) -> None:
-        self._store.count("cancelled", phase)
-        self._store.count("num_aborted_requests", model)
+        self._store.increment("cancelled", phase)
+        self._store.increment("num_aborted_requests", model)
 
     def _answered(self, model: str, answer: Completion) -> None:
         store, timings, num_tokens = self._store, answer.timings, answer.usage.completion_tokens
-        store.count("request_success", model, answer.finish_reason)
-        store.count("generation_tokens", model, by=num_tokens)
-        store.distribution("request_generation_tokens", model).observe(num_tokens)
-        store.distribution("request_queue_time_seconds", model).observe(timings.queue_s)
+        store.increment("request_success", model, answer.finish_reason)
+        store.increment("generation_tokens", model, by=num_tokens)
+        store.histogram("request_generation_tokens", model).observe(num_tokens)
+        store.histogram("request_queue_time_seconds", model).observe(timings.queue_s)
         if num_tokens == 0:
             return
-        store.distribution("time_to_first_token_seconds", model).observe(timings.first_token_s)
-        store.distribution("request_prefill_time_seconds", model).observe(timings.prefill_s)
-        store.distribution("request_decode_time_seconds", model).observe(timings.decode_s)
+        store.histogram("time_to_first_token_seconds", model).observe(timings.first_token_s)
+        store.histogram("request_prefill_time_seconds", model).observe(timings.prefill_s)
+        store.histogram("request_decode_time_seconds", model).observe(timings.decode_s)
         if num_tokens > 1:
             mean_s = timings.decode_s / (num_tokens - 1)
-            store.distribution("request_time_per_output_token_seconds", model).observe(mean_s)
+            store.histogram("request_time_per_output_token_seconds", model).observe(mean_s)
 
 
-class _Seen:
-    """What one engine had counted when it was last seen; an engine that counts less has been started anew."""
+class _LastPoll:
+    """The totals of one engine at the last poll; an engine with smaller totals has been restarted."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
-        self._observed: dict[str, HistogramSnapshot] = {}
+        self._snapshots: dict[str, HistogramSnapshot] = {}
 
-    def gain(self, name: str, total: float) -> float:
+    def increase(self, name: str, total: float) -> float:
         before = self._totals.get(name, 0.0)
         self._totals[name] = total
         return total - before if total >= before else total
 
-    def gained(self, name: str, observed: HistogramSnapshot) -> HistogramSnapshot:
-        before = self._observed.get(name)
-        self._observed[name] = observed
-        is_newer = before is not None and observed.num_observed >= before.num_observed
-        return observed - before if before is not None and is_newer else observed
+    def histogram_increase(self, name: str, snapshot: HistogramSnapshot) -> HistogramSnapshot:
+        before = self._snapshots.get(name)
+        self._snapshots[name] = snapshot
+        is_newer = before is not None and snapshot.num_observed >= before.num_observed
+        return snapshot - before if before is not None and is_newer else snapshot
 
 
 def _phase(completion: Completion) -> str:
-    """How far a cancelled request had come."""
+    """The phase in which a request was cancelled."""
     if completion.usage.completion_tokens:
         return "decode"
     return "prefill" if completion.timings.prefill_s > 0 else "queued"
 
 
-def _totals(figures: EngineFigures) -> dict[str, float]:
+def _totals(stats: EngineStatsView) -> dict[str, float]:
     return {
-        "prefix_cache_queries": figures.prefix_query_tokens,
-        "prefix_cache_hits": figures.prefix_hit_tokens,
-        "num_preemptions": figures.preemptions,
-        "dllm_denoise_steps": figures.denoise_steps,
-        "evicted_tokens": figures.evictions * figures.block_size,
+        "prefix_cache_queries": stats.prefix_query_tokens,
+        "prefix_cache_hits": stats.prefix_hit_tokens,
+        "num_preemptions": stats.preemptions,
+        "dllm_denoise_steps": stats.denoise_steps,
+        "evicted_tokens": stats.evictions * stats.block_size,
     }

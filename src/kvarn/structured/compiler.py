@@ -79,7 +79,7 @@ class ConstraintCompiler:
     def compile_times(self) -> HistogramSnapshot:
         """Seconds of each compilation that came to an end, good or bad."""
         with self._lock:
-            return self._compile_times.now()
+            return self._compile_times.snapshot()
 
     @property
     def num_reused(self) -> int:

@@ -1,7 +1,7 @@
 """Build a Tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
 The model inside tokenizer.json is run by the tokenizers package; special tokens are taken out of it first,
-because looking for them is our own business (text from users must not become one).
+because special_tokens.py looks for them (text from users must not become one).
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from kvarn.tokenizer.encoders.bytelevel import text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
-from kvarn.tokenizer.vocabulary import BYTE_TOKEN, MAX_TOKENS, Kind, Vocabulary, end_ids, token_as_bytes
+from kvarn.tokenizer.vocabulary import (
+    BYTE_TOKEN,
+    MAX_TOKENS,
+    TokenType,
+    Vocabulary,
+    end_of_generation_ids,
+    token_as_bytes,
+)
 
 MAX_FILE_BYTES = 256 << 20
 _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")  # the last two may be missing
@@ -28,15 +35,15 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     path = Path(folder)
     if not (path / "tokenizer.json").is_file():
         raise UnsupportedModel(f"{path.name} has no tokenizer.json; convert its tokenizer to that format")
-    described, config, generation = (_json(path / name) for name in _FILES)
-    added = [_Added.read(entry) for entry in _entries(described, "added_tokens")]
-    texts = {**_model_vocabulary(described), **{token.id: token.content for token in added}}
-    vocabulary = _with_ends(_vocabulary(texts, added, num_rows), config, generation)
-    prefix, suffix = _checked_additions(described.get("post_processor"), vocabulary)
+    tokenizer_json, config, generation = (_json(path / name) for name in _FILES)
+    added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
+    texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
+    vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
+    prefix, suffix = _bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
     return Tokenizer(
         TokenizerParts(
             vocabulary=vocabulary,
-            encoder=FolderEncoder(described),
+            encoder=FolderEncoder(tokenizer_json),
             prefix_ids=prefix,
             suffix_ids=suffix,
             chat_template=_chat_template(path, config),
@@ -49,15 +56,15 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
 class FolderEncoder:
     """A tokenizers model as tokenizer.json describes it, without its special tokens."""
 
-    def __init__(self, described: Mapping[str, Any]) -> None:
-        from tokenizers import Tokenizer as Described
+    def __init__(self, tokenizer_json: Mapping[str, Any]) -> None:
+        from tokenizers import Tokenizer as HfTokenizer
 
-        plain = {**described, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        plain = {**tokenizer_json, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         with vocabulary_errors():
-            self._first = Described.from_str(json.dumps(plain))
+            self._first = HfTokenizer.from_str(json.dumps(plain))
             later = _without_first_space(plain)
-            self._later = self._first if later is None else Described.from_str(json.dumps(later))
-        names = _component_types(described.get("decoder"))
+            self._later = self._first if later is None else HfTokenizer.from_str(json.dumps(later))
+        names = _component_types(tokenizer_json.get("decoder"))
         self._style = "bytes" if "ByteLevel" in names else "words" if "WordPiece" in names else "pieces"
         self.drops_first_space = self._style == "words" or "Strip" in names or "Metaspace" in names
 
@@ -76,7 +83,7 @@ class FolderEncoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class _AddedToken:
     id: int
     content: str
     special: bool
@@ -84,42 +91,47 @@ class _Added:
     rstrip: bool
 
     @staticmethod
-    def read(entry: Mapping[str, Any]) -> _Added:
+    def read(entry: Mapping[str, Any]) -> _AddedToken:
         token_id, content = entry.get("id"), entry.get("content")
         if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS or not isinstance(content, str):
             raise FormatError(f"tokenizer.json: added token {str(entry)[:80]} has no usable id and content")
         flags = [bool(entry.get(name)) for name in ("special", "lstrip", "rstrip")]
-        return _Added(token_id, content, *flags)
+        return _AddedToken(token_id, content, *flags)
 
 
-def _vocabulary(texts: Mapping[int, str], added: Sequence[_Added], num_rows: int | None) -> Vocabulary:
+def _vocabulary(texts: Mapping[int, str], added: Sequence[_AddedToken], num_rows: int | None) -> Vocabulary:
     size = max(texts, default=-1) + 1
-    rows = num_rows if num_rows is not None else 2 * len(texts) + 65536  # gaps are allowed, but not without end
+    rows = num_rows if num_rows is not None else 2 * len(texts) + 65536  # gaps are allowed, but bounded
     if not 1 <= size <= rows:
         raise FormatError(f"tokenizer.json numbers tokens up to {size - 1:,}, the model has {num_rows} rows for them")
-    kinds = bytearray([Kind.UNUSED]) * max(size, num_rows or 0)
+    token_types = bytearray([TokenType.UNUSED]) * max(size, num_rows or 0)
     for token_id, text in texts.items():
-        kinds[token_id] = Kind.BYTE if BYTE_TOKEN.fullmatch(text) else Kind.NORMAL
+        token_types[token_id] = TokenType.BYTE if BYTE_TOKEN.fullmatch(text) else TokenType.NORMAL
     for token in added:
-        kinds[token.id] = Kind.CONTROL if token.special else Kind.USER_DEFINED
-    tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(kinds))]
+        token_types[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+    tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(token_types))]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
-    return Vocabulary(tokens=tokens, kinds=bytes(kinds), ids=ids)
+    return Vocabulary(tokens=tokens, token_types=bytes(token_types), ids=ids)
 
 
-def _with_ends(vocabulary: Vocabulary, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Vocabulary:
-    """Add the ids that begin and end a text."""
+def _with_bos_eos(vocabulary: Vocabulary, config: Mapping[str, Any], generation: Mapping[str, Any]) -> Vocabulary:
+    """Add the ids that begin a text and end generation."""
     bos_id, eos_id = (_configured_id(config, name, vocabulary.ids) for name in ("bos_token", "eos_token"))
     more = generation.get("eos_token_id", [])
     for token_id in more if isinstance(more, list) else [more]:
         if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
             raise FormatError(f"eos_token_id is {token_id!r:.20}, which is no token", file="generation_config.json")
     named = (eos_id, *(more if isinstance(more, list) else [more]))
-    return replace(vocabulary, bos_id=bos_id, eos_id=eos_id, eos_ids=end_ids(named, vocabulary.ids, vocabulary.kinds))
+    return replace(
+        vocabulary,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        eos_ids=end_of_generation_ids(named, vocabulary.ids, vocabulary.token_types),
+    )
 
 
-def _model_vocabulary(described: Mapping[str, Any]) -> dict[int, str]:
-    model = described.get("model")
+def _model_vocabulary(tokenizer_json: Mapping[str, Any]) -> dict[int, str]:
+    model = tokenizer_json.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocab, list):  # unigram: [[text, score], ...]
         pairs = [(entry[0], index) for index, entry in enumerate(vocab) if isinstance(entry, list) and entry]
@@ -139,22 +151,22 @@ def _configured_id(config: Mapping[str, Any], name: str, ids: Mapping[str, int])
     return ids.get(text) if isinstance(text, str) else None
 
 
-def _checked_additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _bos_eos_ids(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
     try:
-        return _additions(processor, vocabulary)
+        return _processor_ids(processor, vocabulary)
     except (KeyError, IndexError, TypeError) as error:
         raise FormatError(f"the post-processor is incomplete: {error!r:.60}", file="tokenizer.json") from error
 
 
-def _additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _processor_ids(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids a post-processor puts before and after a text."""
     if not isinstance(processor, dict):
         return (), ()
     if processor.get("type") == "Sequence":
-        parts = [_additions(part, vocabulary) for part in _entries(processor, "processors")]
+        parts = [_processor_ids(part, vocabulary) for part in _entries(processor, "processors")]
         return tuple(i for part in parts for i in part[0]), tuple(i for part in reversed(parts) for i in part[1])
     if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
-        return (_known(processor["cls"][1], vocabulary),), (_known(processor["sep"][1], vocabulary),)
+        return (_known_id(processor["cls"][1], vocabulary),), (_known_id(processor["sep"][1], vocabulary),)
     before: list[int] = []
     after: list[int] = []
     found = before
@@ -163,19 +175,19 @@ def _additions(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...],
             found = after
         elif "SpecialToken" in item:
             named = processor["special_tokens"][item["SpecialToken"]["id"]]
-            found.extend(_known(token_id, vocabulary) for token_id in named["ids"])
+            found.extend(_known_id(token_id, vocabulary) for token_id in named["ids"])
     return tuple(before), tuple(after)
 
 
-def _known(token_id: Any, vocabulary: Vocabulary) -> int:
+def _known_id(token_id: Any, vocabulary: Vocabulary) -> int:
     if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
         raise FormatError(f"tokenizer.json: the post-processor names token {token_id!r:.20}, which does not exist")
     return token_id
 
 
-def _without_first_space(described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the description for text that is not the first, if that makes a difference."""
-    written = json.dumps(described)
+def _without_first_space(tokenizer_json: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return tokenizer.json for text that is not the first, if that makes a difference."""
+    written = json.dumps(tokenizer_json)
     changed = written.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
     return None if changed == written else json.loads(changed)
 
@@ -197,8 +209,8 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _entries(described: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    value = described.get(key) or []
+def _entries(component: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = component.get(key) or []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise FormatError(f"tokenizer.json: {key} is not a list of objects")
     return value

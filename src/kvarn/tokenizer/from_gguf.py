@@ -9,11 +9,11 @@ from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.tokenizer.encoders.bpe import rank_by_merges
 from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder
 from kvarn.tokenizer.encoders.encoder import TextEncoder
-from kvarn.tokenizer.encoders.pretokenize import word_rule
+from kvarn.tokenizer.encoders.pretokenize import pre_tokenizer_rule
 from kvarn.tokenizer.encoders.sentencepiece import SentencePieceEncoder, rank_by_score
 from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary, read_merges, read_vocabulary
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_merges, read_vocabulary
 
 KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
 
@@ -28,13 +28,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
         )
     vocabulary = read_vocabulary(metadata)
     _check_size(metadata, vocabulary, num_rows)
-    adds = _Additions(metadata, vocabulary)
+    bos_eos = _BosEos(metadata, vocabulary)
     return Tokenizer(
         TokenizerParts(
             vocabulary=vocabulary,
             encoder=_encoder(model, metadata, vocabulary),
-            prefix_ids=adds.prefix,
-            suffix_ids=adds.suffix,
+            prefix_ids=bos_eos.prefix,
+            suffix_ids=bos_eos.suffix,
             chat_template=_text(metadata, "tokenizer.chat_template"),
             rstrip_ids=_rstrip_ids(metadata, vocabulary),
         )
@@ -43,7 +43,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
 
 def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> TextEncoder:
     if model == "gpt2":
-        rule = word_rule(_text(metadata, "tokenizer.ggml.pre"))
+        rule = pre_tokenizer_rule(_text(metadata, "tokenizer.ggml.pre"))
         return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)
@@ -52,21 +52,21 @@ def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
     return SentencePieceEncoder(vocabulary, rank, space_prefix=bool(space_prefix))
 
 
-class _Additions:
+class _BosEos:
     """The ids that encoding puts before and after a text, as the metadata says or the model type implies."""
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         model = metadata["tokenizer.ggml.model"]
         bos_implied = model in ("llama", "bert", "gemma4") or (
-            model == "gpt2" and word_rule(_text(metadata, "tokenizer.ggml.pre")).adds_bos
+            model == "gpt2" and pre_tokenizer_rule(_text(metadata, "tokenizer.ggml.pre")).adds_bos
         )
         adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bos_implied)
         adds_eos = metadata.get("tokenizer.ggml.add_eos_token", model == "bert")
-        self.prefix = _one("bos", vocabulary.bos_id) if adds_bos else ()
-        self.suffix = _one("eos", vocabulary.eos_id) if adds_eos else ()
+        self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
+        self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()
 
 
-def _one(name: str, token_id: int | None) -> tuple[int, ...]:
+def _required(name: str, token_id: int | None) -> tuple[int, ...]:
     if token_id is None:
         raise FormatError(
             f"tokenizer.ggml.add_{name}_token is set, but there is no tokenizer.ggml.{name}_token_id; "
@@ -86,13 +86,13 @@ def _check_size(metadata: Mapping[str, Any], vocabulary: Vocabulary, num_rows: i
 
 
 def _rstrip_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
-    """Phi-3's role tokens swallow the line break its template writes after them; GGUF has no key for that."""
+    """Phi-3's role tokens strip the line break its template writes after them; GGUF has no key for that."""
     name = str(metadata.get("general.name", "")).lower()
     if metadata["tokenizer.ggml.model"] != "llama" or not ("phi-3" in name or "phi3" in name):
         return frozenset()
-    keep = {"<unk>", "<s>", "<|endoftext|>"}
-    special = vocabulary.of_kind(Kind.CONTROL, Kind.USER_DEFINED)
-    return frozenset(token_id for token_id in special if vocabulary.tokens[token_id] not in keep)
+    others = {"<unk>", "<s>", "<|endoftext|>"}
+    special = vocabulary.of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
+    return frozenset(token_id for token_id in special if vocabulary.tokens[token_id] not in others)
 
 
 def _text(metadata: Mapping[str, Any], key: str) -> str | None:

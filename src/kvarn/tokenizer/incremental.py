@@ -1,7 +1,7 @@
 """Turn a stream of tokens into a stream of text. Any split of the tokens gives the same text.
 
-Tokens are bytes: a character may arrive in pieces, so up to three bytes wait until it is whole. Bytes that can
-never become a character turn into U+FFFD exactly as decoding everything at once would have it.
+Tokens are bytes: a character may be spread over several, so up to three bytes are held back until it is complete.
+Bytes that can never become a character turn into U+FFFD exactly as in decoding everything at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find tokens that stand for themselves in text: control tokens of templates, and user-defined tokens.
+"""Find special tokens written in a text: control tokens of templates, and user-defined tokens.
 
 The leftmost match wins, then the longest. Knows texts and ids; never encodes anything.
 """
@@ -29,7 +29,7 @@ class SpecialMatcher:
         self, ids: Mapping[str, int], *, lstrip: frozenset[int] = frozenset(), rstrip: frozenset[int] = frozenset()
     ) -> None:
         self._ids = {text: token_id for text, token_id in ids.items() if text}
-        self._lstrip = lstrip  # tokens that swallow the white space before them
+        self._lstrip = lstrip  # tokens that strip the white space before them
         self._rstrip = rstrip  # and after them
         # A token is found by its first two characters, then by length: "<u" -> [13, 12, 11].
         self._lengths = _lengths_by_head(self._ids)
@@ -55,7 +55,7 @@ class SpecialMatcher:
         if done < len(text):
             yield Segment(text[done:], None)
 
-    def first_characters(self, text: str) -> list[int]:
+    def possible_starts(self, text: str) -> list[int]:
         """Return the offsets at which one of the tokens begins in text, or would if the right text followed it."""
         whole = [start for start in self._candidates(text) if self._match(text, start, ()) is not None]
         tail = max(0, len(text) - self._longest + 1)

@@ -1,4 +1,4 @@
-"""Text to ids and back, for one model: what plain encoders do, plus special tokens, bos and eos, and chats.
+"""Text to ids and back, for one model: a plain encoder, plus special tokens, bos and eos, and chats.
 
 User text never becomes a control token unless the caller asks with parse_special.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.errors import InvalidParameter
 from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.special_tokens import SpecialMatcher
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
 
 if TYPE_CHECKING:
     from kvarn.types import Message
@@ -39,7 +39,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._vocabulary = parts.vocabulary
-        self._kinds = parts.vocabulary.kinds
+        self._token_types = parts.vocabulary.token_types
         self._encoder = parts.encoder
 
     @property
@@ -112,22 +112,22 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one token stands for; they need not be whole characters."""
-        kind = self._kind(token_id)
+        token_type = self._token_type(token_id)
         token = self._vocabulary.tokens[token_id]
-        if kind == Kind.BYTE:
+        if token_type == TokenType.BYTE:
             return bytes([int(token[3:5], 16)])
-        if kind in (Kind.CONTROL, Kind.USER_DEFINED, Kind.UNKNOWN):
+        if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
             return token_as_bytes(token)
         return self._encoder.piece_bytes(token)
 
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it."""
-        self._kind(token_id)
+        self._token_type(token_id)
         return self._vocabulary.tokens[token_id]
 
     def is_control(self, token_id: int) -> bool:
         """Whether a token steers the model and is no part of the text."""
-        return self._kind(token_id) in (Kind.CONTROL, Kind.UNKNOWN, Kind.UNUSED)
+        return self._token_type(token_id) in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
     def encode_chat(
         self,
@@ -157,19 +157,19 @@ class Tokenizer:
     @cached_property
     def control_matcher(self) -> SpecialMatcher:
         """Finds every special token; for text of templates."""
-        return self._matcher(Kind.CONTROL, Kind.UNKNOWN, Kind.USER_DEFINED)
+        return self._matcher(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
 
     @cached_property
     def forbidden_matcher(self) -> SpecialMatcher:
         """Finds the tokens that text from users must not become."""
-        return self._matcher(Kind.CONTROL, Kind.UNKNOWN)
+        return self._matcher(TokenType.CONTROL, TokenType.UNKNOWN)
 
     @cached_property
     def _user_matcher(self) -> SpecialMatcher:
-        return self._matcher(Kind.USER_DEFINED)
+        return self._matcher(TokenType.USER_DEFINED)
 
-    def _matcher(self, *kinds: Kind) -> SpecialMatcher:
-        ids = {self._vocabulary.tokens[token_id]: token_id for token_id in self._vocabulary.of_kind(*kinds)}
+    def _matcher(self, *token_types: TokenType) -> SpecialMatcher:
+        ids = {self._vocabulary.tokens[token_id]: token_id for token_id in self._vocabulary.of_type(*token_types)}
         return SpecialMatcher(ids, lstrip=self._parts.lstrip_ids, rstrip=self._parts.rstrip_ids)
 
     def _encode_unmarked(self, text: str, *, at_start: bool) -> list[int]:
@@ -181,10 +181,10 @@ class Tokenizer:
                 ids += self._encoder.encode(segment.text, at_start=at_start and not ids)
         return ids
 
-    def _kind(self, token_id: int) -> int:
-        if not 0 <= token_id < len(self._kinds):
+    def _token_type(self, token_id: int) -> int:
+        if not 0 <= token_id < len(self._token_types):
             raise InvalidParameter(f"token id {token_id!r:.40} is not in the vocabulary of {self.vocab_size:,} tokens")
-        return self._kinds[token_id]
+        return self._token_types[token_id]
 
 
 def _checked(text: object) -> str:

@@ -1,4 +1,4 @@
-"""The token list of a model file, checked: texts, kinds, scores and the ids with a meaning of their own.
+"""The token list of a model file, checked: texts, types, scores and the ids with a special meaning.
 
 Knows GGUF's tokenizer keys and what may be wrong with them; does not know how text becomes tokens.
 """
@@ -18,8 +18,8 @@ MAX_TOKENS = 4_000_000  # the largest vocabularies in use have about 260,000
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
-# Control tokens that end a turn whatever the metadata says about eos.
-TURN_ENDS = frozenset(
+# Control tokens that end generation, whatever the metadata says about eos.
+END_OF_GENERATION_TOKENS = frozenset(
     {
         "<|im_end|>",
         "<|eot_id|>",
@@ -37,7 +37,7 @@ TURN_ENDS = frozenset(
 )
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """GGUF's token types."""
 
     UNDEFINED = 0
@@ -51,10 +51,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts by id, their kinds, and the ids the model treats specially."""
+    """Token texts by id, their types, and the ids the model treats specially."""
 
     tokens: Sequence[str]
-    kinds: bytes  # one Kind per token
+    token_types: bytes  # one TokenType per token
     ids: Mapping[str, int]
     scores: Sequence[float] | None = None
     bos_id: int | None = None
@@ -62,10 +62,10 @@ class Vocabulary:
     unk_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
-    def of_kind(self, *kinds: Kind) -> list[int]:
-        """Ids of all tokens of these kinds, ascending."""
-        wanted = re.compile(b"[" + b"".join(re.escape(bytes([kind])) for kind in kinds) + b"]")
-        return [match.start() for match in wanted.finditer(self.kinds)]
+    def of_type(self, *token_types: TokenType) -> list[int]:
+        """Ids of all tokens of these types, ascending."""
+        wanted = re.compile(b"[" + b"".join(re.escape(bytes([token_type])) for token_type in token_types) + b"]")
+        return [match.start() for match in wanted.finditer(self.token_types)]
 
 
 def token_as_bytes(token: str) -> bytes:
@@ -104,27 +104,27 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):  # as sentencepiece numbers them
             if named[name] is None and default < len(tokens):
                 named[name] = default
-    kinds = _kinds(metadata, tokens, named)
+    token_types = _token_types(metadata, tokens, named)
     bos_id = named["bos"] if named["bos"] is not None else named["cls"]
     eos_id = named["eos"] if named["eos"] is not None else named["seperator"]
     return Vocabulary(
         tokens=tokens,
-        kinds=kinds,
+        token_types=token_types,
         ids=ids,
         scores=_scores(metadata, len(tokens)),
         bos_id=bos_id,
         eos_id=eos_id,
         unk_id=named["unknown"],
-        eos_ids=end_ids((eos_id, named["eot"], named["eom"]), ids, kinds),
+        eos_ids=end_of_generation_ids((eos_id, named["eot"], named["eom"]), ids, token_types),
     )
 
 
-def end_ids(named: Sequence[int | None], ids: Mapping[str, int], kinds: bytes) -> tuple[int, ...]:
-    """Return every id that ends a turn: those named, and control tokens known by their text."""
+def end_of_generation_ids(named: Sequence[int | None], ids: Mapping[str, int], token_types: bytes) -> tuple[int, ...]:
+    """Return every id that ends generation: those named, and control tokens known by their text."""
     found = [token_id for token_id in named if token_id is not None]
-    for text in sorted(TURN_ENDS):
+    for text in sorted(END_OF_GENERATION_TOKENS):
         token_id = ids.get(text)
-        if token_id is not None and kinds[token_id] == Kind.CONTROL:
+        if token_id is not None and token_types[token_id] == TokenType.CONTROL:
             found.append(token_id)
     if {"<|return|>", "<|call|>"} <= ids.keys() and "<|end|>" in ids:
         found = [token_id for token_id in found if token_id != ids["<|end|>"]]  # harmony: ends a message, not the turn
@@ -170,34 +170,34 @@ def _named_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | 
     return value
 
 
-def _kinds(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, int | None]) -> bytes:
+def _token_types(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, int | None]) -> bytes:
     value = metadata.get("tokenizer.ggml.token_type")
     if value is None:
-        kinds = bytearray([Kind.NORMAL]) * len(tokens)
+        token_types = bytearray([TokenType.NORMAL]) * len(tokens)
         for token_id in named.values():
             if token_id is not None:
-                kinds[token_id] = Kind.CONTROL
-        return bytes(kinds)
-    kinds = bytearray(_small_ints("tokenizer.ggml.token_type", value, len(tokens)))
-    for match in re.finditer(re.escape(bytes([Kind.BYTE])), kinds):
+                token_types[token_id] = TokenType.CONTROL
+        return bytes(token_types)
+    token_types = bytearray(_small_ints("tokenizer.ggml.token_type", value, len(tokens)))
+    for match in re.finditer(re.escape(bytes([TokenType.BYTE])), token_types):
         token_id = match.start()
         if BYTE_TOKEN.fullmatch(tokens[token_id]) is None:
             raise FormatError(
                 f"byte token {token_id} is {tokens[token_id]!r}, it must be <0x00> to <0xFF>; get the model file again"
             )
-    return bytes(kinds)
+    return bytes(token_types)
 
 
 def _small_ints(key: str, value: Any, count: int) -> bytes:
     items = _list(key, value)
     _same_length(key, len(items), count)
     try:
-        kinds = bytes(items)
+        token_types = bytes(items)
     except (TypeError, ValueError) as error:
-        raise FormatError(f"{key} holds a value outside 0 to {max(Kind)}; get the model file again") from error
-    if max(kinds) > max(Kind):
-        raise FormatError(f"{key} holds {max(kinds)}, 0 to {max(Kind)} are known; get the model file again")
-    return kinds
+        raise FormatError(f"{key} holds a value outside 0 to {max(TokenType)}; get the model file again") from error
+    if max(token_types) > max(TokenType):
+        raise FormatError(f"{key} holds {max(token_types)}, 0 to {max(TokenType)} are known; get the model file again")
+    return token_types
 
 
 def _scores(metadata: Mapping[str, Any], count: int) -> list[float] | None:

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from kvarn.cli.generate.chat import Interrupt
+from kvarn.engine.client import EngineClient
 from kvarn.engine.handle import EventStream
-from kvarn.engine.runner import Runner
 from kvarn.types import FinishReason, SamplingParams
 from tests.chat_model import write_chat_model
+from tests.submitting import submit_to
 from tests.unit.cli.conftest import COMMAND
 from tests.unit.engine.fake import make_engine
 
@@ -176,21 +177,21 @@ def test_control_c_stops_the_answer_and_keeps_the_session(endless: str, environm
 
 
 def test_control_c_while_an_answer_is_prepared_ends_it_at_once() -> None:
-    runner, interrupt = Runner(make_engine()), Interrupt()
+    client, interrupt = EngineClient(make_engine()), Interrupt()
     with interrupt.handled():
         signal.raise_signal(signal.SIGINT)
-        events = EventStream(runner.submit([1, 2, 3], SamplingParams(max_tokens=190, ignore_eos=True)))
+        events = EventStream(submit_to(client, [1, 2, 3], SamplingParams(max_tokens=190, ignore_eos=True)))
         interrupt.cancels(events)
         assert events.completion().finish_reason is FinishReason.CANCELLED
 
 
 def test_control_c_before_the_prompt_does_not_end_the_next_answer() -> None:
-    runner, interrupt = Runner(make_engine()), Interrupt()
+    client, interrupt = EngineClient(make_engine()), Interrupt()
     with interrupt.handled():
         signal.raise_signal(signal.SIGINT)
         with interrupt.raised():
             pass
-        events = EventStream(runner.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)))
+        events = EventStream(submit_to(client, [1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)))
         interrupt.cancels(events)
         assert events.completion().finish_reason is FinishReason.LENGTH
 

@@ -79,7 +79,7 @@ def exercise(source: WeightSource, num_bytes: int) -> None:
         ranges.append((begin, begin + raw.size))
     ranges.sort()
     assert all(before[1] <= after[0] for before, after in pairwise(ranges))
-    source.forget(source.tensors)
+    source.release_pages(source.tensors)
 
 
 def fuzz(check: Callable[[list[Edit]], None], duration_s: float) -> int:

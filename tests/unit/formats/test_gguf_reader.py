@@ -88,17 +88,17 @@ def test_raw_is_a_read_only_view_that_outlives_the_file(tmp_path: Path) -> None:
 def test_a_closed_file_gives_no_tensors_but_keeps_its_metadata(tmp_path: Path) -> None:
     source = GGUFFile(write(tmp_path, maker.tiny()))
     source.close()
-    source.forget(["a.weight"])
+    source.release_pages(["a.weight"])
     assert source.metadata["long.strings"][5] == "token 5"
     with pytest.raises(FormatError, match="was closed"):
         source.raw("a.weight")
 
 
-def test_forget_leaves_the_bytes_as_they_are(tmp_path: Path) -> None:
+def test_releasing_pages_leaves_the_bytes_as_they_are(tmp_path: Path) -> None:
     data = bytes(range(256)) * 256
     source = GGUFFile(write(tmp_path, gguf([], [Tensor("big", (len(data) // 4,), data=data), Tensor("next")])))
     raw = source.raw("big")
-    source.forget(["big", "next"])
+    source.release_pages(["big", "next"])
     assert raw.tobytes() == data
 
 

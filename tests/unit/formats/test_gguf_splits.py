@@ -32,7 +32,7 @@ def test_all_parts_open_through_the_first(tmp_path: Path) -> None:
     for name, values in TENSORS.items():
         np.testing.assert_array_equal(source.array(name), values)
     raw = source.raw("blk.4.weight")
-    source.forget(TENSORS)
+    source.release_pages(TENSORS)
     source.verify_unchanged()
     source.close()
     assert raw.view(np.float32)[0] == 4

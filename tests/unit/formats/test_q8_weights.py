@@ -14,14 +14,14 @@ from tests.tiny_models import tiny_model
 
 def test_matrices_of_layers_become_q8_0_and_nothing_else_does(tmp_path: Path) -> None:
     source = open_weights(tiny_model("bert", tmp_path, "gguf", wide=True))
-    compact = Q8Weights(source)
-    changed = {name for name, info in compact.tensors.items() if info.type is TensorType.Q8_0}
+    quantised = Q8Weights(source)
+    changed = {name for name, info in quantised.tensors.items() if info.type is TensorType.Q8_0}
     assert {name.split(".")[2] for name in changed} == {
         *("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
     }
-    for name, info in compact.tensors.items():
-        exact, held = source.array(name), compact.array(name)
-        assert compact.raw(name).size == info.num_bytes
+    for name, info in quantised.tensors.items():
+        exact, held = source.array(name), quantised.array(name)
+        assert quantised.raw(name).size == info.num_bytes
         assert held.shape == exact.shape
         tolerance = np.abs(exact).max() / 127 if name in changed else 0.0
         assert np.abs(held - exact).max() <= tolerance
@@ -29,6 +29,6 @@ def test_matrices_of_layers_become_q8_0_and_nothing_else_does(tmp_path: Path) ->
 
 def test_rows_that_do_not_fill_blocks_stay_as_they_are(tmp_path: Path) -> None:
     source = open_weights(tiny_model("bert", tmp_path, "gguf"))
-    compact = Q8Weights(source)
-    for name, info in compact.tensors.items():
+    quantised = Q8Weights(source)
+    for name, info in quantised.tensors.items():
         assert info.type is source.tensors[name].type or info.shape[-1] % 32 == 0

@@ -53,7 +53,7 @@ def test_a_folder_written_by_the_safetensors_package_is_read(tmp_path: Path) -> 
         np.testing.assert_array_equal(source.array(name), values)
     raw = source.raw("w")
     assert not raw.flags.writeable
-    source.forget(["w"])
+    source.release_pages(["w"])
     source.close()
     np.testing.assert_array_equal(raw.view(np.float32).reshape(3, 4), VALUES)
 

@@ -11,7 +11,7 @@ from kvarn.errors import FormatError
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.hf_names import canonical_view, translate
 from kvarn.formats.open import open_weights
-from kvarn.formats.tensor_view import WeightView, row_slice, shifted, stacked, whole
+from kvarn.formats.tensor_view import WeightView, renamed, row_slice, shifted, stacked
 from kvarn.formats.weights import TensorType, WeightSource
 from tests.tiny_models import tiny_model
 
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> WeightSource:
 
 
 def test_a_slice_of_quantised_rows_is_a_slice_of_bytes(source: WeightSource) -> None:
-    view = WeightView(source, {"k": row_slice(whole(source.tensors["fused"], "fused"), "k", 2, 3)})
+    view = WeightView(source, {"k": row_slice(renamed(source.tensors["fused"], "fused"), "k", 2, 3)})
     assert view.tensors["k"].shape == (3, 64)
     assert view.tensors["k"].num_bytes == view.raw("k").size == 3 * 2 * 18
     np.testing.assert_array_equal(view.raw("k"), source.raw("fused")[2 * 36 : 5 * 36])
@@ -41,11 +41,11 @@ def test_a_slice_of_quantised_rows_is_a_slice_of_bytes(source: WeightSource) -> 
 
 def test_rows_beyond_the_tensor_are_refused(source: WeightSource) -> None:
     with pytest.raises(FormatError, match="has 6 rows"):
-        row_slice(whole(source.tensors["fused"], "fused"), "k", 4, 3)
+        row_slice(renamed(source.tensors["fused"], "fused"), "k", 4, 3)
 
 
 def test_a_stack_has_a_new_first_axis(source: WeightSource) -> None:
-    view = WeightView(source, {"ab": stacked("ab", (whole(source.tensors[n], n) for n in "ab"))})
+    view = WeightView(source, {"ab": stacked("ab", (renamed(source.tensors[n], n) for n in "ab"))})
     assert view.tensors["ab"].shape == (2, 6, 64)
     np.testing.assert_array_equal(view.array("ab"), np.stack([source.array("a"), source.array("b")]))
     np.testing.assert_array_equal(view.raw("ab"), np.concatenate([source.raw("a"), source.raw("b")]))
@@ -53,11 +53,11 @@ def test_a_stack_has_a_new_first_axis(source: WeightSource) -> None:
 
 def test_unlike_tensors_cannot_be_stacked(source: WeightSource) -> None:
     with pytest.raises(FormatError, match="all experts must be alike"):
-        stacked("x", (whole(source.tensors[n], n) for n in ("a", "fused")))
+        stacked("x", (renamed(source.tensors[n], n) for n in ("a", "fused")))
 
 
 def test_a_shifted_tensor_is_stored_as_floats(source: WeightSource) -> None:
-    view = WeightView(source, {"v": shifted(whole(source.tensors["vector"], "v"), 1.0)})
+    view = WeightView(source, {"v": shifted(renamed(source.tensors["vector"], "v"), 1.0)})
     assert view.tensors["v"].type is TensorType.F32
     np.testing.assert_array_equal(view.array("v"), VALUES[0] + 1)
     np.testing.assert_array_equal(view.raw("v").view(np.float32), VALUES[0] + 1)

@@ -11,7 +11,7 @@ from kvarn.errors import DoesNotFit, DownloadError, ModelNotFound
 from kvarn.hub import resolve, store
 from kvarn.hub.locate import parse
 from kvarn.hub.names import HubName, PypiName, RemoteName
-from kvarn.hub.preflight import SpaceNeeded, require_room, size_text
+from kvarn.hub.preflight import SpaceCheck, require_space, size_text
 from tests.unit.hub.servers import Site, add_repository
 
 NAME = PypiName("tiny", "1.0")
@@ -120,17 +120,17 @@ def test_a_home_below_a_file_is_refused_in_one_sentence(hub: Site, home: Path) -
 
 
 def test_too_little_disk_is_refused_with_both_numbers() -> None:
-    room = SpaceNeeded(disk_needed=5_000_000_000, disk_free=1_000_000_000, memory_needed=1, memory_total=2)
+    space = SpaceCheck(disk_needed=5_000_000_000, disk_free=1_000_000_000, memory_needed=1, memory_total=2)
     with pytest.raises(DownloadError, match=r"needs 5\.0 GB of disk, 1\.0 GB are free"):
-        require_room("big", room, force=True)
+        require_space("big", space, force=True)
 
 
 def test_too_little_memory_is_refused_with_both_numbers_unless_forced() -> None:
-    room = SpaceNeeded(disk_needed=1, disk_free=2, memory_needed=110_000_000_000, memory_total=16_000_000_000)
+    space = SpaceCheck(disk_needed=1, disk_free=2, memory_needed=110_000_000_000, memory_total=16_000_000_000)
     with pytest.raises(DoesNotFit, match=r"needs about 110\.0 GB of memory, this machine has 16\.0 GB") as caught:
-        require_room("big", room)
+        require_space("big", space)
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (110_000_000_000, 16_000_000_000)
-    require_room("big", room, force=True)
+    require_space("big", space, force=True)
 
 
 def test_sizes_read_as_people_write_them() -> None:

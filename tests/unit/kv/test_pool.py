@@ -11,24 +11,24 @@ from kvarn.kv.pool import BlockPool
 
 
 def cached(pool: BlockPool, num_blocks: int) -> list[int]:
-    """Blocks of one sequence, allocated, marked as worth keeping and released."""
+    """Blocks of one sequence, allocated, marked as cacheable and released."""
     block_ids = [pool.allocate() for _ in range(num_blocks)]
     for block_id in block_ids:
-        pool.keep(block_id)
+        pool.mark_cacheable(block_id)
     pool.release(block_ids)
     return block_ids
 
 
-def test_blocks_without_worth_are_taken_before_cached_ones() -> None:
+def test_blocks_without_content_are_taken_before_cached_ones() -> None:
     pool = BlockPool(4)
-    kept = cached(pool, 2)
+    cacheable = cached(pool, 2)
     plain = [pool.allocate(), pool.allocate()]
-    assert not set(plain) & set(kept)
+    assert not set(plain) & set(cacheable)
     assert pool.num_evictions == 0
     pool.release(plain)
     assert {pool.allocate(), pool.allocate()} == set(plain)
     assert pool.num_evictions == 0
-    assert pool.allocate() in kept
+    assert pool.allocate() in cacheable
     assert pool.num_evictions == 1
 
 
@@ -50,7 +50,7 @@ def test_a_shared_head_outlives_every_tail_behind_it() -> None:
     pool = BlockPool(3)
     head, tail, other_tail = (pool.allocate() for _ in range(3))
     for block_id in (head, tail, other_tail):
-        pool.keep(block_id)
+        pool.mark_cacheable(block_id)
     pool.share([head])
     pool.release([head, tail])
     pool.release([head, other_tail])
@@ -102,21 +102,21 @@ def test_a_block_is_reclaimed_once_until_it_is_used_again() -> None:
     pool.check(block_ids[2:])
 
 
-def test_cached_blocks_are_not_reclaimed_until_they_are_dropped() -> None:
+def test_cached_blocks_are_not_reclaimed_until_they_are_unmarked() -> None:
     pool = BlockPool(3)
     block_ids = cached(pool, 2)
     assert pool.reclaim() == []
-    pool.drop(block_ids[0])
+    pool.unmark_cacheable(block_ids[0])
     assert pool.reclaim() == [block_ids[0]]
     assert pool.cached_ids == [block_ids[1]]
     pool.check([])
 
 
-def test_a_block_dropped_while_held_is_not_cached_when_it_becomes_free() -> None:
+def test_a_block_unmarked_while_held_is_not_cached_when_it_becomes_free() -> None:
     pool = BlockPool(1)
     block_id = pool.allocate()
-    pool.keep(block_id)
-    pool.drop(block_id)
+    pool.mark_cacheable(block_id)
+    pool.unmark_cacheable(block_id)
     pool.release([block_id])
     assert pool.num_cached == 0
     pool.check([])
@@ -146,11 +146,11 @@ def test_check_notices_a_block_that_is_free_twice() -> None:
         pool.check([])
 
 
-def test_check_notices_a_cached_block_that_is_worth_nothing() -> None:
+def test_check_notices_a_cached_block_that_is_not_cacheable() -> None:
     pool = BlockPool(2)
     cached(pool, 1)
-    pool._is_kept[0] = False
-    with pytest.raises(AssertionError, match="worth keeping"):
+    pool._is_cacheable[0] = False
+    with pytest.raises(AssertionError, match="cacheable"):
         pool.check([])
 
 
@@ -166,7 +166,7 @@ def _seconds_per_use(num_blocks: int, num_uses: int = 20_000) -> float:
     pool = BlockPool(num_blocks)
     held = [pool.allocate() for _ in range(num_blocks)]
     for block_id in held:
-        pool.keep(block_id)
+        pool.mark_cacheable(block_id)
     pool.release(held[num_blocks // 2 :])
     del held[num_blocks // 2 :]
     best = float("inf")
@@ -176,7 +176,7 @@ def _seconds_per_use(num_blocks: int, num_uses: int = 20_000) -> float:
         for slot in slots:
             pool.release([held[slot]])
             held[slot] = pool.allocate()
-            pool.keep(held[slot])
+            pool.mark_cacheable(held[slot])
             pool.share([held[slot]])
             pool.release([held[slot]])
         best = min(best, time.perf_counter() - start)

@@ -185,11 +185,11 @@ def test_check_notices_a_torn_index() -> None:
         cache.check()
 
 
-def test_check_notices_a_published_block_that_is_not_kept() -> None:
+def test_check_notices_a_published_block_that_is_not_cacheable() -> None:
     cache = KVCache(8, 4)
     computed(cache, "a", TOKENS)
-    cache._pool._is_kept[int(cache.block_ids("a")[0])] = False
-    with pytest.raises(AssertionError, match="worth keeping"):
+    cache._pool._is_cacheable[int(cache.block_ids("a")[0])] = False
+    with pytest.raises(AssertionError, match="cacheable"):
         cache.check()
 
 

@@ -40,8 +40,8 @@ class Edited:
     def array(self, name: str) -> npt.NDArray[np.float32]:
         return self.source.array(name)
 
-    def forget(self, names: Iterable[str]) -> None:
-        self.source.forget(names)
+    def release_pages(self, names: Iterable[str]) -> None:
+        self.source.release_pages(names)
 
     def verify_unchanged(self) -> None:
         self.source.verify_unchanged()

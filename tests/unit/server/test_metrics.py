@@ -13,7 +13,7 @@ from kvarn.errors import BackendError, BrokenScores
 from kvarn.kv.pool import BlockPool
 from kvarn.machine import cpu_throttled_s
 from kvarn.observe.histogram import LONG_SECONDS, Histogram
-from kvarn.observe.metric_definitions import FAMILIES
+from kvarn.observe.metric_definitions import METRICS
 from kvarn.observe.metrics import Metrics
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, Usage
 from tests.unit.machine.tree import v1, v2
@@ -68,11 +68,11 @@ def metrics() -> Metrics:
 def test_every_series_is_there_at_0_from_the_start(metrics: Metrics) -> None:
     found = samples(metrics)
     assert set(found.values()) == {0.0}
-    for family in FAMILIES:
-        if family.name == "cache_config_info":  # there is no cache yet
+    for metric in METRICS:
+        if metric.name == "cache_config_info":  # there is no cache yet
             continue
-        suffix = {"counter": "_total", "gauge": "", "histogram": "_count"}[family.kind]
-        assert any(name == f"kvarn_{family.name}{suffix}" for name, _ in found), family.name
+        suffix = {"counter": "_total", "gauge": "", "histogram": "_count"}[metric.kind]
+        assert any(name == f"kvarn_{metric.name}{suffix}" for name, _ in found), metric.name
     assert ("kvarn_rate_limited_total", frozenset({("tier", "pro"), ("reason", "tokens")})) in found
     assert ("kvarn_request_success_total", frozenset({("model_name", "m"), ("finished_reason", "length")})) in found
 
@@ -145,10 +145,10 @@ def test_gaps_between_tokens_are_a_histogram(metrics: Metrics) -> None:
     assert (buckets["0.0025"], buckets["0.005"], buckets["0.01"], buckets["600.0"], buckets["+Inf"]) == (0, 1, 2, 2, 3)
 
 
-def test_an_engine_is_told_as_it_was_last_seen(metrics: Metrics) -> None:
+def test_an_engine_is_exposed_as_it_was_last_polled(metrics: Metrics) -> None:
     seen = replace(IDLE, running=3, waiting=5, waiting_for_prompt=2, blocks_used=25, prefix_query_tokens=90)
     seen = replace(seen, prefix_hit_tokens=32, preemptions=1, evictions=2)
-    metrics.engine_seen("m", seen, {"weights": 1000, "kv": 200})
+    metrics.update_engine("m", seen, {"weights": 1000, "kv": 200})
     assert read(metrics, "kvarn_num_requests_running", model_name="m") == 3
     assert read(metrics, "kvarn_num_requests_waiting", model_name="m") == 5
     assert read(metrics, "kvarn_num_requests_waiting_by_reason", model_name="m", reason="capacity") == 3
@@ -163,22 +163,22 @@ def test_an_engine_is_told_as_it_was_last_seen(metrics: Metrics) -> None:
 
 
 def test_counters_go_on_when_a_model_is_loaded_again(metrics: Metrics) -> None:
-    steps = Histogram(FAMILIES[13].bounds)
+    steps = Histogram(METRICS[13].bounds)
     steps.observe(5)
-    first = replace(IDLE, preemptions=4, distributions={"iteration_tokens_total": steps.now()})
+    first = replace(IDLE, preemptions=4, distributions={"iteration_tokens_total": steps.snapshot()})
     for _ in range(3):  # looking counts nothing
-        metrics.engine_seen("m", first, {})
-    metrics.engines_left([])
+        metrics.update_engine("m", first, {})
+    metrics.remove_unloaded([])
     assert read(metrics, "kvarn_kv_cache_usage_perc", model_name="m") == 0
-    metrics.engine_seen("m", replace(first, preemptions=1), {})
+    metrics.update_engine("m", replace(first, preemptions=1), {})
     assert read(metrics, "kvarn_num_preemptions_total", model_name="m") == 5
     assert read(metrics, "kvarn_iteration_tokens_total_count", model_name="m") == 2
     assert read(metrics, "kvarn_iteration_tokens_total_sum", model_name="m") == 10
 
 
 def test_an_engine_that_counts_less_than_before_was_started_anew(metrics: Metrics) -> None:
-    metrics.engine_seen("m", replace(IDLE, preemptions=4), {})
-    metrics.engine_seen("m", replace(IDLE, preemptions=1), {})
+    metrics.update_engine("m", replace(IDLE, preemptions=4), {})
+    metrics.update_engine("m", replace(IDLE, preemptions=1), {})
     assert read(metrics, "kvarn_num_preemptions_total", model_name="m") == 5
 
 
@@ -212,7 +212,7 @@ def test_the_pool_knows_how_long_cached_blocks_live_lie_idle_and_wait_for_their_
     now = [0.0]
     pool = BlockPool(1, clock=lambda: now[0])
     block = pool.allocate()
-    pool.keep(block)
+    pool.mark_cacheable(block)
     now[0] = 10.0
     pool.release([block])
     now[0] = 14.0
@@ -220,18 +220,18 @@ def test_the_pool_knows_how_long_cached_blocks_live_lie_idle_and_wait_for_their_
     pool.release([block])
     now[0] = 20.0
     assert pool.allocate() == block
-    figures = {name: (seen.num_observed, seen.total) for name, seen in pool.distributions().items()}
-    assert figures == {
+    found = {name: (seen.num_observed, seen.total) for name, seen in pool.histograms().items()}
+    assert found == {
         "kv_block_reuse_gap_seconds": (1, 4.0),
         "kv_block_idle_before_evict_seconds": (1, 6.0),
         "kv_block_lifetime_seconds": (1, 20.0),
     }
 
 
-def test_a_distribution_counts_a_bound_as_inside() -> None:
-    distribution = Histogram(LONG_SECONDS)
-    distribution.observe(0.1)
-    distribution.observe(0.11, times=2)
-    now = distribution.now()
-    assert now.counts[:3] == (1, 2, 0)
-    assert now.total == pytest.approx(0.32)
+def test_a_histogram_counts_a_bound_as_inside() -> None:
+    histogram = Histogram(LONG_SECONDS)
+    histogram.observe(0.1)
+    histogram.observe(0.11, times=2)
+    snapshot = histogram.snapshot()
+    assert snapshot.counts[:3] == (1, 2, 0)
+    assert snapshot.total == pytest.approx(0.32)

@@ -125,8 +125,8 @@ def test_more_tokens_than_the_model_has_rows_for_are_refused(tmp_path: Path) -> 
 )
 def test_a_bad_tokenizer_json_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     folder = saved(word_piece(), tmp_path)
-    described = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({**described, **change}))
+    tokenizer_json = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps({**tokenizer_json, **change}))
     with pytest.raises(FormatError):
         tokenizer_from_folder(folder)
 

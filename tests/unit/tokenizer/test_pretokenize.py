@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.errors import UnsupportedModel
-from kvarn.tokenizer.encoders.pretokenize import RULES, pre_tokenizer, word_rule
+from kvarn.tokenizer.encoders.pretokenize import RULES, build_pre_tokenizer, pre_tokenizer_rule
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.unit.tokenizer.vocabularies import byte_level
 
@@ -29,8 +29,8 @@ def test_a_known_rule_gives_back_every_character(name: str) -> None:
         ("falcon", "x==1234", ["x", "==", "123", "4"]),
     ],
 )
-def test_words_are_cut_as_the_model_was_trained(name: str, text: str, words: list[str]) -> None:
-    assert [word for word, _ in pre_tokenizer(word_rule(name)).pre_tokenize_str(text)] == words
+def test_words_are_split_as_the_model_was_trained(name: str, text: str, words: list[str]) -> None:
+    assert [word for word, _ in build_pre_tokenizer(pre_tokenizer_rule(name)).pre_tokenize_str(text)] == words
 
 
 def test_an_unknown_rule_is_refused_with_its_name_and_the_known_ones() -> None:

@@ -1,4 +1,4 @@
-"""Joining characters by score: against a naive loop, with byte fallback and the space before a text."""
+"""Merging characters by score: against a naive loop, with byte fallback and the space before a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.encoders.bpe import join_pieces
+from kvarn.tokenizer.encoders.bpe import merge_pieces
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import sentence_piece
@@ -39,15 +39,15 @@ pieces = st.text("abc▁", min_size=2, max_size=5)
 
 
 @given(st.text("abc▁", max_size=40), st.dictionaries(pieces, st.integers(0, 8).map(float), max_size=30))
-def test_joining_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float]) -> None:
-    assert join_pieces(word, lambda left, right: ranks.get(left + right)) == naive(word, ranks)
+def test_merging_gives_what_a_naive_loop_gives(word: str, ranks: dict[str, float]) -> None:
+    assert merge_pieces(word, lambda left, right: ranks.get(left + right)) == naive(word, ranks)
 
 
 @given(
     st.text("ab> ", max_size=40),
     st.lists(st.text("ab>▁", min_size=2, max_size=4), unique=True, max_size=20),
 )
-def test_cutting_into_words_changes_no_token(text: str, multi: list[str]) -> None:
+def test_splitting_into_words_changes_no_token(text: str, multi: list[str]) -> None:
     tokenizer = make(["▁", "a", "b", ">", *multi], **{"tokenizer.ggml.add_space_prefix": False})
     ranks = {piece: float(place) for place, piece in enumerate(["▁", "a", "b", ">", *multi])}
     assert texts(tokenizer, text) == naive(text.replace(" ", "▁"), ranks)
@@ -81,12 +81,12 @@ def test_without_byte_tokens_neighbouring_unknown_characters_are_one_unknown_tok
 
 def test_text_never_becomes_a_control_or_byte_token() -> None:
     tokenizer = make()
-    assert texts(tokenizer, "</s>") == ["▁", "</", "s>"]  # although joining these two would give the token </s>
+    assert texts(tokenizer, "</s>") == ["▁", "</", "s>"]  # although merging these two would give the token </s>
     assert "<0x41>" not in texts(tokenizer, "<0x41>")
 
 
-def test_many_different_words_do_not_grow_the_memory_of_words_without_end(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvarn.tokenizer.encoders.bpe.MAX_REMEMBERED_WORDS", 8)
+def test_many_different_words_do_not_grow_the_word_cache_without_end(monkeypatch: Any) -> None:
+    monkeypatch.setattr("kvarn.tokenizer.encoders.bpe.MAX_CACHED_WORDS", 8)
     tokenizer = make()
     for number in range(100):
         word = "a" * (number % 50 + 1)

@@ -40,15 +40,15 @@ def test_text_without_tokens_and_no_text_stay_as_they_are() -> None:
     assert list(SpecialMatcher({}).split("abc")) == [Segment("abc", None)]
 
 
-def test_first_characters_tells_where_tokens_begin_or_could() -> None:
+def test_possible_starts_are_where_tokens_begin_or_could() -> None:
     matcher = SpecialMatcher({"<a>": 1, "<b>": 2})
-    assert matcher.first_characters("a <a> <b") == [2, 6]
-    assert matcher.first_characters("<") == [0]
-    assert matcher.first_characters("a < b") == []
-    assert matcher.first_characters("") == []
+    assert matcher.possible_starts("a <a> <b") == [2, 6]
+    assert matcher.possible_starts("<") == [0]
+    assert matcher.possible_starts("a < b") == []
+    assert matcher.possible_starts("") == []
 
 
-def test_stripping_tokens_swallow_the_white_space_beside_them() -> None:
+def test_stripping_tokens_take_the_white_space_beside_them() -> None:
     matcher = SpecialMatcher({"<r>": 1, "<l>": 2}, rstrip=frozenset({1}), lstrip=frozenset({2}))
     found = [segment.text for segment in matcher.split("a <r>\n b <l> c")]
     assert found == ["a ", "<r>", "b", "<l>", " c"]

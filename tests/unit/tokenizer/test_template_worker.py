@@ -126,7 +126,7 @@ def test_a_worker_that_gets_no_processor_for_a_while_is_waited_for(worker: Templ
 
 
 def test_a_worker_that_never_comes_back_is_given_up() -> None:
-    worker = TemplateWorker(TemplateLimits(patience_s=0.2))
+    worker = TemplateWorker(TemplateLimits(max_wait_s=0.2))
     worker.render("{{ 1 }}", {})
     assert worker._process is not None
     worker._process.send_signal(signal.SIGSTOP)

@@ -34,7 +34,7 @@ def test_text_from_a_user_never_becomes_a_control_token(text: str) -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "text"), [(SENTENCE_PIECE, "</s>"), (SENTENCE_PIECE, "<s>"), (WORD_PIECE, "[SEP]")]
 )
-def test_nor_does_it_in_other_kinds_of_vocabulary(tokenizer: Tokenizer, text: str) -> None:
+def test_nor_does_it_in_other_types_of_vocabulary(tokenizer: Tokenizer, text: str) -> None:
     forbidden = id_of(tokenizer, text)
     assert forbidden not in tokenizer.encode(text, add_special=False)
     assert forbidden in tokenizer.encode(text, add_special=False, parse_special=True)
@@ -128,7 +128,7 @@ def test_what_is_not_valid_text_is_refused(tokenizer: Tokenizer, text: Any) -> N
         tokenizer.encode(text)
 
 
-def test_phi_3_role_tokens_swallow_the_line_break_after_them() -> None:
+def test_phi_3_role_tokens_strip_the_line_break_after_them() -> None:
     metadata = sentence_piece(**{"general.name": "Phi-3 mini"})
     metadata["tokenizer.ggml.tokens"] += ["<|user|>"]
     metadata["tokenizer.ggml.token_type"] += [3]

@@ -161,7 +161,7 @@ def test_arrays_of_numpy_are_as_good_as_lists() -> None:
     assert tokenizer_from_gguf(metadata).encode("ab") == tokenizer_from_gguf(sentence_piece()).encode("ab")
 
 
-def test_turns_end_at_eos_and_at_control_tokens_known_to_end_them() -> None:
+def test_generation_ends_at_eos_and_at_control_tokens_known_to_end_it() -> None:
     metadata = byte_level()
     ids = {token: index for index, token in enumerate(metadata["tokenizer.ggml.tokens"])}
     assert tokenizer_from_gguf(metadata).eos_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])

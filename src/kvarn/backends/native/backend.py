@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,6 @@ from kvarn.backends.batch import (
     BlockCopy,
     Float32,
     Int32,
-    Keep,
     KVLayout,
     RowSampling,
     Sampled,
@@ -88,7 +88,7 @@ class NativeBackend:
         total, done = sum(m.num_bytes for m in matrices), 0
         for matrix in matrices:
             model.add_matrices(matrix.name, matrix.type.id, *_stack_shape(matrix), weights.raw(matrix.name))
-            weights.forget([matrix.name])
+            weights.release_pages([matrix.name])
             done += matrix.num_bytes
             if progress is not None:
                 progress(done, total)
@@ -125,12 +125,12 @@ class NativeBackend:
     def forward(self, batch: Batch) -> Float32:
         """Run one step; the result is (output rows, width)."""
         hidden = np.empty((len(batch.output_rows), self._width), np.float32)
-        self._core.forward(*_batch_arrays(batch), hidden)
+        self._core.forward(batch, hidden)
         return hidden
 
-    def begin(self, batch: Batch) -> NativePassage:
+    def begin(self, batch: Batch) -> NativeResumableForward:
         """Start a batch that goes through the layers in pieces."""
-        return NativePassage(self._core, batch, self._width)
+        return NativeResumableForward(self._core, batch, self._width)
 
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
         """Choose one token for each row."""
@@ -146,7 +146,7 @@ class NativeBackend:
             hidden,
             rows.rows,
             _NO_IDS if rows.partners is None else rows.partners,
-            _choice_arrays(rows.params),
+            _sampling_arrays(rows.params),
             rows.want_logprobs,
             sampled.token_ids,
             sampled.logprobs,
@@ -186,49 +186,21 @@ class NativeBackend:
         return self._model
 
 
-class NativePassage:
-    """A batch under way; keeps the arrays the core reads."""
+class NativeResumableForward:
+    """A batch under way; the core keeps the arrays it reads."""
 
     def __init__(self, core: _native.Model, batch: Batch, width: int) -> None:
         self._core = core
-        self._batch = batch
         self._hidden = np.empty((len(batch.output_rows), width), np.float32)
-        self._passage = core.begin(*_batch_arrays(batch))
+        self._state = core.begin(batch)
 
     @property
     def piece_s(self) -> float:
-        return self._passage.piece_s
+        return self._state.piece_s
 
     def advance(self, seconds: float) -> Float32 | None:
         """Run pieces of layers for about that long, at least one."""
-        return self._hidden if self._core.advance(self._passage, seconds, self._hidden) else None
-
-
-def _batch_arrays(
-    batch: Batch,
-) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32, Int32, Sequence[_native.KeepArrays]]:
-    return (
-        batch.token_ids,
-        batch.positions,
-        batch.row_starts,
-        batch.context_lens,
-        batch.block_tables,
-        batch.output_rows,
-        _NO_IDS if batch.slot_shifts is None else batch.slot_shifts,
-        [_keep_arrays(keep) for keep in batch.keep],
-    )
-
-
-def _keep_arrays(keep: Keep) -> _native.KeepArrays:
-    return (
-        keep.sequence,
-        keep.block_start,
-        keep.block_end,
-        keep.num_kept,
-        keep.table,
-        keep.per_head,
-        keep.pool_kernel,
-    )
+        return self._hidden if self._core.advance(self._state, seconds, self._hidden) else None
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
@@ -237,34 +209,21 @@ def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
     return parts, info.shape[-2], info.shape[-1]
 
 
-_numbers = attrgetter(
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "xtc_probability",
-    "xtc_threshold",
-    "cfg_scale",
-)
-_wholes = attrgetter("top_k", "seed", "choice", "position", "draw")
+_RECORD: Any = np.dtype(_native.sampling_record)  # the numbers of a RowSampling, as the core names and places them
+_numbers = attrgetter(*_RECORD.names)
 _NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
 _NO_MASKS = np.empty((0, 0), np.uint32)
 
 
-def _choice_arrays(rows: Sequence[RowSampling]) -> _native.ChoiceArrays:
-    """All rows as a few arrays: a step crosses into the core once. csrc/bindings/module.cpp names the columns."""
+def _sampling_arrays(rows: Sequence[RowSampling]) -> _native.SamplingArrays:
+    """All rows as a few arrays: a step crosses into the core once."""
     with np.errstate(over="ignore", under="ignore"):
-        numbers = np.array([_numbers(row) for row in rows], np.float32).reshape(len(rows), 10)
-    wholes = np.array([_wholes(row) for row in rows], np.uint64).reshape(len(rows), 5)
+        records = np.array([_numbers(row) for row in rows], _RECORD)
     biased, seen = [row.bias_ids for row in rows], [row.seen_ids for row in rows]
     bias_starts, seen_starts = _starts(biased), _starts(seen)
     masked = [i for i, row in enumerate(rows) if row.mask is not None]
     return (
-        numbers,
-        wholes,
+        records.view(np.uint8).reshape(len(rows), _RECORD.itemsize),
         np.concatenate(biased) if bias_starts[-1] else _NO_IDS,
         np.concatenate([row.bias_values for row in rows]) if bias_starts[-1] else _NO_VALUES,
         bias_starts,

@@ -32,9 +32,9 @@ class PagedCache:
         self.layers: list[tuple[Array, Array]] = [(np.zeros(s, dtype), np.zeros(s, dtype)) for s in shapes]
 
     def store(self, layer: int, table: Int32, slots: Int32, k: Float32, v: Float32) -> None:
-        blocks, places = table[slots // self.block_size], slots % self.block_size
+        blocks, offsets = table[slots // self.block_size], slots % self.block_size
         for cache, values in zip(self.layers[layer], (k, v), strict=True):
-            cache[blocks, places] = round_q8_0(values) if self._dtype == "q8_0" else values
+            cache[blocks, offsets] = round_q8_0(values) if self._dtype == "q8_0" else values
 
     def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
         """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
@@ -100,7 +100,7 @@ def sequences_of(batch: Batch) -> list[Sequence]:
         rows = slice(int(batch.row_starts[i]), int(batch.row_starts[i + 1]))
         table = batch.block_tables[i] if batch.block_tables.shape[1] > 0 else None
         shift = 0 if batch.slot_shifts is None else int(batch.slot_shifts[i])
-        keep = tuple(wanted for wanted in batch.keep if wanted.sequence == i)
+        keep = tuple(keep for keep in batch.keep if keep.sequence == i)
         found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep))
     return found
 
@@ -144,7 +144,7 @@ def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:
 
 
 def visible(positions: Int32, length: int, attention: Attention, shift: int = 0) -> npt.NDArray[np.bool_]:
-    """Say which of the keys in slots 0 .. length - 1 each query sees, (queries, keys)."""
+    """Return which of the keys in slots 0 .. length - 1 each query sees, (queries, keys)."""
     keys, queries = np.arange(length) + shift, positions[:, None]
     if attention.mask == "bidirectional":
         seen = np.ones((len(positions), length), bool)

@@ -31,7 +31,7 @@ from kvarn.formats.weights import TensorInfo, WeightSource
 from kvarn.models.spec import Block, ModelSpec, Pooling
 from kvarn.sampling.sampler import choose
 
-ROWS_AT_ONCE = 64  # of logits: rows x vocabulary never exists as one array outside logits()
+LOGIT_ROWS = 64  # of logits: rows x vocabulary never exists as one array outside logits()
 
 
 class ReferenceBackend:
@@ -51,19 +51,19 @@ class ReferenceBackend:
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         total, done = sum(info.num_bytes for info in weights.tensors.values()), 0
-        taken: dict[str, Float32] = {}
+        loaded: dict[str, Float32] = {}
         stored: dict[str, tuple[npt.NDArray[np.uint8], TensorInfo]] = {}
         for name, info in weights.tensors.items():
             if self._dense or len(info.shape) == 1:
-                taken[name] = np.array(weights.array(name), np.float32)
+                loaded[name] = np.array(weights.array(name), np.float32)
             else:
                 stored[name] = np.array(weights.raw(name)), info
             done += info.num_bytes
-            weights.forget((name,))
+            weights.release_pages((name,))
             if progress is not None:
                 progress(done, total)
         weights.verify_unchanged()
-        self._spec, self._weights = spec, taken if self._dense else _LazyWeights(taken, stored)
+        self._spec, self._weights = spec, loaded if self._dense else _LazyWeights(loaded, stored)
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         num_blocks = budget_bytes // layout.block_bytes
@@ -75,10 +75,10 @@ class ReferenceBackend:
             self._paged().copy(copy)
 
     def return_kv(self, block_ids: Iterable[int]) -> None:
-        """Forget nothing: the arrays stay until close, their values are never read again."""
+        """Do nothing: the arrays stay until close, their values are never read again."""
 
     def begin(self, batch: Batch) -> SingleShotForward:
-        """Nothing is done in pieces here."""
+        """The forward pass is computed in one piece here."""
         return SingleShotForward(self, batch)
 
     def forward(self, batch: Batch) -> Float32:
@@ -110,8 +110,8 @@ class ReferenceBackend:
 
     def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         scored = _Scores(len(targets), num_top)
-        for start in range(0, len(targets), ROWS_AT_ONCE):
-            for i, logprobs in enumerate(log_softmax(self.logits(hidden[start : start + ROWS_AT_ONCE])), start):
+        for start in range(0, len(targets), LOGIT_ROWS):
+            for i, logprobs in enumerate(log_softmax(self.logits(hidden[start : start + LOGIT_ROWS])), start):
                 scored.put(i, logprobs, int(targets[i]))
         return Scored(scored.logprobs, scored.top_ids, scored.top_logprobs)
 
@@ -188,24 +188,24 @@ class _Scores:
 
 
 class _LazyWeights(Mapping[str, Float32]):
-    """Vectors as they are, matrices dequantised whenever they are asked for."""
+    """Vectors as floats, matrices dequantised at each use."""
 
-    def __init__(self, ready: Weights, stored: Mapping[str, tuple[npt.NDArray[np.uint8], TensorInfo]]) -> None:
-        self._ready = ready
+    def __init__(self, vectors: Weights, stored: Mapping[str, tuple[npt.NDArray[np.uint8], TensorInfo]]) -> None:
+        self._vectors = vectors
         self._stored = stored
 
     def __getitem__(self, name: str) -> Float32:
-        if name in self._ready:
-            return self._ready[name]
+        if name in self._vectors:
+            return self._vectors[name]
         raw, info = self._stored[name]
         return dequantize(raw, info.type, info.shape)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._ready
+        yield from self._vectors
         yield from self._stored
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._stored)
+        return len(self._vectors) + len(self._stored)
 
 
 def _check_tokens(batch: Batch, spec: ModelSpec) -> None:

@@ -64,7 +64,7 @@ def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: InputEmb
 def feed_forward(x: Float32, weights: Weights, stem: str, ffn: FeedForward | MixtureOfExperts) -> Float32:
     """Apply the feed-forward sublayer of block `stem`."""
     if isinstance(ffn, MixtureOfExperts):
-        return _mixture(x, weights, stem, ffn)
+        return _mixture_of_experts(x, weights, stem, ffn)
     up = linear(x, weights, f"{stem}.ffn_up", ffn.bias)
     if ffn.gated:
         hidden = activate(linear(x, weights, f"{stem}.ffn_gate", ffn.bias), ffn.activation) * up
@@ -74,7 +74,7 @@ def feed_forward(x: Float32, weights: Weights, stem: str, ffn: FeedForward | Mix
 
 
 def softcap(x: Float32, cap: float | None) -> Float32:
-    """Squash values softly into (-cap, cap)."""
+    """Limit values smoothly to (-cap, cap)."""
     return x if cap is None else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
@@ -93,7 +93,7 @@ def log_softmax(x: Float32) -> npt.NDArray[np.float64]:
     return exact
 
 
-def _mixture(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
+def _mixture_of_experts(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
     p = softmax(linear(x, weights, f"{stem}.ffn_gate_inp"))
     chosen = np.argsort(-p, axis=-1, kind="stable")[:, : moe.num_active]  # ties to the lower index
     share = np.zeros_like(p)

@@ -10,7 +10,7 @@ import typer
 from kvarn.cli.terminal.progress import download_bar
 from kvarn.errors import ModelNotFound
 from kvarn.hub import locate, store
-from kvarn.hub.bundled import name_of
+from kvarn.hub.bundled import bundled_name
 from kvarn.hub.names import LocalName, RemoteName, parse_remote
 
 NAME_HELP = (
@@ -57,7 +57,7 @@ def remove(name: Annotated[str, typer.Argument(help=NAME_HELP)]) -> None:
     from kvarn.hub.preflight import size_text
 
     target = locate.parse(name)
-    if isinstance(target, LocalName) and name_of(target.path):
+    if isinstance(target, LocalName) and bundled_name(target.path):
         raise ModelNotFound(f"{name!r} is part of Kvarn; it goes when Kvarn is uninstalled")
     if isinstance(target, LocalName):
         raise ModelNotFound(f"{name!r} is your own file, not in the store; delete it yourself if you mean to")
@@ -66,7 +66,7 @@ def remove(name: Annotated[str, typer.Argument(help=NAME_HELP)]) -> None:
 
 
 def _describe_fetch(name: RemoteName) -> None:
-    from kvarn.hub.preflight import measure_room, size_text
+    from kvarn.hub.preflight import measure_space, size_text
 
     outline = locate.plan(name).outline
     typer.echo(f"{locate.shown_name(name)} {outline.version} from {outline.source}")
@@ -75,7 +75,7 @@ def _describe_fetch(name: RemoteName) -> None:
     if outline.model_bytes is None:
         typer.echo("the source does not tell the size")
         return
-    room = measure_room(outline.model_bytes, outline.model_bytes + outline.scratch_bytes)
+    room = measure_space(outline.model_bytes, outline.model_bytes + outline.scratch_bytes)
     memory = size_text(room.memory_total) if room.memory_total else "unknown"
     typer.echo(f"disk: needs {size_text(room.disk_needed)}, free {size_text(room.disk_free)}{_verdict(room.fits_disk)}")
     typer.echo(f"memory: needs about {size_text(room.memory_needed)} of {memory}{_verdict(room.fits_memory)}")

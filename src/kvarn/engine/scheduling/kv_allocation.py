@@ -58,6 +58,6 @@ class KVAllocation:
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Release all sequences; forget: their blocks are not found by later requests."""
-        self._kv.release(request.id, forget=forget)
+        self._kv.release(request.id, unpublish=forget)
         for name in self._extra_sequences.pop(request.id, ()):
             self._kv.release(name)

@@ -62,7 +62,7 @@ class Pacer:
         self._num_asked = 0
 
     def prompt_rows(self, num_decodes: int) -> int:
-        """How many prompt rows the next step may have beside num_decodes others; 0: first measure a step without them."""
+        """Prompt rows the next step may have beside num_decodes others; 0: first measure a step without them."""
         if num_decodes == 0:
             return self._max_rows
         base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)

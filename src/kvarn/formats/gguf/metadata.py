@@ -198,12 +198,12 @@ def _read_strings(cursor: Cursor, key: str, count: int) -> StringArray:
         )
     begin = cursor.position
     ends = array("Q", bytes(8 * count))
-    end = _walk(cursor, key, ends)
+    end = _find_ends(cursor, key, ends)
     return StringArray(cursor.take(end - begin, key), ends)
 
 
-def _walk(cursor: Cursor, key: str, ends: array[int]) -> int:
-    """Fill ends, counted from the cursor, with where each string ends. A tight loop: vocabularies pass here."""
+def _find_ends(cursor: Cursor, key: str, ends: array[int]) -> int:
+    """Fill ends with the offset, from the cursor, at which each string ends. A tight loop: vocabularies are long."""
     buffer, size, begin = cursor.buffer, cursor.size, cursor.position
     length_at = struct.Struct("<Q").unpack_from
     position = begin

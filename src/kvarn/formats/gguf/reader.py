@@ -1,7 +1,7 @@
 """GGUF files, versions 2 and 3: metadata and tensors over a memory map.
 
 Strict, because model files are hostile input: a file is either what it claims to be in every count, length,
-offset, type and alignment, or a FormatError says where it is not. What is allowed stands in limits.py.
+offset, type and alignment, or a FormatError says where it is not. The limits are in limits.py.
 
     header   magic "GGUF", version, number of tensors, number of metadata entries
     entries  key, type, value                         -> metadata.py
@@ -86,8 +86,8 @@ class GGUFFile:
         info = self._tensors[name]
         return dequantize(self.raw(name), info.type, info.shape)
 
-    def forget(self, names: Iterable[str]) -> None:
-        self._file.forget(self._range(name) for name in names)
+    def release_pages(self, names: Iterable[str]) -> None:
+        self._file.release_pages(self._range(name) for name in names)
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if the file changed since it was opened; call it when everything was read."""

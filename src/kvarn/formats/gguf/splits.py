@@ -1,6 +1,6 @@
 """Models in several GGUF files: name-00001-of-00003.gguf and so on, presented as one WeightSource.
 
-The first part carries the metadata; each part says which one it is (split.no, from 0), how many there are
+The first part has the metadata; each part states its number (split.no, from 0), how many there are
 (split.count) and how many tensors all parts hold together (split.tensors.count).
 """
 
@@ -86,9 +86,9 @@ class SplitGGUF:
     def array(self, name: str) -> npt.NDArray[np.float32]:
         return self._owners[name].array(name)
 
-    def forget(self, names: Iterable[str]) -> None:
+    def release_pages(self, names: Iterable[str]) -> None:
         for name in names:
-            self._owners[name].forget((name,))
+            self._owners[name].release_pages((name,))
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if any part changed since it was opened."""
@@ -133,10 +133,12 @@ def _open_part(first: GGUFFile, number: int, count: int) -> GGUFFile:
         raise ModelNotFound(f"{path}: part {number} of {count} is missing; download all parts into one folder")
     part = GGUFFile(path)
     try:
-        told = _split_number(part, "split.count", default=None, maximum=limits.MAX_PARTS)
-        own = _split_number(part, "split.no", default=None, maximum=limits.MAX_PARTS) + 1
-        if (own, told) != (number, count):
-            raise FormatError(f"expected part {number} of {count}, the file says part {own} of {told}", file=path)
+        stated_count = _split_number(part, "split.count", default=None, maximum=limits.MAX_PARTS)
+        stated_number = _split_number(part, "split.no", default=None, maximum=limits.MAX_PARTS) + 1
+        if (stated_number, stated_count) != (number, count):
+            raise FormatError(
+                f"expected part {number} of {count}, the file says part {stated_number} of {stated_count}", file=path
+            )
     except BaseException:
         part.close()
         raise

@@ -1,4 +1,4 @@
-"""Write GGUF version 3 files, whole or in parts. Nothing half-written is ever seen under the final name.
+"""Write GGUF version 3 files, whole or in parts. A file appears under its final name only when it is complete.
 
 Metadata values choose their GGUF type by their Python type: bool, str, int (UINT32, else INT32, INT64 or UINT64),
 float (FLOAT32), lists of one of these (ints INT32, else INT64 or UINT64), and for full control NumPy scalars and
@@ -85,7 +85,7 @@ def _alignment_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _write_all(
     files: Sequence[tuple[Path, Mapping[str, Any], Tensors]], progress: Callable[[int, int], None] | None
 ) -> list[Path]:
-    """Write everything beside its final name, then rename."""
+    """Write every file under a temporary name, then rename them all."""
     written: list[tuple[str, Path]] = []
     try:
         for target, metadata, tensors in files:

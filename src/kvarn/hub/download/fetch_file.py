@@ -42,10 +42,10 @@ class RemoteFile:
 
 
 class ServerRefused(DownloadError):
-    """The server cannot be reached or does not let us in; another client may know more (proxy, login)."""
+    """The server cannot be reached or denies access; another client may have the settings for it (proxy, login)."""
 
 
-class _Broken(Exception):
+class _TransferBroken(Exception):
     """The transfer stopped half-way; worth another attempt."""
 
 
@@ -85,16 +85,16 @@ def _transfer(remote: RemoteFile, part: PartFile, on_progress: OnProgress) -> No
         try:
             _attempt(remote, part, on_progress)
             break
-        except _Broken as reason:
+        except _TransferBroken as reason:
             if attempt == MAX_ATTEMPTS:
-                raise _gave_up(remote, part, reason) from reason
+                raise _give_up_error(remote, part, reason) from reason
             if remote.sha256 is None:
                 part.restart()
             time.sleep(pause_s)
             pause_s *= 2
 
 
-def _gave_up(remote: RemoteFile, part: PartFile, reason: _Broken) -> DownloadError:
+def _give_up_error(remote: RemoteFile, part: PartFile, reason: _TransferBroken) -> DownloadError:
     if part.size == 0:
         return ServerRefused(f"{remote.label} cannot be fetched: {reason}; check the network and try again")
     return DownloadError(
@@ -111,14 +111,14 @@ def _attempt(remote: RemoteFile, part: PartFile, on_progress: OnProgress) -> Non
             total = _total(response, part.size) or remote.size
             _receive(response, part, total, lambda done: on_progress(done, total, remote.label))
     except urllib.error.HTTPError as error:
-        _explain_status(remote, part, error)
+        _raise_for_status(remote, part, error)
     except ssl.SSLError as error:
         raise ServerRefused(f"no secure connection for {remote.label}: {error}; check the certificates") from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ServerRefused(f"no secure connection for {remote.label}: {reason}; check the certificates") from error
-        raise _Broken(str(reason) or type(reason).__name__) from error
+        raise _TransferBroken(str(reason) or type(reason).__name__) from error
 
 
 def _open(remote: RemoteFile, part: PartFile) -> http.client.HTTPResponse:
@@ -149,15 +149,15 @@ def _receive(response: IO[bytes], part: PartFile, total: int | None, report: Cal
         if total is not None and part.size > total:
             raise DownloadError(f"the server sent more than the {total:,} bytes it announced; try another source")
     if total is not None and part.size < total:
-        raise _Broken(f"the connection closed {total - part.size:,} bytes early")
+        raise _TransferBroken(f"the connection closed {total - part.size:,} bytes early")
 
 
-def _explain_status(remote: RemoteFile, part: PartFile, error: urllib.error.HTTPError) -> None:
+def _raise_for_status(remote: RemoteFile, part: PartFile, error: urllib.error.HTTPError) -> None:
     if error.code == 416 and part.size:  # the part is longer than the file: not a part of it
         part.restart()
-        raise _Broken("the server has a different file now") from error
+        raise _TransferBroken("the server has a different file now") from error
     if error.code in _TEMPORARY:
-        raise _Broken(f"the server answers {error.code} {error.reason}") from error
+        raise _TransferBroken(f"the server answers {error.code} {error.reason}") from error
     remedy = remote.login_hint if error.code in {401, 403, 407} else "check the name"
     raise ServerRefused(f"the server answers {error.code} {error.reason} for {remote.label}; {remedy}") from error
 

@@ -1,4 +1,4 @@
-"""Relative paths from the outside (zip members, repository listings) that are safe to create below a folder."""
+"""Relative paths from untrusted sources (zip members, repository listings) that are safe to create below a folder."""
 
 from __future__ import annotations
 

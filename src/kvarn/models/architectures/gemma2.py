@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import math
 
-from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec
+from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 LAYERS_OF_27B = 46
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Gemma 2."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
-    windowed = window_layers(facts, sizes, tuple(layer % 2 == 0 for layer in range(sizes.blocks)))
-    window, cap = facts.count("window") or None, facts.number("score_cap", default=0.0) or None
-    scale, activation = query_scale(facts, sizes, LAYERS_OF_27B), facts.activation("gelu_tanh")
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
+    windowed = window_layers(hparams, dims, tuple(layer % 2 == 0 for layer in range(dims.num_layers)))
+    window, cap = hparams.integer("sliding_window") or None, hparams.number("attn_softcap", default=0.0) or None
+    scale, activation = query_scale(hparams, dims, LAYERS_OF_27B), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=sizes.attention(
-                layer, rope, scale=scale, softcap=cap, window=window if windowed[layer] else None
-            ),
-            feed_forward=FeedForward(sizes.hidden[layer], activation),
+            attention=dims.attention(layer, rope, scale=scale, softcap=cap, window=window if windowed[layer] else None),
+            feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
             placement="sandwich",
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    logit_cap = facts.number("logit_cap", default=0.0) or None
-    return decoder(facts, sizes, blocks, norm, scale=math.sqrt(sizes.width), softcap=logit_cap)
+    logit_cap = hparams.number("final_softcap", default=0.0) or None
+    return decoder(hparams, dims, blocks, norm, scale=math.sqrt(dims.width), softcap=logit_cap)
 
 
-def query_scale(facts: HParams, sizes: Dimensions, layers_of_27b: int) -> float:
-    """Give the scale of the scores. GGUF does not record it: of each family only the 27B departs from head_dim."""
-    usual = sizes.width // sizes.heads[0] if facts.is_gguf and sizes.blocks == layers_of_27b else sizes.head_dim
-    return float(1.0 / math.sqrt(facts.number("query_scalar", default=usual)))
+def query_scale(hparams: HParams, dims: Dimensions, layers_of_27b: int) -> float:
+    """Return the scale of the scores. GGUF does not record it: only the 27B departs from head_dim."""
+    usual = dims.width // dims.num_heads[0] if hparams.is_gguf and dims.num_layers == layers_of_27b else dims.head_dim
+    return float(1.0 / math.sqrt(hparams.number("query_pre_attn_scalar", default=usual)))

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping
 
 from kvarn.models.architectures.gemma2 import query_scale
-from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import frequencies, read_rope, rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec, Rope
+from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 LAYERS_OF_27B = 62
 PATTERN = 6  # every sixth layer is global
@@ -24,17 +25,17 @@ HF_DEFAULTS = {
 }
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Gemma 3 (its text part)."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    ropes = {False: read_rope(facts, "half", sizes.head_dim, sizes.context), True: _local_rope(facts, sizes)}
-    usual = tuple((layer + 1) % _pattern(facts) != 0 for layer in range(sizes.blocks))
-    windowed = window_layers(facts, sizes, usual)
-    window, cap = facts.count("window") or None, facts.number("score_cap", default=0.0) or None
-    scale, activation = query_scale(facts, sizes, LAYERS_OF_27B), facts.activation("gelu_tanh")
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    ropes = {False: read_rope(hparams, "half", dims.head_dim, dims.context_length), True: _local_rope(hparams, dims)}
+    usual = tuple((layer + 1) % _pattern(hparams) != 0 for layer in range(dims.num_layers))
+    windowed = window_layers(hparams, dims, usual)
+    window, cap = hparams.integer("sliding_window") or None, hparams.number("attn_softcap", default=0.0) or None
+    scale, activation = query_scale(hparams, dims, LAYERS_OF_27B), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=sizes.attention(
+            attention=dims.attention(
                 layer,
                 ropes[windowed[layer]],
                 scale=scale,
@@ -42,28 +43,28 @@ def describe(facts: HParams) -> ModelSpec:
                 window=window if windowed[layer] else None,
                 qk_norm=norm,
             ),
-            feed_forward=FeedForward(sizes.hidden[layer], activation),
+            feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
             placement="sandwich",
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    logit_cap = facts.number("logit_cap", default=0.0) or None
-    return decoder(facts, sizes, blocks, norm, scale=math.sqrt(sizes.width), softcap=logit_cap)
+    logit_cap = hparams.number("final_softcap", default=0.0) or None
+    return decoder(hparams, dims, blocks, norm, scale=math.sqrt(dims.width), softcap=logit_cap)
 
 
-def _pattern(facts: HParams) -> int:
-    pattern = facts.raw("attention.sliding_window_pattern", "sliding_window_pattern")
+def _pattern(hparams: HParams) -> int:
+    pattern = hparams.raw("attention.sliding_window_pattern", "sliding_window_pattern")
     if pattern is None:
         return PATTERN
     if not isinstance(pattern, int) or not 1 <= pattern <= 1024:
-        raise facts.unsupported(f"sliding_window_pattern is {pattern!r}; expected a number", "sliding_window_pattern")
+        raise hparams.unsupported(f"sliding_window_pattern is {pattern!r}; expected a number", "sliding_window_pattern")
     return pattern
 
 
-def _local_rope(facts: HParams, sizes: Dimensions) -> Rope:
+def _local_rope(hparams: HParams, dims: Dimensions) -> Rope:
     """Build the rope of windowed layers: its own base, never scaled."""
-    by_kind = facts.raw(None, "rope_parameters")
+    by_kind = hparams.raw(None, "rope_parameters")
     if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:
-        return read_rope(facts, "half", sizes.head_dim, sizes.context, kind="sliding_attention")
-    return rope("half", frequencies(facts.number("rope_base_local", default=10000.0), sizes.head_dim))
+        return read_rope(hparams, "half", dims.head_dim, dims.context_length, kind="sliding_attention")
+    return rope("half", frequencies(hparams.number("rope_base_local", default=10000.0), dims.head_dim))

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Llama; GGUF files hold Q and K permuted for interleaved rotation, safetensors do not."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    rope = read_rope(facts, "interleaved" if facts.is_gguf else "half", sizes.head_dim, sizes.context)
-    window = facts.count("window", default=0) or None
-    windowed = window_layers(facts, sizes, (window is not None,) * sizes.blocks)
-    bias = facts.has("blk.0.attn_q.bias")
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    rope = read_rope(hparams, "interleaved" if hparams.is_gguf else "half", dims.head_dim, dims.context_length)
+    window = hparams.integer("sliding_window", default=0) or None
+    windowed = window_layers(hparams, dims, (window is not None,) * dims.num_layers)
+    qkv_bias, output_bias = hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
     blocks = tuple(
         Block(
-            attention=sizes.attention(
-                layer, rope, window=window if windowed[layer] else None, qkv_bias=bias, output_bias=_output_bias(facts)
+            attention=dims.attention(
+                layer,
+                rope,
+                window=window if windowed[layer] else None,
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
             ),
-            feed_forward=_feed_forward(facts, sizes, layer),
+            feed_forward=_feed_forward(hparams, dims, layer),
             norm=norm,
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    return decoder(facts, sizes, blocks, norm)
+    return decoder(hparams, dims, blocks, norm)
 
 
-def _output_bias(facts: HParams) -> bool:
-    return facts.has("blk.0.attn_output.bias")
-
-
-def _feed_forward(facts: HParams, sizes: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
-    activation = facts.activation("silu")
-    num_experts = facts.count("experts", default=0)
+def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
+    activation = hparams.activation("silu")
+    num_experts = hparams.integer("num_experts", default=0)
     if num_experts == 0:
-        return FeedForward(sizes.hidden[layer], activation)
-    return mixture(facts, num_experts, sizes.hidden[layer], renormalise=True)
+        return FeedForward(dims.hidden[layer], activation)
+    return mixture_of_experts(hparams, num_experts, dims.hidden[layer], renormalise=True)
 
 
-def mixture(facts: HParams, num_experts: int, hidden: int, *, renormalise: bool) -> MixtureOfExperts:
+def mixture_of_experts(hparams: HParams, num_experts: int, hidden: int, *, renormalise: bool) -> MixtureOfExperts:
     """Describe a layer of experts."""
-    num_active = facts.count("active_experts")
+    num_active = hparams.integer("num_active_experts")
     if not 1 <= num_active <= num_experts:
-        raise facts.wrong(f"{num_active} of {num_experts} experts are active; expected 1 to {num_experts}")
-    return MixtureOfExperts(num_experts, num_active, hidden, facts.activation("silu"), renormalise)
+        raise hparams.format_error(f"{num_active} of {num_experts} experts are active; expected 1 to {num_experts}")
+    return MixtureOfExperts(num_experts, num_active, hidden, hparams.activation("silu"), renormalise)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import ViewEntry, WeightView, row_slice
-from kvarn.models.dimensions import decoder, read_sizes, rms_norm
+from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.spec_builder import decoder, rms_norm
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Phi-3."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
-    window, activation = facts.count("window", default=0) or None, facts.activation("silu")
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
+    window, activation = hparams.integer("sliding_window", default=0) or None, hparams.activation("silu")
     blocks = tuple(
         Block(
-            attention=sizes.attention(layer, rope, window=window),
-            feed_forward=FeedForward(sizes.hidden[layer], activation),
+            attention=dims.attention(layer, rope, window=window),
+            feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    return decoder(facts, sizes, blocks, norm)
+    return decoder(hparams, dims, blocks, norm)
 
 
 def split_fused(spec: ModelSpec, view: WeightView) -> WeightView:

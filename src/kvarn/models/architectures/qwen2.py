@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm, window_layers
+from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec
+from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Qwen2."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
-    activation, windows = facts.activation("silu"), late_windows(facts, sizes)
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
+    activation, windows = hparams.activation("silu"), late_windows(hparams, dims)
     blocks = tuple(
         Block(
-            attention=sizes.attention(layer, rope, window=windows[layer], qkv_bias=True),
-            feed_forward=FeedForward(sizes.hidden[layer], activation),
+            attention=dims.attention(layer, rope, window=windows[layer], qkv_bias=True),
+            feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    return decoder(facts, sizes, blocks, norm)
+    return decoder(hparams, dims, blocks, norm)
 
 
-def late_windows(facts: HParams, sizes: Dimensions) -> tuple[int | None, ...]:
+def late_windows(hparams: HParams, dims: Dimensions) -> tuple[int | None, ...]:
     """Give each layer's window: Qwen turns it on by a flag, from a certain layer on."""
-    window = facts.count("window", default=0)
-    is_on = window > 0 and facts.flag(None, "use_sliding_window", default=facts.is_gguf)
-    first = facts.count("first_window_layer", default=0 if facts.is_gguf else sizes.blocks)
-    usual = tuple(layer >= first for layer in range(sizes.blocks))
-    return tuple(window if is_on and has else None for has in window_layers(facts, sizes, usual))
+    window = hparams.integer("sliding_window", default=0)
+    is_on = window > 0 and hparams.flag(None, "use_sliding_window", default=hparams.is_gguf)
+    first = hparams.integer("first_window_layer", default=0 if hparams.is_gguf else dims.num_layers)
+    usual = tuple(layer >= first for layer in range(dims.num_layers))
+    return tuple(window if is_on and has else None for has in window_layers(hparams, dims, usual))

@@ -2,48 +2,49 @@
 
 from __future__ import annotations
 
-from kvarn.models.architectures.llama import mixture
+from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.architectures.qwen2 import late_windows
-from kvarn.models.dimensions import Dimensions, decoder, read_sizes, rms_norm
+from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.spec_builder import decoder, rms_norm
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe a Qwen3, dense or with experts."""
-    sizes, norm = read_sizes(facts), rms_norm(facts)
-    rope = read_rope(facts, "half", sizes.head_dim, sizes.context)
-    windows = late_windows(facts, sizes)
-    bias = facts.has("blk.0.attn_q.bias")
+    dims, norm = read_dimensions(hparams), rms_norm(hparams)
+    rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
+    windows = late_windows(hparams, dims)
+    qkv_bias, output_bias = hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
     blocks = tuple(
         Block(
-            attention=sizes.attention(
+            attention=dims.attention(
                 layer,
                 rope,
                 window=windows[layer],
-                qkv_bias=bias,
-                output_bias=facts.has("blk.0.attn_output.bias"),
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
                 qk_norm=norm,
             ),
-            feed_forward=_feed_forward(facts, sizes, layer),
+            feed_forward=_feed_forward(hparams, dims, layer),
             norm=norm,
         )
-        for layer in range(sizes.blocks)
+        for layer in range(dims.num_layers)
     )
-    return decoder(facts, sizes, blocks, norm)
+    return decoder(hparams, dims, blocks, norm)
 
 
-def _feed_forward(facts: HParams, sizes: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
-    num_experts = facts.count("experts", default=0)
-    if num_experts == 0 or not _is_sparse(facts, layer):
-        return FeedForward(sizes.hidden[layer], facts.activation("silu"))
-    renormalise = facts.flag("expert_weights_norm", "norm_topk_prob", default=facts.is_gguf)
-    return mixture(facts, num_experts, facts.count("expert_hidden"), renormalise=renormalise)
+def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
+    num_experts = hparams.integer("num_experts", default=0)
+    if num_experts == 0 or not _is_sparse(hparams, layer):
+        return FeedForward(dims.hidden[layer], hparams.activation("silu"))
+    renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=hparams.is_gguf)
+    return mixture_of_experts(hparams, num_experts, hparams.integer("expert_hidden"), renormalise=renormalise)
 
 
-def _is_sparse(facts: HParams, layer: int) -> bool:
-    dense = facts.raw(None, "mlp_only_layers") or ()
+def _is_sparse(hparams: HParams, layer: int) -> bool:
+    dense = hparams.raw(None, "mlp_only_layers") or ()
     if not isinstance(dense, list | tuple):
-        raise facts.wrong(f"mlp_only_layers is {dense!r}; expected a list of layers")
-    return layer not in dense and (layer + 1) % facts.count("sparse_step", default=1) == 0
+        raise hparams.format_error(f"mlp_only_layers is {dense!r}; expected a list of layers")
+    return layer not in dense and (layer + 1) % hparams.integer("decoder_sparse_step", default=1) == 0

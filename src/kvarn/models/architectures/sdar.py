@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.models.architectures import qwen3
 from kvarn.models.hparams import HParams
-from kvarn.models.masked_diffusion import denoiser
+from kvarn.models.masked_diffusion import as_masked_diffusion
 from kvarn.models.spec import ModelSpec
 
 # What the first of these models were trained with; not in every config.json.
@@ -12,7 +12,7 @@ MASK_ID = 151669
 BLOCK_LENGTH = 4
 
 
-def describe(facts: HParams) -> ModelSpec:
+def describe(hparams: HParams) -> ModelSpec:
     """Describe an SDAR, dense or with experts."""
-    block = facts.count("diffusion_block", default=BLOCK_LENGTH)
-    return denoiser(facts, qwen3.describe(facts), shift=False, block=block, mask_id=MASK_ID)
+    block = hparams.integer("diffusion_block_length", default=BLOCK_LENGTH)
+    return as_masked_diffusion(hparams, qwen3.describe(hparams), shift=False, block=block, mask_id=MASK_ID)

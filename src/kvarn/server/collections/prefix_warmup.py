@@ -125,7 +125,7 @@ class PrefixWarmup:
                 return
             await self._prime(hot, collection)
             known.version, known.primed_at = version, time.monotonic()
-            self._metrics.primed()
+            self._metrics.prefix_warmed()
 
     def _has_models(self, hot: HotChat) -> bool:
         """Whether nothing needs to be loaded: that would put out a model that somebody uses."""

@@ -14,7 +14,7 @@ from typing import Literal
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
-from kvarn.hub import ALIASES, INCLUDED, resolve, store
+from kvarn.hub import ALIASES, BUNDLED, resolve, store
 from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote
 from kvarn.machine import MemoryAvailable
@@ -107,7 +107,7 @@ def with_digest(offer: Offer) -> Offer:
 
 
 def _id_of(name: str) -> str:
-    if name in ALIASES or name in INCLUDED or parse_remote(name) is not None:
+    if name in ALIASES or name in BUNDLED or parse_remote(name) is not None:
         return name
     try:
         return Path(name).expanduser().absolute().name

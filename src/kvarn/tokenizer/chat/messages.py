@@ -16,7 +16,7 @@ from kvarn.errors import InvalidParameter
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MAX_DEPTH = 64
 
-# What templates are given by us; a caller's template arguments may not replace it.
+# Names the engine gives to templates; a caller's template arguments may not replace them.
 RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"}
     | {"conversation", "chat_template", "template", "tokenize", "continue_final_message", "return_dict"}
@@ -51,7 +51,7 @@ class ChatRequest:
 
 
 def map_strings(name: str, value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """Return value as plain JSON with every string, keys included, changed; name says whose value it is."""
+    """Return value as plain JSON with every string, keys included, changed; name is for error messages."""
     if depth > MAX_DEPTH:
         raise InvalidParameter(f"{name} is nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, str):

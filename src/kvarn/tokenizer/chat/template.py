@@ -1,4 +1,4 @@
-"""Write a conversation with the model's chat template, and encode what it wrote.
+"""Render a conversation with the model's chat template, and encode the result.
 
 Control tokens the template writes become control tokens. The same characters inside a message do not: before
 rendering, a mark is put after the first character of each, and no control token may cover a marked character.
@@ -30,7 +30,7 @@ class RenderedChat:
 
 
 def encode_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWorker | None = None) -> list[int]:
-    """Return the ids of a conversation; bos stands before it once, whether the template writes it or not."""
+    """Return the ids of a conversation; bos precedes it once, whether the template writes it or not."""
     chat = render_chat(tokenizer, request, worker)
     ids = tokenizer.encode_marked(chat.text, parse_special=True, plain=chat.plain)
     prefix = list(tokenizer.prefix_ids)
@@ -46,31 +46,31 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
     mark = _unused_character(template, context)
     marked = map_strings("the conversation", context, lambda text: _with_marks(text, mark, tokenizer.forbidden_matcher))
     names = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
-    written = (worker or shared_worker()).render(template, marked | names)
-    return _without_marks(written, mark)
+    rendered = (worker or shared_worker()).render(template, marked | names)
+    return _without_marks(rendered, mark)
 
 
 def _context(request: ChatRequest, template: str) -> dict[str, Any]:
-    messages = request.messages if "developer" in template else [_known_role(one) for one in request.messages]
+    messages = request.messages if "developer" in template else list(map(_with_known_role, request.messages))
     context = {**request.kwargs, "messages": messages, "add_generation_prompt": request.add_generation_prompt}
     return context if request.tools is None else {**context, "tools": request.tools}  # undefined, not None
 
 
-def _known_role(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates that do not know developers would drop what they say; the name is newer than `system`."""
+def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates without the role `developer`, which is newer than `system`, would drop its messages."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _with_marks(text: str, mark: str, forbidden: SpecialMatcher) -> str:
-    starts = forbidden.first_characters(text)
+    starts = forbidden.possible_starts(text)
     if not starts:
         return text
     cuts = [0, *(start + 1 for start in starts), len(text)]
     return mark.join(text[begin:end] for begin, end in pairwise(cuts))
 
 
-def _without_marks(written: str, mark: str) -> RenderedChat:
-    pieces = written.split(mark)
+def _without_marks(rendered: str, mark: str) -> RenderedChat:
+    pieces = rendered.split(mark)
     offsets = []
     length = 0
     for piece in pieces[:-1]:
@@ -80,7 +80,7 @@ def _without_marks(written: str, mark: str) -> RenderedChat:
 
 
 def _unused_character(template: str, context: dict[str, Any]) -> str:
-    """Return a character that occurs neither in the template nor in the conversation, so nobody can forge it."""
+    """Return a character that is neither in the template nor in the conversation, so that no client can forge it."""
     used = json.dumps(context, ensure_ascii=False)
     for character in _candidates():
         if character not in used and character not in template:

@@ -1,7 +1,7 @@
 """The helper process that renders chat templates: a script, run with `python -I -S`, never imported by Kvarn.
 
-It reads requests from stdin and answers on stdout (see template_worker.py for the frames). A hostile template can
-make it run out of fuel, time or memory; then this process fails or is killed, and nothing else is touched.
+It reads requests from stdin and writes responses to stdout (see template_worker.py for the frames). A hostile template
+can make it run out of fuel, time or memory; then this process fails or is killed, and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def main() -> None:
     environment = make_environment(fuel)
     environment.render_str("{{ 1 }}")  # everything lazy is loaded before memory gets tight
     limit_memory(memory_bytes)
-    answer(OK, b"")  # ready
+    write_response(OK, b"")  # ready
     while (request := read_frame()) is not None:
-        answer(*render(environment, request))
+        write_response(*render(environment, request))
 
 
 def render(environment: Any, request: bytes) -> tuple[bytes, bytes]:
     """Return the status and the rendered text, or the reason why there is none."""
     try:
-        asked = json.loads(request)
-        template = without_generation_tags(asked["template"])
-        text = environment.render_str(template, **asked["context"]).encode("utf-8")
+        parsed = json.loads(request)
+        template = without_generation_tags(parsed["template"])
+        text = environment.render_str(template, **parsed["context"]).encode("utf-8")
     except MemoryError:
         return FAILED, b"it needs too much memory"
     except BaseException as error:  # a panic of the engine derives from BaseException
@@ -58,7 +58,7 @@ def make_environment(fuel: int) -> Any:
         auto_escape_callback=lambda _name: False,
         filters={"tojson": to_json, "length": length, "count": length},
         globals={"raise_exception": raise_exception, "strftime_now": strftime_now},
-        finalizer=as_python_prints,
+        finalizer=python_str,
     )
 
 
@@ -81,7 +81,7 @@ def raise_exception(message: str) -> NoReturn:
 
 
 def strftime_now(pattern: str) -> str:
-    """Return the local time as the template wants it."""
+    """Return the local time in the format the template gives."""
     return datetime.now().strftime(str(pattern)[:200])
 
 
@@ -95,7 +95,7 @@ def to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=marks, sort_keys=sort_keys)
 
 
-def as_python_prints(value: Any) -> Any:
+def python_str(value: Any) -> Any:
     """Write booleans and containers as Python does; minijinja would write true."""
     return str(value) if isinstance(value, (bool, list, dict, tuple)) else NotImplemented
 
@@ -125,8 +125,8 @@ def read_frame() -> bytes | None:
     return sys.stdin.buffer.read(int.from_bytes(head, "little")) if len(head) == 4 else None
 
 
-def answer(status: bytes, body: bytes) -> None:
-    """Write one answer."""
+def write_response(status: bytes, body: bytes) -> None:
+    """Write one response."""
     sys.stdout.buffer.write(status + len(body).to_bytes(4, "little") + body)
     sys.stdout.buffer.flush()
 

@@ -1,7 +1,7 @@
-"""The one helper process that renders chat templates, as seen from the serving process.
+"""The serving process's side of the helper process that renders chat templates.
 
-Frames on its pipes, lengths little-endian: request = length (4) + JSON; answer = status (1) + length (4) + text.
-A worker that is late, dies or talks nonsense is killed and replaced; the caller gets TemplateError.
+Frames on its pipes, lengths little-endian: request = length (4) + JSON; response = status (1) + length (4) + text.
+A worker that is late, dies or sends malformed frames is killed and replaced; the caller gets TemplateError.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 MAX_REQUEST_BYTES = 8 << 20
-MAX_ANSWER_BYTES = (8 << 20) + 4096
-INSTEAD = "change the messages, or give a text to continue instead of them"
+MAX_RESPONSE_BYTES = (8 << 20) + 4096
+REMEDY = "change the messages, or give a text to continue instead of them"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
-    """What one rendering may cost."""
+    """The resources one rendering may use."""
 
-    deadline_s: float = 0.2  # of computing; of waiting where the system does not tell the two apart
-    patience_s: float = 10.0  # of waiting, on a machine that has no time for the worker
+    deadline_s: float = 0.2  # of CPU time; of wall time where the system does not report CPU time
+    max_wait_s: float = 10.0  # beyond that in wall time, when the worker does not get the CPU
     bytes_per_s: int = 20_000_000  # long conversations get that much more time
     start_s: float = 10.0
     memory_bytes: int = 96 << 20  # beyond what the idle worker has mapped
@@ -43,15 +43,15 @@ class TemplateLimits:
 
 
 class TemplateWorker:
-    """Starts, asks, kills and replaces the helper process. Safe to use from several threads and after a fork."""
+    """Starts, calls, kills and replaces the helper process. Safe to use from several threads and after a fork."""
 
     def __init__(self, limits: TemplateLimits | None = None) -> None:
         self._limits = limits or TemplateLimits()
         self._lock = threading.Lock()
         self._process: Popen[bytes] | None = None
         self._is_ready = False
-        forget = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
+        drop = weakref.WeakMethod(self._drop_after_fork)
+        os.register_at_fork(after_in_child=lambda: (method := drop()) and method())
 
     def start(self) -> None:
         """Start the process if there is none; return at once, while it gets ready."""
@@ -60,30 +60,30 @@ class TemplateWorker:
 
     def render(self, template: str, context: Mapping[str, Any]) -> str:
         """Return the template rendered with context, or raise TemplateError."""
-        request = _written({"template": template, "context": context})
+        request = _serialise({"template": template, "context": context})
         with self._lock:
             try:
-                return self._ask(request)
-            except BrokenPipeError:  # it died while idle and has not seen the request: ask a new one
+                return self._request(request)
+            except BrokenPipeError:  # it died while idle and has not seen the request: retry with a new one
                 self._kill()
-                return self._ask(request)
+                return self._request(request)
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._kill()
 
-    def _ask(self, request: bytes) -> str:
+    def _request(self, request: bytes) -> str:
         process = self._ensure_started()
         if not self._is_ready:
-            self._receive(process, Allowance(process.pid, self._limits.start_s, 0.0), "did not start")
+            self._receive(process, CpuDeadline(process.pid, self._limits.start_s, 0.0), "did not start")
             self._is_ready = True
-        allowed_s = self._limits.deadline_s + len(request) / self._limits.bytes_per_s
-        allowance = Allowance(process.pid, allowed_s, self._limits.patience_s)
-        self._send(process, len(request).to_bytes(4, "little") + request, allowance)
-        status, text = self._receive(process, allowance, f"took longer than {allowed_s:.1f} s")
+        cpu_s = self._limits.deadline_s + len(request) / self._limits.bytes_per_s
+        deadline = CpuDeadline(process.pid, cpu_s, self._limits.max_wait_s)
+        self._send(process, len(request).to_bytes(4, "little") + request, deadline)
+        status, text = self._receive(process, deadline, f"took longer than {cpu_s:.1f} s")
         if status != 0:
-            raise TemplateError(f"the model's chat template cannot write this conversation: {text}; {INSTEAD}")
+            raise TemplateError(f"the model's chat template cannot write this conversation: {text}; {REMEDY}")
         return text
 
     def _ensure_started(self) -> Popen[bytes]:
@@ -92,39 +92,39 @@ class TemplateWorker:
             self._is_ready = False
         return self._process
 
-    def _send(self, process: Popen[bytes], data: bytes, allowance: Allowance) -> None:
+    def _send(self, process: Popen[bytes], data: bytes, deadline: CpuDeadline) -> None:
         assert process.stdin is not None
         target = process.stdin.fileno()
         unsent = memoryview(data)
         while unsent:
-            if not allowance.wait(target, select.POLLOUT):
-                self._give_up("was not ready in time")
+            if not deadline.wait(target, select.POLLOUT):
+                self._restart_and_raise("was not ready in time")
             unsent = unsent[os.write(target, unsent[:65536]) :]
 
-    def _receive(self, process: Popen[bytes], allowance: Allowance, lateness: str) -> tuple[int, str]:
+    def _receive(self, process: Popen[bytes], deadline: CpuDeadline, timeout_reason: str) -> tuple[int, str]:
         assert process.stdout is not None
-        head = self._read(process.stdout.fileno(), 5, allowance, lateness)
+        head = self._read(process.stdout.fileno(), 5, deadline, timeout_reason)
         length = int.from_bytes(head[1:], "little")
-        if length > MAX_ANSWER_BYTES:
-            self._give_up(f"wrote {length:,} bytes")
-        return head[0], self._read(process.stdout.fileno(), length, allowance, lateness).decode("utf-8", "replace")
+        if length > MAX_RESPONSE_BYTES:
+            self._restart_and_raise(f"wrote {length:,} bytes")
+        return head[0], self._read(process.stdout.fileno(), length, deadline, timeout_reason).decode("utf-8", "replace")
 
-    def _read(self, source: int, count: int, allowance: Allowance, lateness: str) -> bytes:
+    def _read(self, source: int, count: int, deadline: CpuDeadline, timeout_reason: str) -> bytes:
         received = bytearray()
         while len(received) < count:
-            if not allowance.wait(source, select.POLLIN):
-                self._give_up(lateness)
+            if not deadline.wait(source, select.POLLIN):
+                self._restart_and_raise(timeout_reason)
             chunk = os.read(source, min(count - len(received), 1 << 20))
             if not chunk:
-                self._give_up("broke its helper process, most likely by using too much memory,")
+                self._restart_and_raise("broke its helper process, most likely by using too much memory,")
             received += chunk
         return bytes(received)
 
-    def _give_up(self, what: str) -> None:
+    def _restart_and_raise(self, what: str) -> None:
         self._kill()
-        self._process = _spawn(self._limits)  # so that the next caller need not wait
+        self._process = _spawn(self._limits)  # so that the next caller does not wait for the start
         self._is_ready = False
-        raise TemplateError(f"the model's chat template {what} and was stopped; {INSTEAD}")
+        raise TemplateError(f"the model's chat template {what} and was stopped; {REMEDY}")
 
     def _kill(self) -> None:
         process, self._process = self._process, None
@@ -136,33 +136,33 @@ class TemplateWorker:
                 pipe.close()
         process.wait()
 
-    def _forget(self) -> None:
-        """In a forked child: the process belongs to the parent, and a lock may be held by a thread that is not here."""
+    def _drop_after_fork(self) -> None:
+        """In a forked child the process is the parent's, and the lock may be held by a thread that was not forked."""
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is None:
             return
-        process.returncode = 0  # not ours to wait for
+        process.returncode = 0  # it is not a child of this process
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
 
 
-class Allowance:
-    """How long the worker may take: until it has computed for allowed_s, or patience_s if it does not get to compute.
+class CpuDeadline:
+    """How long the worker may take: cpu_s of CPU time, and at most max_wait_s longer than that in wall time.
 
     Engines may keep every core busy, and a conversation must not be refused for that.
     """
 
-    def __init__(self, pid: int, allowed_s: float, patience_s: float) -> None:
+    def __init__(self, pid: int, cpu_s: float, max_wait_s: float) -> None:
         self._pid = pid
-        self._allowed_s = allowed_s
-        self._computed_before_s = _computed_s(pid)
-        self._deadline = time.monotonic() + allowed_s
-        self._last = self._deadline + patience_s
+        self._cpu_s = cpu_s
+        self._cpu_time_before_s = _cpu_time_s(pid)
+        self._deadline = time.monotonic() + cpu_s
+        self._latest = self._deadline + max_wait_s
 
     def wait(self, pipe: int, event: int) -> bool:
-        """Wait until a pipe is ready; False when the worker has had its time."""
+        """Wait until a pipe is ready; False when the worker has used up its time."""
         poller = select.poll()
         poller.register(pipe, event)
         while True:
@@ -171,13 +171,13 @@ class Allowance:
             left_s = self._left_s()
             if left_s <= 0:
                 return False
-            self._deadline = min(time.monotonic() + left_s, self._last)
+            self._deadline = min(time.monotonic() + left_s, self._latest)
 
     def _left_s(self) -> float:
-        computed_s = _computed_s(self._pid)
-        if computed_s is None or self._computed_before_s is None or time.monotonic() >= self._last:
+        cpu_time_s = _cpu_time_s(self._pid)
+        if cpu_time_s is None or self._cpu_time_before_s is None or time.monotonic() >= self._latest:
             return 0.0
-        return self._allowed_s - (computed_s - self._computed_before_s)
+        return self._cpu_s - (cpu_time_s - self._cpu_time_before_s)
 
 
 @cache
@@ -205,12 +205,12 @@ def _spawn(limits: TemplateLimits) -> Popen[bytes]:
         stderr=subprocess.DEVNULL,
         bufsize=0,
         cwd="/" if os.name == "posix" else None,
-        start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
+        start_new_session=True,  # Ctrl-C in a terminal must not reach it
     )
 
 
-def _computed_s(pid: int) -> float | None:
-    """Processor time a process has used; None where the system does not tell."""
+def _cpu_time_s(pid: int) -> float | None:
+    """CPU time a process has used; None where the system does not report it."""
     if sys.platform != "linux":
         return None
     try:
@@ -219,7 +219,7 @@ def _computed_s(pid: int) -> float | None:
         return None
 
 
-def _written(request: Mapping[str, Any]) -> bytes:
+def _serialise(request: Mapping[str, Any]) -> bytes:
     try:
         data = json.dumps(request, ensure_ascii=False).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError

@@ -1,4 +1,4 @@
-"""Byte-pair encoding itself: join neighbouring pieces of a word, best pair first, and remember the words done.
+"""Byte-pair encoding: merge neighbouring pieces of a word, best pair first, and cache the words done.
 
 In Python on purpose: the tokenizers package needs every merge in a table of its own, which costs a tenth of a second
 and twice the memory at start (a second for 262,000 tokens), while words repeat and are looked up here.
@@ -11,47 +11,47 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary
 
-MAX_REMEMBERED_WORDS = 1 << 16
-MAX_REMEMBERED_LENGTH = 64
+MAX_CACHED_WORDS = 1 << 16
+MAX_CACHED_LENGTH = 64
 
-# Kinds that plain text may become. Control and byte tokens are not among them, whatever a user types.
-JOINABLE = frozenset({Kind.UNDEFINED, Kind.NORMAL, Kind.USER_DEFINED})
+# Types that plain text may become. Control and byte tokens are not among them, whatever a user types.
+MERGEABLE_TYPES = frozenset({TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED})
 
-Rank = Callable[[str, str], float | None]  # of joining two neighbours: the smallest goes first; None: never
+MergeRank = Callable[[str, str], float | None]  # of merging two neighbours: the smallest goes first; None: never
 
 
 class WordCache:
-    """Encodes words, each different one once."""
+    """Encodes words, each distinct one once."""
 
     def __init__(self, encode_word: Callable[[str], list[int]]) -> None:
         self._encode_word = encode_word
-        self._found: dict[str, list[int]] = {}
+        self._ids: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._ids)
 
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the ids of all words in order."""
         ids: list[int] = []
         for word in words:
-            found = self._found.get(word)
-            ids += self._first_time(word) if found is None else found
+            found = self._ids.get(word)
+            ids += self._encode_new(word) if found is None else found
         return ids
 
-    def _first_time(self, word: str) -> list[int]:
+    def _encode_new(self, word: str) -> list[int]:
         ids = self._encode_word(word)
-        if len(word) <= MAX_REMEMBERED_LENGTH:
-            if len(self._found) >= MAX_REMEMBERED_WORDS:
-                self._found.clear()
-            self._found[word] = ids
+        if len(word) <= MAX_CACHED_LENGTH:
+            if len(self._ids) >= MAX_CACHED_WORDS:
+                self._ids.clear()
+            self._ids[word] = ids
         return ids
 
 
-def join_pieces(word: str, rank: Rank) -> list[str]:
-    """Join neighbouring pieces, best rank first and leftmost among equals, until no pair has a rank."""
-    parts = list(word)  # a piece that was joined to the one before it becomes ""
+def merge_pieces(word: str, rank: MergeRank) -> list[str]:
+    """Merge neighbouring pieces, best rank first and leftmost among equals, until no pair has a rank."""
+    parts = list(word)  # a piece that was merged into the one before it becomes ""
     count = len(parts)
     after = list(range(1, count + 1))
     before = list(range(-1, count - 1))
@@ -62,25 +62,25 @@ def join_pieces(word: str, rank: Rank) -> list[str]:
         _, left, right, length = heapq.heappop(queue)
         first, second = parts[left], parts[right]
         if not first or not second or len(first) + len(second) != length:
-            continue  # one of them was joined elsewhere meanwhile
-        parts[left], parts[right] = joined, _ = first + second, ""
+            continue  # one of them was merged elsewhere meanwhile
+        parts[left], parts[right] = merged, _ = first + second, ""
         after[left] = following = after[right]
         if following < count:
             before[following] = left
-            if (found := rank(joined, parts[following])) is not None:
-                heapq.heappush(queue, (found, left, following, len(joined) + len(parts[following])))
-        if (previous := before[left]) >= 0 and (found := rank(parts[previous], joined)) is not None:
-            heapq.heappush(queue, (found, previous, left, len(parts[previous]) + len(joined)))
+            if (found := rank(merged, parts[following])) is not None:
+                heapq.heappush(queue, (found, left, following, len(merged) + len(parts[following])))
+        if (previous := before[left]) >= 0 and (found := rank(parts[previous], merged)) is not None:
+            heapq.heappush(queue, (found, previous, left, len(parts[previous]) + len(merged)))
     return [part for part in parts if part]
 
 
-def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> Rank:
-    """Rank a pair by its place in the list of merges."""
+def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> MergeRank:
+    """Rank a pair by its index in the list of merges."""
     _check_merges(vocabulary, merges)
-    places = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # of equal ones the first counts
+    ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))  # the first of equal ones counts
 
     def rank(left: str, right: str) -> float | None:
-        return places.get(f"{left} {right}")
+        return ranks.get(f"{left} {right}")
 
     return rank
 

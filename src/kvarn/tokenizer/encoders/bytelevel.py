@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvarn.tokenizer.encoders.bpe import JOINABLE, WordCache, join_pieces, rank_by_merges
+from kvarn.tokenizer.encoders.bpe import MERGEABLE_TYPES, WordCache, merge_pieces, rank_by_merges
 from kvarn.tokenizer.encoders.encoder import vocabulary_errors
-from kvarn.tokenizer.encoders.pretokenize import WordRule, pre_tokenizer
-from kvarn.tokenizer.encoders.text_split import pieces
+from kvarn.tokenizer.encoders.pretokenize import PreTokenizerRule, build_pre_tokenizer, split_long_text
 from kvarn.tokenizer.vocabulary import Vocabulary, merge_pairs, token_as_bytes
 
 if TYPE_CHECKING:
     from tokenizers.models import BPE
 
-MAX_JOINED_HERE = 1024  # longer words are nobody's prose; they go to the tokenizers package, which frees the GIL
+MAX_WORD_LENGTH = 1024  # longer words are no natural text; they go to the tokenizers package, which releases the GIL
 
 
 def byte_of_character() -> dict[str, int]:
@@ -39,25 +38,25 @@ def text_bytes(token: str) -> bytes:
 
 
 class ByteLevelEncoder:
-    """Cuts text into words with the tokenizers package and joins their bytes to tokens."""
+    """Splits text into words with the tokenizers package and merges their bytes to tokens."""
 
     drops_first_space = False
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], rule: WordRule) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], rule: PreTokenizerRule) -> None:
         self._ids = vocabulary.ids
-        self._kinds = vocabulary.kinds
+        self._token_types = vocabulary.token_types
         self._merges = merges
         self._rule = rule
         self._rank = rank_by_merges(vocabulary, merges)
         self._words = WordCache(self._encode_word)
         with vocabulary_errors():
-            self._splitter = pre_tokenizer(rule)
+            self._splitter = build_pre_tokenizer(rule)
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
         composed = unicodedata.normalize("NFC", text) if self._rule.nfc else text
         return self._words.encode(
-            word for piece in pieces(composed) for word, _ in self._splitter.pre_tokenize_str(piece)
+            word for chunk in split_long_text(composed) for word, _ in self._splitter.pre_tokenize_str(chunk)
         )
 
     def piece_bytes(self, token: str) -> bytes:
@@ -74,13 +73,13 @@ class ByteLevelEncoder:
         return ids
 
     def _pieces(self, word: str) -> list[str]:
-        if len(word) <= MAX_JOINED_HERE:
-            return join_pieces(word, self._rank)
+        if len(word) <= MAX_WORD_LENGTH:
+            return merge_pieces(word, self._rank)
         return [token.value for token in self._model.tokenize(word)]
 
     def _is_token(self, text: str) -> bool:
         token_id = self._ids.get(text)
-        return token_id is not None and self._kinds[token_id] in JOINABLE
+        return token_id is not None and self._token_types[token_id] in MERGEABLE_TYPES
 
     @cached_property
     def _model(self) -> BPE:

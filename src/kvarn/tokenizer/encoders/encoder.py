@@ -1,6 +1,6 @@
-"""What every way of turning plain text into tokens offers, and how their failures become our errors.
+"""The interface of all encoders of plain text, and how failures of the tokenizers package become our errors.
 
-Plain means: no control token is ever looked for here.
+Plain means: control tokens are never looked for here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TextEncoder(Protocol):
     """Plain text to ids, and a token's text to the bytes it stands for."""
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:
-        """Return the ids of a non-empty text; at_start: nothing at all stands before it."""
+        """Return the ids of a non-empty text; at_start: nothing precedes it."""
 
     def piece_bytes(self, token: str) -> bytes:
         """Return what a normal token adds to the output."""
@@ -32,11 +32,11 @@ class TextEncoder(Protocol):
 
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text, by the tokenizers package."""
+    """Return the ids of a text, by the tokenizers package."""
     if len(text) < LONG_CHARACTERS:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
-    # encode() holds the interpreter's lock all the time, which stops every other thread for seconds.
+    # encode() holds the GIL all the time, which blocks every other thread for seconds.
     batch: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return batch
 

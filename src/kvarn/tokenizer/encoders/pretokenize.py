@@ -1,10 +1,12 @@
-"""How each `tokenizer.ggml.pre` cuts text into words before byte-level BPE: a table of published facts.
+"""Pre-tokenization: how each `tokenizer.ggml.pre` splits text into words before byte-level BPE.
 
 The patterns are those of the models' own tokenizer.json files. An unknown name is refused, never guessed.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,19 +16,26 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 
+CHUNK_CHARACTERS = 16384  # pre-tokenized in some 40 ms
+MAX_RUN = 65536  # characters without a place to split: no natural text, and split anyway
+
+# Before a space between something and a Latin letter, and after a single line break before a letter.
+_SPLIT = re.compile(r"(?<=\S) (?=[A-Za-z])|(?<=\S\n)(?=[^\W\d_])")
+
+
 @dataclass(frozen=True, slots=True)
-class WordRule:
+class PreTokenizerRule:
     """Patterns applied one after another, each match becoming a word of its own."""
 
     patterns: tuple[str, ...]
-    gpt2_words: bool = False  # then cut with GPT-2's own rule
+    gpt2_words: bool = False  # then split with GPT-2's own rule
     ignore_merges: bool = False  # a word that is a token stays whole, whatever the merges say
     nfc: bool = False  # the text is composed first
     adds_bos: bool = False  # unless add_bos_token says otherwise
 
 
-def word_rule(name: str | None) -> WordRule:
-    """Return the rule called name in GGUF's tokenizer.ggml.pre."""
+def pre_tokenizer_rule(name: str | None) -> PreTokenizerRule:
+    """Return the rule of a name in GGUF's tokenizer.ggml.pre."""
     if name is None:
         raise UnsupportedModel(
             "the file does not say how to split text (tokenizer.ggml.pre is missing); convert the model again "
@@ -41,13 +50,28 @@ def word_rule(name: str | None) -> WordRule:
     return RULES[name]
 
 
-def pre_tokenizer(rule: WordRule) -> PreTokenizer:
-    """Build the rule with the tokenizers package."""
+def build_pre_tokenizer(rule: PreTokenizerRule) -> PreTokenizer:
+    """Build the pre-tokenizer of a rule with the tokenizers package."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     splits = [Split(Regex(pattern), behavior="isolated") for pattern in rule.patterns]
     return Sequence([*splits, ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=rule.gpt2_words)])
+
+
+def split_long_text(text: str, size: int = CHUNK_CHARACTERS, max_run: int = MAX_RUN) -> Iterator[str]:
+    """Split a text into chunks of about size characters, where no rule sees a word on both sides.
+
+    The tokenizers package blocks every other thread while it splits a text into words: two seconds for a megabyte.
+    """
+    start = 0
+    while len(text) - start > size:
+        found = _SPLIT.search(text, start + size, start + max_run)
+        stop = start + max_run if found is None else found.start()
+        yield text[start:stop]
+        start = stop
+    if start < len(text):
+        yield text[start:]
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -87,21 +111,21 @@ _CASED = (
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _SYMBOL_RUN = r"[\p{P}\$\+<=>\^~\|`]+"
 
-_gpt2 = WordRule((), gpt2_words=True)
-_gpt2_nfc = WordRule((), gpt2_words=True, nfc=True)
-_single_digits = WordRule((r"\p{N}",), gpt2_words=True)
-_gpt4 = WordRule((_GPT4,))
-_llama3 = WordRule((_GPT4,), ignore_merges=True, adds_bos=True)
-_qwen2 = WordRule((_QWEN2,), nfc=True)
-_qwen2_plain = WordRule((_QWEN2,))
-_gpt4o = WordRule((_GPT4O,))
-_deepseek_v3 = WordRule((r"\p{N}{1,3}", _CJK_KANA, _DEEPSEEK_V3))
-_bailing = WordRule(
+_gpt2 = PreTokenizerRule((), gpt2_words=True)
+_gpt2_nfc = PreTokenizerRule((), gpt2_words=True, nfc=True)
+_single_digits = PreTokenizerRule((r"\p{N}",), gpt2_words=True)
+_gpt4 = PreTokenizerRule((_GPT4,))
+_llama3 = PreTokenizerRule((_GPT4,), ignore_merges=True, adds_bos=True)
+_qwen2 = PreTokenizerRule((_QWEN2,), nfc=True)
+_qwen2_plain = PreTokenizerRule((_QWEN2,))
+_gpt4o = PreTokenizerRule((_GPT4O,))
+_deepseek_v3 = PreTokenizerRule((r"\p{N}{1,3}", _CJK_KANA, _DEEPSEEK_V3))
+_bailing = PreTokenizerRule(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
 
-RULES: dict[str, WordRule] = {
-    "default": WordRule((_SYMBOL_RUN.replace("`", ""), _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+RULES: dict[str, PreTokenizerRule] = {
+    "default": PreTokenizerRule((_SYMBOL_RUN.replace("`", ""), _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": _gpt2,
     "phi-2": _gpt2,
     "jais": _gpt2,
@@ -128,7 +152,7 @@ RULES: dict[str, WordRule] = {
     "codeshell": _single_digits,
     "exaone": _single_digits,
     "minerva-7b": _single_digits,
-    "command-r": WordRule((r"\p{N}",), gpt2_words=True, nfc=True),
+    "command-r": PreTokenizerRule((r"\p{N}",), gpt2_words=True, nfc=True),
     "llama-bpe": _llama3,
     "llama3": _llama3,
     "llama-v3": _llama3,
@@ -140,9 +164,9 @@ RULES: dict[str, WordRule] = {
     "dbrx": _gpt4,
     "smaug-bpe": _gpt4,
     "chatglm-bpe": _gpt4,
-    "glm4": WordRule((_GPT4,), ignore_merges=True),
+    "glm4": PreTokenizerRule((_GPT4,), ignore_merges=True),
     "qwen2": _qwen2,
-    "qwen35": WordRule((_QWEN35,)),
+    "qwen35": PreTokenizerRule((_QWEN35,)),
     "stablelm2": _qwen2_plain,
     "deepseek-r1-qwen": _qwen2_plain,
     "megrez": _qwen2_plain,
@@ -150,28 +174,28 @@ RULES: dict[str, WordRule] = {
     "grok-2": _qwen2_plain,
     "kormo": _qwen2_plain,
     "solar-open": _qwen2_plain,
-    "tekken": WordRule((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "tekken": PreTokenizerRule((_TEKKEN,), ignore_merges=True, adds_bos=True),
     "gpt-4o": _gpt4o,
     "llama4": _gpt4o,
     "kanana2": _gpt4o,
     "minimax-m2": _gpt4o,
-    "tiny_aya": WordRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
-    "falcon": WordRule((_SYMBOL_RUN, _GPT2, r"[0-9][0-9][0-9]")),
-    "deepseek-llm": WordRule(
+    "tiny_aya": PreTokenizerRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+    "falcon": PreTokenizerRule((_SYMBOL_RUN, _GPT2, r"[0-9][0-9][0-9]")),
+    "deepseek-llm": PreTokenizerRule(
         ("[\r\n]", rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK_KOREAN, r"\p{N}")
     ),
-    "deepseek-coder": WordRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_KOREAN, r"\p{N}")),
+    "deepseek-coder": PreTokenizerRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK_KOREAN, r"\p{N}")),
     "deepseek-v3": _deepseek_v3,
     "hunyuan-dense": _deepseek_v3,
     "joyai-llm": _deepseek_v3,
     "bailingmoe": _bailing,
     "bailingmoe2": _bailing,
     "llada-moe": _bailing,
-    "seed-coder": WordRule(
+    "seed-coder": PreTokenizerRule(
         (rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}",)
     ),
-    "bloom": WordRule((_BLOOM,)),
-    "poro-chat": WordRule((_BLOOM,)),
-    "gpt3-finnish": WordRule((_BLOOM,)),
-    "viking": WordRule((_BLOOM, r"\p{N}")),
+    "bloom": PreTokenizerRule((_BLOOM,)),
+    "poro-chat": PreTokenizerRule((_BLOOM,)),
+    "gpt3-finnish": PreTokenizerRule((_BLOOM,)),
+    "viking": PreTokenizerRule((_BLOOM, r"\p{N}")),
 }

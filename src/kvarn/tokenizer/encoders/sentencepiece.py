@@ -1,4 +1,4 @@
-"""SentencePiece-style BPE (llama, gemma): characters are joined as long as the joined text is a token.
+"""SentencePiece-style BPE (llama, gemma): characters are merged as long as the merged text is a token.
 
 Which pair goes first is decided by scores (llama) or by a list of merges (gemma 4); spaces are written U+2581,
 and a character without a token becomes its bytes.
@@ -10,22 +10,22 @@ import re
 from itertools import compress
 
 from kvarn.errors import FormatError
-from kvarn.tokenizer.encoders.bpe import JOINABLE, Rank, WordCache, join_pieces
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
+from kvarn.tokenizer.encoders.bpe import MERGEABLE_TYPES, MergeRank, WordCache, merge_pieces
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
 
 SPACE = "\u2581"
 
 
 class SentencePieceEncoder:
-    """Joins characters to tokens, word by word where no token spans two words."""
+    """Merges characters to tokens, word by word where no token spans two words."""
 
-    def __init__(self, vocabulary: Vocabulary, rank: Rank, *, space_prefix: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, rank: MergeRank, *, space_prefix: bool) -> None:
         self._ids = vocabulary.ids
-        self._kinds = vocabulary.kinds
+        self._token_types = vocabulary.token_types
         self._unk_id = vocabulary.unk_id
         self._rank = rank
         self._space_prefix = space_prefix
-        self._byte_ids = {int(vocabulary.tokens[i][3:5], 16): i for i in vocabulary.of_kind(Kind.BYTE)}
+        self._byte_ids = {int(vocabulary.tokens[i][3:5], 16): i for i in vocabulary.of_type(TokenType.BYTE)}
         self._pattern = _word_pattern(vocabulary)
         self._words = WordCache(self._encode_word)
 
@@ -46,13 +46,13 @@ class SentencePieceEncoder:
 
     def _encode_word(self, word: str) -> list[int]:
         ids: list[int] = []
-        for piece in join_pieces(word, self._rank):
+        for piece in merge_pieces(word, self._rank):
             self._append(ids, piece)
         return ids
 
     def _append(self, ids: list[int], piece: str) -> None:
         token_id = self._ids.get(piece)
-        if token_id is not None and self._kinds[token_id] in JOINABLE:
+        if token_id is not None and self._token_types[token_id] in MERGEABLE_TYPES:
             ids.append(token_id)
             return
         fallback = [self._byte_ids.get(byte) for byte in piece.encode("utf-8")]
@@ -62,15 +62,15 @@ class SentencePieceEncoder:
             ids.append(self._unk_id)  # neighbouring unknown characters are one unknown token
 
 
-def rank_by_score(vocabulary: Vocabulary) -> Rank:
+def rank_by_score(vocabulary: Vocabulary) -> MergeRank:
     """Rank a pair by the score of the token it makes, highest first."""
-    ids, kinds, scores = vocabulary.ids, vocabulary.kinds, vocabulary.scores
+    ids, token_types, scores = vocabulary.ids, vocabulary.token_types, vocabulary.scores
     if scores is None:
         raise FormatError("the file has no tokenizer.ggml.scores; convert the model again")
 
     def rank(left: str, right: str) -> float | None:
         token_id = ids.get(left + right)
-        return None if token_id is None or kinds[token_id] not in JOINABLE else -scores[token_id]
+        return None if token_id is None or token_types[token_id] not in MERGEABLE_TYPES else -scores[token_id]
 
     return rank
 
@@ -80,8 +80,8 @@ def _word_pattern(vocabulary: Vocabulary) -> re.Pattern[str]:
 
     A word ends before a space, unless the character there stands before a space inside some token.
     """
-    is_joinable = vocabulary.kinds.translate(bytes(kind in JOINABLE for kind in range(256)))
-    joined = "\0".join(compress(vocabulary.tokens, is_joinable))
-    glue = "".join(map(re.escape, sorted(set(re.findall(f"([^{SPACE}\\0]){SPACE}", joined)))))
+    is_mergeable = vocabulary.token_types.translate(bytes(token_type in MERGEABLE_TYPES for token_type in range(256)))
+    texts = "\0".join(compress(vocabulary.tokens, is_mergeable))
+    glue = "".join(map(re.escape, sorted(set(re.findall(f"([^{SPACE}\\0]){SPACE}", texts)))))
     onward = f"(?:(?<=[{glue}]){SPACE}+[^{SPACE}]*)*" if glue else ""
     return re.compile(f"{SPACE}*[^{SPACE}]+{onward}|{SPACE}+")

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.errors import FormatError
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
-from kvarn.tokenizer.vocabulary import Kind, Vocabulary, token_as_bytes
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
 
 WORD_START = "\u2581"
 
@@ -45,8 +45,8 @@ class WordPieceEncoder:
 
 def _bert_vocabulary(vocabulary: Vocabulary) -> dict[str, int]:
     ids: dict[str, int] = {}
-    for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        ids[_bert_text(token, kind)] = token_id
+    for token_id, (token, token_type) in enumerate(zip(vocabulary.tokens, vocabulary.token_types, strict=True)):
+        ids[_bert_text(token, token_type)] = token_id
     if len(ids) != len(vocabulary.tokens):
         raise FormatError(
             "two WordPiece tokens have the same text once U+2581 and ## are taken away; get the model file again"
@@ -54,8 +54,9 @@ def _bert_vocabulary(vocabulary: Vocabulary) -> dict[str, int]:
     return ids
 
 
-def _bert_text(token: str, kind: int) -> str:
+def _bert_text(token: str, token_type: int) -> str:
     if token.startswith(WORD_START):
         return token[1:]
-    is_plain = kind in (Kind.NORMAL, Kind.UNDEFINED) and not (token.startswith("[") and token.endswith("]"))
-    return f"##{token}" if is_plain else token
+    is_special = token_type not in (TokenType.NORMAL, TokenType.UNDEFINED)
+    is_bracketed = token.startswith("[") and token.endswith("]")
+    return token if is_special or is_bracketed else f"##{token}"

@@ -28,9 +28,9 @@ async def metrics(request: Request) -> Response:
     state: ServerState = request.app.state.kvarn
     served = state.shelf.loaded
     await asyncio.gather(*(_look_at(state, one) for one in served))
-    state.metrics.collections_seen(state.collections.num_open, *state.collections.hot_counts)
-    state.metrics.http_seen(state.lifecycle.num_requests, state.traffic)
-    state.metrics.engines_left(one.id for one in served)
+    state.metrics.update_collections(state.collections.num_open, *state.collections.hot_counts)
+    state.metrics.update_http(state.lifecycle.num_requests, state.traffic)
+    state.metrics.remove_unloaded(one.id for one in served)
     return Response(state.metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -38,7 +38,7 @@ async def _look_at(state: ServerState, served: ServedModel) -> None:
     """Ask an engine between two of its steps, without waiting long."""
     llm = served.llm.llm
     grammars = llm.submissions.constraints
-    state.metrics.grammars_seen(served.id, grammars.compile_times, grammars.num_reused)
+    state.metrics.update_grammars(served.id, grammars.compile_times, grammars.num_reused)
     asked: Future[EngineStats] = llm.client.call(_stats)
     try:
         figures = await asyncio.wait_for(asyncio.wrap_future(asked), LOOK_TIMEOUT_S)
@@ -52,7 +52,7 @@ async def _look_at(state: ServerState, served: ServedModel) -> None:
         "scratch": plan.scratch_bytes,
         "runtime": plan.runtime_bytes,
     }
-    state.metrics.engine_seen(served.id, figures, parts)
+    state.metrics.update_engine(served.id, figures, parts)
 
 
 def _stats(engine: Engine) -> EngineStats:

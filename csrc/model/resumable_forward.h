@@ -1,4 +1,4 @@
-// A batch on its way through the layers in pieces, so that nobody beside it waits for the whole of it.
+// A forward pass that can be interrupted: it runs in pieces of layers, so that other batches can run in between.
 #pragma once
 #include <algorithm>
 #include <span>
@@ -8,7 +8,7 @@
 namespace kvarn {
 
 // What a layer is cut into: projections, attention of some rows at a time, everything behind it.
-enum class Piece { open, attend, close };
+enum class Piece { qkv, attend, finish };
 
 // How long pieces of one kind take.
 struct PieceTimes {
@@ -23,13 +23,13 @@ struct PieceTimes {
     double mean_s() const { return count == 0 ? 0 : sum_s / count; }
 };
 
-struct Passage {
+struct ResumableForward {
     BatchView batch;  // the arrays are the caller's, and stay until the end
     std::span<const int32_t> output_rows;
     StepBuffers buffers;
     size_t runs_per_piece = 1;  // of attention
     size_t layer = 0;
-    Piece next = Piece::open;
+    Piece next = Piece::qkv;
     size_t next_run = 0;  // of the layer's attention
     PieceTimes times[3];  // by kind
     double unused_s = 0;  // of the time granted so far

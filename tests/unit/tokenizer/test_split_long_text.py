@@ -1,4 +1,4 @@
-"""A long text is cut into pieces whose words are those of the text, whatever the rule of the model."""
+"""A long text is split into chunks whose words are those of the text, whatever the rule of the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.tokenizer.encoders.pretokenize import RULES, pre_tokenizer
-from kvarn.tokenizer.encoders.text_split import MAX_RUN, PIECE_CHARACTERS, pieces
+from kvarn.tokenizer.encoders.pretokenize import CHUNK_CHARACTERS, MAX_RUN, RULES, build_pre_tokenizer, split_long_text
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.unit.tokenizer.vocabularies import byte_level
 
@@ -40,25 +39,25 @@ texts = st.lists(st.sampled_from(LETTERS + OTHERS + [" "] * 8 + ["\n"] * 4 + ["x
 
 
 @pytest.mark.parametrize("name", sorted({rule: name for name, rule in RULES.items()}.values()))
-def test_the_words_of_the_pieces_are_those_of_the_text(name: str) -> None:
-    splitter = pre_tokenizer(RULES[name])
+def test_the_words_of_the_chunks_are_those_of_the_text(name: str) -> None:
+    splitter = build_pre_tokenizer(RULES[name])
 
     @given(texts, st.integers(1, 5))
     @settings(max_examples=200)
     def check(text: str, size: int) -> None:
-        cut = list(pieces(text, size, max_run=1000))
-        assert "".join(cut) == text
-        words = [word for piece in cut for word, _ in splitter.pre_tokenize_str(piece)]
+        chunks = list(split_long_text(text, size, max_run=1000))
+        assert "".join(chunks) == text
+        words = [word for chunk in chunks for word, _ in splitter.pre_tokenize_str(chunk)]
         assert words == [word for word, _ in splitter.pre_tokenize_str(text)]
 
     check()
 
 
-def test_prose_comes_in_pieces_and_what_has_no_words_does_too() -> None:
+def test_prose_comes_in_chunks_and_what_has_no_words_does_too() -> None:
     prose = "The mill grinds grain, and the miller sings.\n" * 2000
-    assert max(map(len, pieces(prose))) < PIECE_CHARACTERS + 100
+    assert max(map(len, split_long_text(prose))) < CHUNK_CHARACTERS + 100
     blob = "x1" * 100_000
-    assert list(map(len, pieces(blob))) == [MAX_RUN, MAX_RUN, MAX_RUN, 200_000 - 3 * MAX_RUN]
+    assert list(map(len, split_long_text(blob))) == [MAX_RUN, MAX_RUN, MAX_RUN, 200_000 - 3 * MAX_RUN]
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(patience: float) -> None:

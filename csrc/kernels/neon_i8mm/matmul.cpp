@@ -41,9 +41,6 @@ struct MatrixDots {
 
 }  // namespace
 
-void improve(KernelTable& t) noexcept {
-    t.name = "neon_i8mm";
-    neon::set_products<MatrixDots, neon_dot::QuadDots>(t);
-}
+constinit const KernelTable matmul_kernels = neon::make_matmul_kernels<MatrixDots, neon_dot::QuadDots>();
 
 }  // namespace kvarn::neon_i8mm

@@ -1,4 +1,4 @@
-"""Fork, copy-on-write, roll back into published blocks, forget and compact."""
+"""Fork, copy-on-write, roll back into published blocks, unpublish and reclaim."""
 
 from __future__ import annotations
 
@@ -194,55 +194,55 @@ def test_rewriting_inside_a_block_another_sequence_published_copies_it() -> None
     cache.check()
 
 
-def test_released_blocks_stay_findable_unless_they_are_forgotten() -> None:
+def test_released_blocks_stay_findable_unless_they_are_unpublished() -> None:
     cache = computed()
-    cache.release("a", forget=True)
+    cache.release("a", unpublish=True)
     assert cache.lookup(TOKENS).num_tokens == 0
     assert (cache.num_free, cache.stats().cached) == (8, 0)
     cache.check()
 
 
-def test_forgetting_leaves_blocks_that_others_hold() -> None:
+def test_unpublishing_leaves_blocks_that_others_hold() -> None:
     cache = computed()
     cache.fork("b", "a", 4)
-    cache.release("a", forget=True)
+    cache.release("a", unpublish=True)
     assert cache.lookup(TOKENS).num_tokens == 4
     cache.check()
 
 
-def test_forgetting_an_unknown_sequence_is_nothing() -> None:
+def test_unpublishing_an_unknown_sequence_is_nothing() -> None:
     cache = computed()
-    cache.release("nobody", forget=True)
+    cache.release("nobody", unpublish=True)
     cache.check()
 
 
-def test_compact_names_free_blocks_once_and_spares_cached_ones() -> None:
+def test_reclaim_returns_free_blocks_once_and_spares_cached_ones() -> None:
     cache = computed()
     published, last = ids(cache, "a")[:3], ids(cache, "a")[3]
     cache.release("a")
-    assert cache.compact() == [last]
-    assert cache.compact() == []
+    assert cache.reclaim() == [last]
+    assert cache.reclaim() == []
     assert cache.lookup(TOKENS).num_tokens == 12
-    assert cache.compact(drop_cached=True) == sorted(published)
+    assert cache.reclaim(drop_cached=True) == sorted(published)
     assert cache.lookup(TOKENS).num_tokens == 0
     assert cache.num_free == 8
     cache.check()
 
 
-def test_compact_leaves_held_blocks_alone() -> None:
+def test_reclaim_leaves_held_blocks_alone() -> None:
     cache = computed()
-    assert cache.compact(drop_cached=True) == []
+    assert cache.reclaim(drop_cached=True) == []
     assert cache.lookup(TOKENS).num_tokens == 12
 
 
-def test_a_block_used_after_compact_is_named_again() -> None:
+def test_a_block_used_after_reclaim_is_returned_again() -> None:
     cache = computed()
-    cache.release("a", forget=True)
-    assert len(cache.compact()) == 4
+    cache.release("a", unpublish=True)
+    assert len(cache.reclaim()) == 4
     cache.extend("b", 4)
     used = ids(cache, "b")
     cache.release("b")
-    assert cache.compact() == used
+    assert cache.reclaim() == used
 
 
 def test_statistics_add_up() -> None:

@@ -2,10 +2,5 @@
 #include "dots.h"
 
 namespace kvarn::neon_dot {
-
-void improve(KernelTable& t) noexcept {
-    t.name = "neon_dot";
-    neon::set_products<QuadDots>(t);
-}
-
+constinit const KernelTable matmul_kernels = neon::make_matmul_kernels<QuadDots>();
 }  // namespace kvarn::neon_dot

@@ -1,0 +1,49 @@
+#include "batch.h"
+
+#include "../base/check.h"
+
+namespace kvarn {
+
+namespace {
+
+Keep read_keep(nb::handle keep) {
+    const auto table = field<In1<int32_t>>(keep, "table");
+    return {field<int>(keep, "sequence"),
+            field<int>(keep, "block_start"),
+            field<int>(keep, "block_end"),
+            field<int>(keep, "num_kept"),
+            {table.data(), table.data() + table.size()},
+            field<bool>(keep, "per_head"),
+            field<int>(keep, "pool_kernel")};
+}
+
+}  // namespace
+
+Batch::Batch(nb::handle batch)
+    : token_ids_(field<In1<int32_t>>(batch, "token_ids")), positions_(field<In1<int32_t>>(batch, "positions")),
+      row_starts_(field<In1<int32_t>>(batch, "row_starts")), context_lens_(field<In1<int32_t>>(batch, "context_lens")),
+      block_tables_(field<In2<int32_t>>(batch, "block_tables")),
+      output_rows_(field<In1<int32_t>>(batch, "output_rows")) {
+    if (nb::object shifts = batch.attr("slot_shifts"); !shifts.is_none()) slot_shifts_ = nb::cast<In1<int32_t>>(shifts);
+    for (nb::handle keep : batch.attr("keep")) keep_.push_back(read_keep(keep));
+    size_t sequences = context_lens_.size();
+    require(positions_.size() == token_ids_.size() && row_starts_.size() == sequences + 1 &&
+                block_tables_.shape(0) == sequences && sequences > 0 &&
+                (!slot_shifts_ || slot_shifts_->size() == sequences),
+            "the arrays of the batch do not fit together");
+}
+
+BatchView Batch::view() const {
+    return {static_cast<int>(token_ids_.size()),
+            static_cast<int>(context_lens_.size()),
+            static_cast<int>(block_tables_.shape(1)),
+            token_ids_.data(),
+            positions_.data(),
+            row_starts_.data(),
+            context_lens_.data(),
+            block_tables_.data(),
+            slot_shifts_ ? slot_shifts_->data() : nullptr,
+            keep_};
+}
+
+}  // namespace kvarn

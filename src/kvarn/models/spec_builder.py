@@ -1,0 +1,70 @@
+"""The parts of a ModelSpec that several architectures build alike from their hyperparameters and dimensions."""
+
+from __future__ import annotations
+
+from kvarn.models.dimensions import Dimensions
+from kvarn.models.hparams import HParams
+from kvarn.models.spec import Autoregressive, Block, Encoder, Head, InputEmbedding, ModelSpec, Norm, Pooling
+
+POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+
+
+def rms_norm(hparams: HParams) -> Norm:
+    return Norm("rms", hparams.number("rms_norm_eps"))
+
+
+def window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return which layers attend through a window: config.json's layer_types, else the architecture's usual ones."""
+    kinds = hparams.raw(None, "layer_types")
+    if kinds is None:
+        return usual
+    if not isinstance(kinds, list | tuple) or len(kinds) != dims.num_layers:
+        raise hparams.format_error(f"layer_types must have one entry for each of the {dims.num_layers} layers")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise hparams.unsupported(
+                f"layer_types has {kind!r}; known are full_attention, sliding_attention", "layer_types"
+            )
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def decoder(
+    hparams: HParams,
+    dims: Dimensions,
+    blocks: tuple[Block, ...],
+    norm: Norm,
+    *,
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> ModelSpec:
+    """Put a causal language model together; one made for embeddings says so by its pooling."""
+    pooling = read_pooling(hparams, default=None)
+    return ModelSpec(
+        architecture=hparams.architecture,
+        name=model_name(hparams),
+        width=dims.width,
+        vocab_size=dims.vocab_size,
+        context_length=dims.context_length,
+        embedding=InputEmbedding(scale=scale),
+        blocks=blocks,
+        output_norm=norm,
+        head=None if pooling else Head(tied=not hparams.has_tensor("output.weight"), softcap=softcap),
+        generation=Encoder(pooling) if pooling else Autoregressive(),
+    )
+
+
+def read_pooling(hparams: HParams, default: Pooling | None) -> Pooling | None:
+    """Read how hidden states become one vector; 0 in GGUF means: not given."""
+    number = hparams.integer("pooling_type", default=0)
+    if number == 0:
+        return default
+    if number not in POOLINGS:
+        raise hparams.unsupported(f"pooling_type is {number}; known are 1 mean, 2 cls, 3 last", "pooling_type")
+    return POOLINGS[number]
+
+
+def model_name(hparams: HParams) -> str:
+    """Return the name to show: the file's own, else the architecture."""
+    metadata = hparams.weights.metadata
+    name = metadata.get("general.name") if hparams.is_gguf else metadata["hf"].get("_name_or_path")
+    return name if isinstance(name, str) and name else hparams.architecture
