@@ -26,7 +26,7 @@ from tests.results import write_result
 from benchmarks.engines import ENGINES, Engine, engine_module
 from benchmarks.quiet import protect
 from benchmarks.turns import OURS, Runs, command_line, make_parser, missing_of, parse, take_turns
-from kvarn.bench.rows import chosen_rows
+from kvarn.bench.rows import select_rows
 
 GOAL_KEPT = 0.5
 STEPS = 32
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         module = engine_module(args.inside)
     except ImportError as error:
         return {"missing": str(error)}
-    row = chosen_rows(["decode"])[0]
+    row = select_rows(["decode"])[0]
     engine = module.open_engine(args.model.resolve(), args.threads, (row,))
     engine.tokens_per_s(row, STEPS)
     alone, disturbed, others = [], [], []
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def _speed(engine: Engine, seconds: float) -> float:
     """Tokens over time: rounds of equal length, so the harmonic mean."""
-    row = chosen_rows(["decode"])[0]
+    row = select_rows(["decode"])[0]
     found: list[float] = []
     end = time.perf_counter() + seconds
     while not found or time.perf_counter() < end:

@@ -99,7 +99,7 @@ def _ask(collection: Collection, functions: Sequence[Function]) -> list[Asked]:
     index, asked = collection._index, []
     for start in range(0, len(functions), 256):
         part = functions[start : start + 256]
-        vectors = collection._indexer.embed_queries([function.question for function in part])
+        vectors = collection._indexer.embed_queries([function.question for function in part], collection.embedder)
         for function, vector in zip(part, vectors, strict=True):
             legs = index.dense(vector, DEPTH, None), index.sparse(function.question, DEPTH, None)
             asked.append(Asked(function.name, *legs))
@@ -122,8 +122,8 @@ def _documents(collection: Collection) -> dict[int, str]:
     """The function that each chunk belongs to."""
     index = collection._index
     assert isinstance(index, EmbeddedIndex)
-    keys, _ = index._truth.changed_since(0)
-    return {key: chunk.document for key, chunk in index.chunks(keys).items()}
+    keys, _ = index.store.changed_since(0)
+    return {key: chunk.document for key, chunk in index.store.chunks(keys).items()}
 
 
 def _functions(path: Path, relative: Path) -> Iterator[Function]:

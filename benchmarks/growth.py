@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.lines import Panel, svg
 from kvarn.bench.model import open_runs
-from kvarn.bench.report import machine_facts
+from kvarn.bench.report import describe_machine
 from kvarn.bench.rows import Row
 from kvarn.config import EngineConfig
 
@@ -41,7 +41,7 @@ def main() -> None:
         print(f"{row.name:14} {figures['ms']:10.2f} ms {figures['rss_mb']:8.0f} MB")
     name = f"growth-{args.model.stem}"
     (RESULTS / f"{name}.svg").write_text(svg(panels(prompts, depths, batches, found)))
-    report = {"figures": {row.name: figures for row, figures in found.items()}, "machine": machine_facts()}
+    report = {"figures": {row.name: figures for row, figures in found.items()}, "machine": describe_machine()}
     (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))
 

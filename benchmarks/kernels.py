@@ -20,7 +20,7 @@ import numpy as np
 
 from kvarn.backends.native._native import kernels
 from kvarn.bench.limits import measure_limits
-from kvarn.bench.report import machine_facts
+from kvarn.bench.report import describe_machine
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorType
 
@@ -50,7 +50,7 @@ def main() -> None:
             found["of_dot"] = round(found["gops"] / limits.dot_gops, 3)
         print(line(type_.name, found), flush=True)
     report = {"table": table, "columns": COLUMNS, "tokens": PREFILL_TOKENS, "types": figures}
-    print(json.dumps(report | {"limits": asdict(limits), "machine": machine_facts()}))
+    print(json.dumps(report | {"limits": asdict(limits), "machine": describe_machine()}))
 
 
 def line(name: str, found: dict[str, float]) -> str:

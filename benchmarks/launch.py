@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.engines import ENGINES, Engine, engine_module
 from benchmarks.quiet import protect
-from kvarn.bench.rows import Row, chosen_rows
+from kvarn.bench.rows import Row, select_rows
 from kvarn.machine import choose_threads
 
 LONG_S = 8.0  # a row that takes longer is not repeated within one launch
@@ -37,7 +37,7 @@ def main() -> None:
     except ImportError as error:
         print(json.dumps({"engine": args.engine, "missing": str(error)}))
         return
-    rows = chosen_rows(filter(None, args.rows.split(",")))
+    rows = select_rows(filter(None, args.rows.split(",")))
     engine = module.open_engine(args.model.resolve(), args.threads, rows)
     measured = {row.name: measure(engine, row, args.steps, args.repeats) for row in rows}
     peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -46,7 +46,7 @@ def main() -> None:
         "version": module.version(),
         "is_protected": is_protected,
         "rows": measured,
-        "facts": getattr(engine, "facts", dict)(),
+        "roofline": getattr(engine, "roofline", dict)(),
         "peak_rss_mb": peak_rss_mb,
     }
     print(json.dumps(found), flush=True)

@@ -23,12 +23,12 @@ from benchmarks.engines.llama_bench import PATH_VARIABLE
 from benchmarks.goals import goals_of
 from benchmarks.plot import svg
 from benchmarks.turns import OURS, Runs, cell, command_line, make_parser, missing_of, parse, take_turns
-from kvarn.bench.rows import Row, Samples, chosen_rows
+from kvarn.bench.rows import Row, Samples, select_rows
 
 
 def main() -> None:
     args = parse_arguments()
-    rows = chosen_rows(filter(None, args.rows.split(",")))
+    rows = select_rows(filter(None, args.rows.split(",")))
     runs = _launch_all(args)
     figures = compare(args.model.stem, {name: found for name, found in runs.items() if found.launches}, rows)
     figures |= {"missing": missing_of(runs), "threads": args.threads, "file": args.model.name}
@@ -61,9 +61,13 @@ def _launch_all(args: argparse.Namespace) -> dict[str, Runs]:
 def compare(model: str, runs: dict[str, Runs], rows: tuple[Row, ...]) -> dict[str, Any]:
     """Ours against the best peer of each row, with goal and ceiling."""
     engines = {name: _summary(found, rows) for name, found in runs.items()}
-    facts = [launch["facts"] for launch in runs[OURS].launches if launch.get("facts")] if OURS in runs else []
-    limits = {key: max(fact["limits"][key] for fact in facts) for key in ("read_gbps", "dot_gops")} if facts else {}
-    ceilings = {row.name: max(fact["ceilings"][row.name] for fact in facts) for row in rows} if facts else {}
+    rooflines = [launch["roofline"] for launch in runs[OURS].launches if launch.get("roofline")] if OURS in runs else []
+    limits = (
+        {key: max(found["limits"][key] for found in rooflines) for key in ("read_gbps", "dot_gops")}
+        if rooflines
+        else {}
+    )
+    ceilings = {row.name: max(found["ceilings"][row.name] for found in rooflines) for row in rows} if rooflines else {}
     goals = goals_of(model)
     compared = {row.name: _compare_row(row.name, engines, goals, ceilings) for row in rows}
     return {"model": model, "limits": limits, "rows": compared, "engines": engines}

@@ -1,4 +1,4 @@
-"""How far the native backend strays from exact arithmetic on real text, beside llama.cpp on the same file and tokens.
+"""How far the native backend deviates from exact arithmetic on real text, beside llama.cpp on the same file and tokens.
 
 Teacher-forced in windows of running text: KL(reference || backend) and top-1 agreement, where the reference is the
 NumPy backend with all weights dequantised to float32. The peer is used when `llama_cpp` is installed.
@@ -49,7 +49,7 @@ def running_text() -> str:
 
 
 def measure(path: Path, num_tokens: int, window: int, isa: str | None, with_peer: bool) -> dict[str, Divergence]:
-    """Compare native (and llama.cpp, if asked and installed) with the reference over num_tokens of text."""
+    """Compare native (and llama.cpp, if wanted and installed) with the reference over num_tokens of text."""
     from kvarn.backends.native.backend import NativeBackend
     from kvarn.backends.reference.backend import ReferenceBackend
 

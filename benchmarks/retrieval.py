@@ -21,11 +21,11 @@ from tests.unit.retrieval.words import Float32, clustered, unit
 
 import kvarn
 from benchmarks.docstrings import Function, judge, source_pieces, standard_library
-from kvarn.bench.report import machine_facts
+from kvarn.bench.report import describe_machine
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.search.search import Query, find
+from kvarn.retrieval.search.search import SearchOptions, find
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
-from kvarn.retrieval.types import ChunkRecord, Document, TextChunk
+from kvarn.retrieval.types import Document, EmbeddedDocument, TextChunk
 
 QUERIES = 200
 K = 10
@@ -45,7 +45,7 @@ def main() -> None:
             figures[row] = ROWS[row](Path(folder), options)
         for name, value in figures[row].items():
             print(f"{row:8}  {name:40}  {value}", flush=True)
-    print(json.dumps({"bench": "retrieval", "num": options.num, "machine": machine_facts(), "rows": figures}))
+    print(json.dumps({"bench": "retrieval", "num": options.num, "machine": describe_machine(), "rows": figures}))
 
 
 def recall(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"chunks": index.num_chunks}
     pairs = list(zip(questions, vectors[: len(questions)], strict=True))
     for mode in ("hybrid", "dense", "sparse"):
-        times = [seconds(lambda q=q, v=v, m=mode: find(index, Query(q, v, K, m))) for q, v in pairs]  # type: ignore[misc]
+        times = [seconds(lambda q=q, v=v, m=mode: find(index, q, v, SearchOptions(K, m))) for q, v in pairs]  # type: ignore[misc]
         found |= {f"{mode}: p50 ms": percentile(times, 50), f"{mode}: p95 ms": percentile(times, 95)}
     with kvarn.LLM("minilm") as llm:
         llm.embed("warm up")
-        times = [seconds(lambda q=q: find(index, Query(q, llm.embed(q)[0], K, "hybrid"))) for q, _ in pairs]  # type: ignore[misc]
+        times = [seconds(lambda q=q: find(index, q, llm.embed(q)[0], SearchOptions(K, "hybrid"))) for q, _ in pairs]  # type: ignore[misc]
     index.close()
     return found | {"with embedding: p50 ms": percentile(times, 50), "with embedding: p95 ms": percentile(times, 95)}
 
@@ -196,9 +196,9 @@ def filled(folder: Path, vectors: Float32, texts: Sequence[str] | None = None) -
     return index
 
 
-def _entry(number: int, vector: Float32, text: str) -> ChunkRecord:
+def _entry(number: int, vector: Float32, text: str) -> EmbeddedDocument:
     digest = number.to_bytes(8, "little")
-    return ChunkRecord(f"d{number}", "", digest, {}, [TextChunk(text, 0, len(text))], vector[None])
+    return EmbeddedDocument(f"d{number}", "", digest, {}, [TextChunk(text, 0, len(text))], vector[None])
 
 
 def llm_folder() -> Path:

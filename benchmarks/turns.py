@@ -117,7 +117,7 @@ def missing_of(runs: Mapping[str, Runs]) -> dict[str, str]:
 
 
 def command_line(module: str) -> str:
-    """How this was called, without the folders: where somebody keeps files is nobody's business."""
+    """How this was called, without the folders: results are published, and paths of a machine are private."""
     arguments = [re.sub(r"(^|=)/\S*/", r"\1", argument) for argument in sys.argv[1:]]
     return shlex.join(["python", "-m", module, *arguments])
 

@@ -31,11 +31,11 @@ FIGURES = ("tokens_per_s", "first_s", "gap_ms", "rss_mb")
 def main() -> None:
     args = parse_arguments()
     runs = {row: take_turns(args, lambda name, row=row: _command(name, row, args)) for row in args.rows.split(",")}
-    asked = {row: asdict(USERS[row].resized(args.requests, args.answer)) for row in runs}
+    loads = {row: asdict(USERS[row].resized(args.requests, args.answer)) for row in runs}
     figures = {
         "model": args.model.stem,
         "threads": args.threads,
-        "rows": {row: {"asked": asked[row], **compare(args.model.stem, row, found)} for row, found in runs.items()},
+        "rows": {row: {"asked": loads[row], **compare(args.model.stem, row, found)} for row, found in runs.items()},
         "missing": {name: reason for found in runs.values() for name, reason in missing_of(found).items()},
     }
     write_result(f"users-{args.model.stem}", figures, args.output, command=command_line("benchmarks.users"))

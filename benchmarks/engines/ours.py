@@ -30,7 +30,7 @@ class Ours:
     def tokens_per_s(self, row: Row, steps: int) -> float | None:
         return self._runs.tokens_per_s(row, steps)
 
-    def facts(self) -> dict[str, Any]:
+    def roofline(self) -> dict[str, Any]:
         """This machine's limits, measured beside the rows, and the ceilings they set for this model."""
         limits = measure_limits(self._runs.threads, self._runs.isa or None)
         if limits is None:

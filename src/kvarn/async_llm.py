@@ -121,12 +121,14 @@ class AsyncLLM:
         texts: str | Sequence[str] | Sequence[TokenIds],
         pooling: Pooling | None = None,
         normalize: bool = True,
+        *,
+        priority: int = 0,
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models. Cancelling stops between groups."""
         parts = self.llm.vectors
         chosen = parts.pooling(pooling)
         groups = await asyncio.to_thread(parts.groups, texts)
-        vectors = [await asyncio.wrap_future(parts.compute(group, chosen)) for group in groups]
+        vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
 
     async def stats(self) -> EngineStats:

@@ -1,38 +1,76 @@
-"""Checks of single values that a caller gave, with the message every refusal has: name, value, what to give."""
+"""Checks of single values that a caller gave, with the message every refusal has: name, value, what to give.
+
+One Checker for each form of message: check_parameter for the values of a call, check_setting for those of a
+configuration. A module whose messages differ in a detail derives its own with dataclasses.replace.
+"""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from kvarn.errors import InvalidParameter
-
-
-def check_number(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise InvalidParameter(f"{name} is {short(value)}; give a number from {low:g} to {high:g}")
-
-
-def check_integer(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise InvalidParameter(f"{name} is {short(value)}; give a whole number from {low} to {high}")
-
-
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidParameter(f"{name} is {short(value)}; give True or False")
-
-
-def check_one_of(name: str, value: object, accepted: tuple[str, ...], *, optional: bool = False) -> None:
-    if not (value is None and optional) and value not in accepted:
-        raise InvalidParameter(f"{name} is {short(value)}; choose one of {', '.join(accepted)}")
+from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
 
 def short(value: object) -> str:
-    """A value as a message shows it."""
+    """A value as a message shows it: 60 characters, the last three of a long one are dots."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def cut(value: object) -> str:
+    """A value as a message shows it: its first 60 characters."""
+    return f"{value!r:.60}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """Refuses values out of range with one class of error; every method returns quietly where a value is fine."""
+
+    error: Callable[[str, str], KvarnError]  # of a message and the name of the value
+    show: Callable[[object], str]  # the refused value
+    integer_format: str = ""  # of limits
+    number_format: str = "g"
+    booleans: str = "True or False"
+    quotes_choices: bool = False
+    hint: str = ""  # after the range: what else is accepted
+
+    def number(self, name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
+        if value is None and optional:
+            return
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:  # NaN is refused
+            limits = f"{low:{self.number_format}} to {high:{self.number_format}}"
+            raise self._refusal(name, value, f"give a number from {limits}{self.hint}")
+
+    def integer(self, name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
+        if value is None and optional:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            limits = f"{low:{self.integer_format}} to {high:{self.integer_format}}"
+            raise self._refusal(name, value, f"give a whole number from {limits}{self.hint}")
+
+    def flag(self, name: str, value: object) -> None:
+        if not isinstance(value, bool):
+            raise self._refusal(name, value, f"give {self.booleans}")
+
+    def one_of(self, name: str, value: object, accepted: Sequence[str], *, optional: bool = False) -> None:
+        if value is None and optional:
+            return
+        if value not in accepted:
+            shown = ", ".join(map(repr, accepted) if self.quotes_choices else accepted)
+            raise self._refusal(name, value, f"choose one of {shown}")
+
+    def _refusal(self, name: str, value: object, advice: str) -> KvarnError:
+        return self.error(f"{name} is {self.show(value)}; {advice}", name)
+
+
+def _invalid_parameter(message: str, name: str) -> InvalidParameter:
+    return InvalidParameter(message, field=name)
+
+
+def _config_error(message: str, _: str) -> ConfigError:
+    return ConfigError(message)
+
+
+check_parameter = Checker(_invalid_parameter, short)
+check_setting = Checker(_config_error, cut, integer_format=",")

@@ -1,10 +1,10 @@
 """EngineConfig, and the only place in Kvarn that reads environment variables.
 
-KVARN_HOME      where everything Kvarn stores lies; models in its `models/`
+KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
-KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` show to a server
+KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` send to a server
 KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
 """
@@ -15,9 +15,10 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvarn.checks import check_setting
 from kvarn.errors import ConfigError
 
-DEFAULT_MODEL = "smollm2"  # where none is named
+DEFAULT_MODEL = "smollm2"  # where no model is given
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
 KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
 ENCODER_WEIGHTS = ("q8_0", "file")
@@ -39,7 +40,7 @@ def kvarn_home() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether the user forbids every connection."""
+    """Whether every network connection is forbidden."""
     return _flag("KVARN_OFFLINE") or _flag("HF_HUB_OFFLINE")
 
 
@@ -49,7 +50,7 @@ def is_debug() -> bool:
 
 
 def forced_isa() -> str | None:
-    """The kernel table KVARN_ISA asks for, or None to choose by the CPU."""
+    """The kernel table that KVARN_ISA forces, or None to choose by the CPU."""
     return os.environ.get("KVARN_ISA") or None
 
 
@@ -64,12 +65,12 @@ def hf_token() -> str | None:
 
 
 def client_key() -> str | None:
-    """The key to show to a server that was named by its URL."""
+    """The API key to send to a server given by its URL."""
     return os.environ.get("KVARN_API_KEY") or None
 
 
 def server_environment() -> dict[str, str]:
-    """What KVARN_SERVER_* variables say, by setting in lower case."""
+    """Values of the KVARN_SERVER_* variables, by setting in lower case."""
     prefix = "KVARN_SERVER_"
     return {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix)}
 
@@ -92,63 +93,44 @@ class EngineConfig:
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
     max_running: int = 64  # requests in one step
     kv_dtype: str = "f16"  # f16 | f32 | q8_0
-    encoder_weights: str = "q8_0"  # float matrices of an encoder are held so; "file": as they are, slower
-    policy: str = "fcfs"  # who starts first: fcfs | priority | shortest_remaining | slo
+    encoder_weights: str = "q8_0"  # of an encoder's float matrices in memory; "file": as they are stored, slower
+    policy: str = "fcfs"  # order of the waiting queue: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
-    prefill_ms: float = 150.0  # ... and never longer than this while others decode
+    prefill_ms: float = 150.0  # ... and never longer than this while other requests decode
     background_share: float = 0.125  # of step time for lower priorities while higher ones run
-    max_wait_ms: float = 0.0  # wait this long for company before the first step of an idle engine
+    max_wait_ms: float = 0.0  # an idle engine waits this long for more requests before its first step
     ageing_s: float = 10.0  # a waiting request gains one level of priority each time this passes
     queue_limit: int = 4096  # waiting requests; more are refused with retry_after_s
     requests_per_s: float | None = None  # admission over a moving window; None: no limit
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
-    step_timeout_s: float = 120.0  # the watchdog calls a step stuck after this long
+    step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
-        _whole("threads", self.threads, 1, MAX_THREADS, optional=True)
-        _whole("context", self.context, 1, MAX_CONTEXT, optional=True)
-        _whole("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
-        _whole("block_size", self.block_size, 1, 4096)
-        _whole("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
-        _whole("max_running", self.max_running, 1, 2**16)
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
-        _one_of("policy", self.policy, POLICIES)
-        _real("max_stretch", self.max_stretch, 1.0, 1000.0)
-        _real("prefill_ms", self.prefill_ms, 1.0, 1e6)
-        _real("background_share", self.background_share, 0.0, 1.0)
-        _real("max_wait_ms", self.max_wait_ms, 0.0, 10_000.0)
-        _real("ageing_s", self.ageing_s, 0.001, 1e6)
-        _whole("queue_limit", self.queue_limit, 1, 2**24)
-        _real("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
-        _real("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
-        _real("window_s", self.window_s, 0.1, 3600.0)
-        _real("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
+        check_setting.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
+        check_setting.integer("context", self.context, 1, MAX_CONTEXT, optional=True)
+        check_setting.integer("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
+        check_setting.integer("block_size", self.block_size, 1, 4096)
+        check_setting.integer("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
+        check_setting.integer("max_running", self.max_running, 1, 2**16)
+        check_setting.one_of("backend", self.backend, BACKENDS)
+        check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        check_setting.one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
+        check_setting.one_of("policy", self.policy, POLICIES)
+        check_setting.number("max_stretch", self.max_stretch, 1.0, 1000.0)
+        check_setting.number("prefill_ms", self.prefill_ms, 1.0, 1e6)
+        check_setting.number("background_share", self.background_share, 0.0, 1.0)
+        check_setting.number("max_wait_ms", self.max_wait_ms, 0.0, 10_000.0)
+        check_setting.number("ageing_s", self.ageing_s, 0.001, 1e6)
+        check_setting.integer("queue_limit", self.queue_limit, 1, 2**24)
+        check_setting.number("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
+        check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
+        check_setting.number("window_s", self.window_s, 0.1, 3600.0)
+        check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
 
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
-
-
-def _whole(name: str, value: object, low: int, high: int, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r:.60}; give a whole number from {low:,} to {high:,}")
-
-
-def _real(name: str, value: object, low: float, high: float, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
-
-
-def _one_of(name: str, value: object, accepted: tuple[str, ...]) -> None:
-    if value not in accepted:
-        raise ConfigError(f"{name} is {value!r:.60}; choose one of {', '.join(accepted)}")

@@ -1,4 +1,4 @@
-"""How a diffusion model denoises, as a caller asks for it, and what that looks like. Frozen; checked when made.
+"""Denoising parameters of a request, and the view of a canvas that a caller gets. Frozen; validated when made.
 
 Knows no model: decoding/denoise_config.py fills in what depends on one.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from kvarn.checks import check_flag, check_integer, check_number, check_one_of, short
+from kvarn.checks import check_parameter, short
 from kvarn.errors import InvalidParameter
 
 Policy = Literal[
@@ -37,39 +37,39 @@ TEMPERED: tuple[str, ...] = (
     "maskgit_plus",
     "topk_margin",
     "entropy",
-)  # policies that alg_temp softens
+)  # policies that alg_temp applies to
 MAX_POOL_KERNEL = 63
 
 
 @dataclass(frozen=True, slots=True)
 class SparseConfig:
-    """cache="sparse": blocks are denoised against the part of the other keys and values that matters most to them."""
+    """cache="sparse": blocks attend to the most relevant part of the keys and values outside them."""
 
     enabled: bool = True
     retention_ratio: float = 0.5  # of the tokens outside the block that are kept
-    delay_step: int = 1  # the step of each block that chooses them; those before it see everything
-    default_block_len: int = 32  # where block_length says nothing
+    delay_step: int = 1  # the step of each block that selects them; steps before it attend to everything
+    default_block_len: int = 32  # where block_length is None
     pool_kernel: int = 3  # neighbours that share the largest of their scores; odd
-    head_select: bool = True  # every KV head keeps its own
+    head_select: bool = True  # every KV head selects its own tokens
 
     def __post_init__(self) -> None:
-        check_flag("enabled", self.enabled)
-        check_number("retention_ratio", self.retention_ratio, 0.0, 1.0)
+        check_parameter.flag("enabled", self.enabled)
+        check_parameter.number("retention_ratio", self.retention_ratio, 0.0, 1.0)
         if self.retention_ratio == 0:
-            raise InvalidParameter("retention_ratio is 0; give more than 0, up to 1")
-        check_integer("delay_step", self.delay_step, 0, 2**31 - 1)
-        check_integer("default_block_len", self.default_block_len, 1, 2**31 - 1)
-        check_integer("pool_kernel", self.pool_kernel, 1, MAX_POOL_KERNEL)
+            raise InvalidParameter("retention_ratio is 0; give more than 0, up to 1", field="retention_ratio")
+        check_parameter.integer("delay_step", self.delay_step, 0, 2**31 - 1)
+        check_parameter.integer("default_block_len", self.default_block_len, 1, 2**31 - 1)
+        check_parameter.integer("pool_kernel", self.pool_kernel, 1, MAX_POOL_KERNEL)
         if self.pool_kernel % 2 == 0:
-            raise InvalidParameter(f"pool_kernel is {self.pool_kernel}; give an odd number")
-        check_flag("head_select", self.head_select)
+            raise InvalidParameter(f"pool_kernel is {self.pool_kernel}; give an odd number", field="pool_kernel")
+        check_parameter.flag("head_select", self.head_select)
 
 
 @dataclass(frozen=True, slots=True)
 class DiffusionParams:
     """How a diffusion model fills its canvas of masked tokens; SamplingParams.diffusion.
 
-    None for block_length, cache or canvas means: 32, "dual" and "fixed" for models whose tokens all see each other;
+    None for block_length, cache or canvas means: 32, "dual" and "fixed" for full-attention models;
     the model's own block, "block" and "grow" for block diffusion.
     """
 
@@ -88,26 +88,27 @@ class DiffusionParams:
     sparse: SparseConfig | None = None
     cfg_scale: float = 0.0  # classifier-free guidance away from the answer to no prompt; 0: off
     alg_temp: float = 0.0  # > 0: positions are drawn from softmax(confidence / alg_temp); for policies with a count
-    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that stands there already
-    events: bool = False  # tell the canvas after each step: TokenEvent.canvas
+    pinned: Mapping[int, int] = field(default_factory=dict)  # index in the answer -> token that is fixed there
+    events: bool = False  # send the canvas after each step: TokenEvent.canvas
 
     def __post_init__(self) -> None:
-        check_integer("steps", self.steps, 1, 2**31 - 1, optional=True)
-        check_integer("block_length", self.block_length, 1, 2**31 - 1, optional=True)
-        check_one_of("policy", self.policy, POLICIES)
+        check_parameter.integer("steps", self.steps, 1, 2**31 - 1, optional=True)
+        check_parameter.integer("block_length", self.block_length, 1, 2**31 - 1, optional=True)
+        check_parameter.one_of("policy", self.policy, POLICIES)
         for name in ("threshold", "relaxed_threshold", "low_threshold", "edit_threshold"):
-            check_number(name, getattr(self, name), 0.0, 1.0)
-        check_number("factor", self.factor, 0.0, 1e6)
-        check_number("entropy_threshold", self.entropy_threshold, 0.0, 100.0)
-        check_integer("radius", self.radius, 1, 2**31 - 1)
-        check_one_of("cache", self.cache, CACHES, optional=True)
-        check_one_of("canvas", self.canvas, CANVASES, optional=True)
-        check_number("cfg_scale", self.cfg_scale, 0.0, 100.0)
-        check_number("alg_temp", self.alg_temp, 0.0, 100.0)
-        check_flag("events", self.events)
+            check_parameter.number(name, getattr(self, name), 0.0, 1.0)
+        check_parameter.number("factor", self.factor, 0.0, 1e6)
+        check_parameter.number("entropy_threshold", self.entropy_threshold, 0.0, 100.0)
+        check_parameter.integer("radius", self.radius, 1, 2**31 - 1)
+        check_parameter.one_of("cache", self.cache, CACHES, optional=True)
+        check_parameter.one_of("canvas", self.canvas, CANVASES, optional=True)
+        check_parameter.number("cfg_scale", self.cfg_scale, 0.0, 100.0)
+        check_parameter.number("alg_temp", self.alg_temp, 0.0, 100.0)
+        check_parameter.flag("events", self.events)
         if self.alg_temp > 0 and self.policy not in TEMPERED:
             raise InvalidParameter(
-                f"alg_temp has no meaning for policy {self.policy!r}; use it with {', '.join(TEMPERED)}"
+                f"alg_temp has no meaning for policy {self.policy!r}; use it with {', '.join(TEMPERED)}",
+                field="alg_temp",
             )
         self._check_sparse()
         object.__setattr__(self, "pinned", _pinned(self.pinned))
@@ -116,11 +117,15 @@ class DiffusionParams:
         if self.sparse is None:
             return
         if not isinstance(self.sparse, SparseConfig):
-            raise InvalidParameter(f"sparse is {short(self.sparse)}; give a kvarn.SparseConfig")
+            raise InvalidParameter(f"sparse is {short(self.sparse)}; give a kvarn.SparseConfig", field="sparse")
         if self.sparse.enabled and self.cache not in (None, "sparse"):
-            raise InvalidParameter(f"sparse is given with cache={self.cache!r}; use cache='sparse', or leave one out")
+            raise InvalidParameter(
+                f"sparse is given with cache={self.cache!r}; use cache='sparse', or leave one out", field="sparse"
+            )
         if not self.sparse.enabled and self.cache == "sparse":
-            raise InvalidParameter("cache is 'sparse' and sparse is not enabled; use another cache, or enable it")
+            raise InvalidParameter(
+                "cache is 'sparse' and sparse is not enabled; use another cache, or enable it", field="cache"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +140,10 @@ class CanvasView:
 
 def _pinned(pinned: object) -> Mapping[int, int]:
     if not isinstance(pinned, Mapping):
-        raise InvalidParameter(f"pinned is {short(pinned)}; give a mapping of index in the answer to token id")
+        raise InvalidParameter(
+            f"pinned is {short(pinned)}; give a mapping of index in the answer to token id", field="pinned"
+        )
     for index, token_id in pinned.items():
-        check_integer("an index of pinned", index, 0, 2**31 - 1)
-        check_integer(f"the token at index {index} of pinned", token_id, 0, 2**31 - 1)
+        check_parameter.integer("an index of pinned", index, 0, 2**31 - 1)
+        check_parameter.integer(f"the token at index {index} of pinned", token_id, 0, 2**31 - 1)
     return dict(pinned)

@@ -9,7 +9,7 @@
     │   ├── DownloadError    network, checksum, disk: nothing half-written is left behind
     │   └── DoesNotFit       the memory plan exceeds what the machine has
     ├── RequestError         the caller's request cannot be served as asked
-    │   ├── InvalidParameter a sampling value, message or prompt out of range
+    │   ├── InvalidParameter a sampling value, message or prompt out of range (field)
     │   ├── PromptTooLong    carries num_tokens and limit
     │   ├── TemplateError    the model's chat template is missing, failed or was stopped
     │   ├── ConstraintError  a schema, pattern or grammar cannot be used, or led to a dead end
@@ -86,7 +86,11 @@ class RequestError(KvarnError):
 
 
 class InvalidParameter(RequestError):
-    """A sampling value, message or prompt is out of range."""
+    """A sampling value, message or prompt is out of range; field is the parameter's name where one is at fault."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class PromptTooLong(RequestError):
@@ -153,7 +157,7 @@ class CapacityError(KvarnError):
 
 
 class RateLimited(CapacityError):
-    """More than the tier of a key allows now; headers tell what is left of each limit."""
+    """More than the tier of a key allows now; headers say what is left of each limit."""
 
     def __init__(
         self, message: str, *, retry_after_s: float, reason: str, headers: Mapping[str, str] | None = None

@@ -216,16 +216,22 @@ class LLM:
         ).result()
 
     def embed(
-        self, texts: str | Sequence[str] | Sequence[TokenIds], pooling: Pooling | None = None, normalize: bool = True
+        self,
+        texts: str | Sequence[str] | Sequence[TokenIds],
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        *,
+        priority: int = 0,
     ) -> Float32:
-        """One vector per text or list of token ids, (n, dim); for encoder models."""
-        chosen = self.vectors.pooling(pooling)
-        vectors = [self.vectors.compute(group, chosen).result() for group in self.vectors.groups(texts)]
-        return self.vectors.joined(vectors, normalize)
+        """One vector per text or list of token ids, (n, dim); for encoder models. priority: as of SamplingParams."""
+        parts = self.vectors
+        chosen = parts.pooling(pooling)
+        vectors = [parts.compute(group, chosen, priority=priority).result() for group in parts.groups(texts)]
+        return parts.joined(vectors, normalize)
 
-    def classify(self, pairs: Sequence[tuple[str, str]]) -> Float32:
+    def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
-        return self.vectors.classify(pairs)
+        return self.vectors.classify(pairs, priority=priority)
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""

@@ -1,6 +1,6 @@
-"""What this machine lets us use: cores and memory, within affinity and cgroup limits (v1 and v2).
+"""Usable cores and memory of this machine, within affinity and cgroup limits (v1 and v2).
 
-Reads /proc and /sys below a given root, so tests can fake them; changes nothing and knows no model.
+Reads /proc and /sys below a given root, so that tests can fake them; changes nothing and knows no model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNLIMITED_V1 = 2**60  # v1 writes "no limit" as the largest page-aligned int64
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """How many threads to compute with, and the sentence that says why."""
+    """How many threads to compute with, and the reason as a phrase."""
 
     count: int
     reason: str
@@ -28,7 +28,7 @@ class ThreadChoice:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimits:
-    """All that bounds the choice of threads; None: no such limit."""
+    """The limits of the thread count; None: no such limit."""
 
     allowed: int  # CPUs in the affinity mask
     physical: int | None  # physical cores among them
@@ -51,7 +51,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAvailable:
-    """Memory we may still take, and what bounds it."""
+    """Memory that is still available, and what limits it."""
 
     num_bytes: int
     reason: str
@@ -73,19 +73,19 @@ def choose_threads(root: Path = ROOT) -> ThreadChoice:
 
 
 def warn_of_excess_threads(threads: int | None, root: Path = ROOT) -> None:
-    """Log it when a user asked for more threads than can run at once.
+    """Log a warning where more threads are configured than can run at once.
 
-    Not an error: answers are the same, only slower, and what a process may use can change while it runs.
+    Not an error: answers are the same, only slower, and the CPUs of a process can change while it runs.
     """
-    excess = None if threads is None else excess_of_threads(threads, root)
-    if excess is not None:
-        log.warning(excess)
+    warning = None if threads is None else excess_threads_warning(threads, root)
+    if warning is not None:
+        log.warning(warning)
 
 
-def excess_of_threads(threads: int, root: Path = ROOT) -> str | None:
+def excess_threads_warning(threads: int, root: Path = ROOT) -> str | None:
     """A sentence that warns of more threads than CPUs run at once; None where there are enough.
 
-    Two threads on the two halves of one core are somebody's choice; three on them only wait for each other.
+    Two threads on the two hyperthreads of a core may be intended; a third would only wait.
     """
     limits = cpu_limits(root)
     usable, reason = limits.allowed, f"{limits.allowed} in the affinity mask"
@@ -121,12 +121,12 @@ def available_memory(root: Path = ROOT) -> MemoryAvailable:
 
 
 def cpu_throttled_s(root: Path = ROOT) -> float:
-    """Seconds for which the most throttled cgroup of our chain was held back; 0.0 where nothing counts it."""
-    held_back = [0.0]
+    """Seconds for which the most throttled cgroup of our chain was throttled; 0.0 where that is not counted."""
+    throttled_s = [0.0]
     for folder in _cgroup_chain(root, "cpu"):
         stat = _stat(folder / "cpu.stat")
-        held_back.append(stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9)  # v2, v1
-    return max(held_back)
+        throttled_s.append(stat.get("throttled_usec", 0) / 1e6 + stat.get("throttled_time", 0) / 1e9)  # v2, v1
+    return max(throttled_s)
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -160,7 +160,7 @@ def _cpu_quotas(root: Path) -> Iterator[tuple[float, str]]:
     for folder in _cgroup_chain(root, "cpu"):
         for quota, file in ((_quota_v2(folder), "cpu.max"), (_quota_v1(folder), "cpu.cfs_quota_us")):
             if quota is not None:
-                yield quota, _shown(root, folder / file)
+                yield quota, _display_path(root, folder / file)
 
 
 def _quota_v2(folder: Path) -> float | None:
@@ -193,7 +193,7 @@ def _memory_limits(root: Path) -> Iterator[MemoryLimit]:
             if limit is None or used is None or limit >= UNLIMITED_V1:
                 continue
             cache = stat.get(prefix + "inactive_file", 0) + stat.get(prefix + "active_file", 0)
-            yield MemoryLimit(limit, max(0, used - cache), _shown(root, folder / limit_name))
+            yield MemoryLimit(limit, max(0, used - cache), _display_path(root, folder / limit_name))
 
 
 def _cgroup_chain(root: Path, controller: str) -> Iterator[Path]:
@@ -264,7 +264,7 @@ def _sysconf_memory() -> tuple[int, int]:
     return total, total
 
 
-def _shown(root: Path, path: Path) -> str:
+def _display_path(root: Path, path: Path) -> str:
     return "/" + str(path.relative_to(root))
 
 

@@ -22,7 +22,7 @@ from kvarn.structured.constraints import Compiled
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 
 Clock = Callable[[], float]  # seconds, never going back
-Phase = Literal["queued", "prefill", "decode", "finished"]
+Phase = Literal["queued", "prefill", "decode"]
 
 
 class RequestState(StrEnum):
@@ -135,9 +135,7 @@ class Request:
 
     @property
     def phase(self) -> Phase:
-        """How far the request is, as clients and metrics are told."""
-        if self.is_ended:
-            return "finished"
+        """How far the request has got."""
         if self.num_output:
             return "decode"
         return "queued" if self.started_at is None else "prefill"

@@ -1,4 +1,4 @@
-"""The values a caller passes in and gets back. Frozen; validated when made."""
+"""The values a caller passes in and gets back. Frozen; validated when made. Knows no model and no engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from kvarn.checks import check_flag, check_integer, check_number, short
+from kvarn.checks import check_parameter, short
 from kvarn.diffusion import CanvasView, DiffusionParams
 from kvarn.errors import InvalidParameter
 from kvarn.structured.constraints import Constraint
@@ -63,51 +63,33 @@ class SamplingParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    xtc_probability: float = 0.0  # 0: off; now and then drops the most probable tokens but the last above the threshold
+    xtc_probability: float = 0.0  # 0: off; how often XTC drops all tokens above xtc_threshold but the last
     xtc_threshold: float = 0.1
-    sampler: str | None = None  # chooses instead of all of the above; made known with kvarn.register_sampler
+    sampler: str | None = None  # replaces the filters above; registered with kvarn.register_sampler
     constraint: Constraint | None = None  # kvarn.JsonSchema, Regex or Grammar that the answer follows
     priority: int = 0  # higher runs first
     deadline_s: float | None = None  # ended with FinishReason.DEADLINE this long after submission
-    slo_ms: float | None = None  # wished time to the first token, for policy="slo"
+    slo_ms: float | None = None  # target time to the first token, for policy="slo"
     reuse_cache: bool = True  # start from cached blocks of an equal prefix
-    free_cache_on_finish: bool = False  # leave nothing findable behind
-    prefill_only: bool = False  # compute and publish the prompt, choose no token
+    free_cache_on_finish: bool = False  # leave none of its blocks in the prefix cache
+    prefill_only: bool = False  # compute the prompt into the prefix cache, sample no token
     diffusion: DiffusionParams | None = None  # how a diffusion model denoises; refused by other models
     truncate: str | None = None  # "left": drop the oldest prompt tokens that do not fit, instead of refusing
 
     def __post_init__(self) -> None:
-        check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
-        check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        check_number("temperature", self.temperature, 0.0, 100.0, optional=True)
-        check_integer("top_k", self.top_k, 0, 2**31 - 1, optional=True)
-        check_number("top_p", self.top_p, 0.0, 1.0, optional=True)
-        check_number("min_p", self.min_p, 0.0, 1.0, optional=True)
-        check_number("typical_p", self.typical_p, 0.0, 1.0)
-        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, optional=True)
-        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
-        check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
-        check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
-        check_integer("n", self.n, 1, MAX_CHOICES)
-        check_integer("penalty_window", self.penalty_window, 1, 2**31 - 1, optional=True)
-        check_number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
-        check_number("dry_base", self.dry_base, 1.0, 100.0)
-        check_integer("dry_allowed_length", self.dry_allowed_length, 1, 1000)
-        check_number("xtc_probability", self.xtc_probability, 0.0, 1.0)
-        check_number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
-        check_integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
-        check_number("deadline_s", self.deadline_s, 0.0, 1e7, optional=True)
-        check_number("slo_ms", self.slo_ms, 0.0, 1e9, optional=True)
+        self._check_ranges()
         for name in ("reuse_cache", "free_cache_on_finish", "prefill_only", "ignore_eos"):
-            check_flag(name, getattr(self, name))
+            check_parameter.flag(name, getattr(self, name))
         if self.diffusion is not None and not isinstance(self.diffusion, DiffusionParams):
-            raise InvalidParameter(f"diffusion is {short(self.diffusion)}; give a kvarn.DiffusionParams")
+            raise InvalidParameter(
+                f"diffusion is {short(self.diffusion)}; give a kvarn.DiffusionParams", field="diffusion"
+            )
         if self.sampler is not None and not isinstance(self.sampler, str):
-            raise InvalidParameter(f"sampler is {short(self.sampler)}; give the name of a registered one")
+            raise InvalidParameter(
+                f"sampler is {short(self.sampler)}; give the name of a registered one", field="sampler"
+            )
         if self.truncate not in (None, "left"):
-            raise InvalidParameter(f"truncate is {short(self.truncate)}; give None or 'left'")
+            raise InvalidParameter(f"truncate is {short(self.truncate)}; give None or 'left'", field="truncate")
         if self.constraint is not None:
             _check_constraint(self.constraint, ignore_eos=self.ignore_eos)
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
@@ -115,11 +97,38 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidParameter(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}")
+            raise InvalidParameter(
+                f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}", field="min_tokens"
+            )
 
     def replace(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed, validated again."""
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(self)} | changes)
+
+    def _check_ranges(self) -> None:
+        check_parameter.integer("max_tokens", self.max_tokens, 1, 2**31 - 1, optional=True)
+        check_parameter.integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        check_parameter.number("temperature", self.temperature, 0.0, 100.0, optional=True)
+        check_parameter.integer("top_k", self.top_k, 0, 2**31 - 1, optional=True)
+        check_parameter.number("top_p", self.top_p, 0.0, 1.0, optional=True)
+        check_parameter.number("min_p", self.min_p, 0.0, 1.0, optional=True)
+        check_parameter.number("typical_p", self.typical_p, 0.0, 1.0)
+        check_parameter.number("repetition_penalty", self.repetition_penalty, 0.01, 100.0, optional=True)
+        check_parameter.number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_parameter.number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_parameter.integer("seed", self.seed, -(2**63), 2**63 - 1, optional=True)
+        check_parameter.integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        check_parameter.integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS, optional=True)
+        check_parameter.integer("n", self.n, 1, MAX_CHOICES)
+        check_parameter.integer("penalty_window", self.penalty_window, 1, 2**31 - 1, optional=True)
+        check_parameter.number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        check_parameter.number("dry_base", self.dry_base, 1.0, 100.0)
+        check_parameter.integer("dry_allowed_length", self.dry_allowed_length, 1, 1000)
+        check_parameter.number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        check_parameter.number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        check_parameter.integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_parameter.number("deadline_s", self.deadline_s, 0.0, 1e7, optional=True)
+        check_parameter.number("slo_ms", self.slo_ms, 0.0, 1e9, optional=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +176,14 @@ class TokenEvent:
     """One step of a stream. text is what became certain with this token, and may be empty."""
 
     text: str
-    token_id: int | None  # None: text held back until now, flushed at the end
+    token_id: int | None  # None: text held back for stop strings, flushed at the end
     index: int  # of the token in the completion
     finish_reason: FinishReason | None = None  # set on the last event only
     logprob: TokenLogprob | None = None
     completion: Completion | None = None  # the whole result of this choice, on its last event only
     request_id: str = ""
     choice: int = 0  # which of the n answers
-    canvas: CanvasView | None = None  # set on events that tell nothing else: a diffusion step, if they were asked for
+    canvas: CanvasView | None = None  # set on events without text: a diffusion step, for diffusion.events
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +216,7 @@ class Citation:
     is_cited: bool = False  # the answer names its number
 
     def marked(self, answer: str) -> Citation:
-        """With what an answer says of it."""
+        """A copy that says whether an answer cites it."""
         return replace(self, is_cited=f"[{self.number}]" in answer)
 
 
@@ -224,51 +233,64 @@ class Retrieves(Protocol):
     """What `chat(retrieve=...)` takes: something that puts sources into a conversation."""
 
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
-        """Look up what the conversation asks; count gives the tokens of a text, context those of the model."""
+        """Search for what the conversation asks; count gives the tokens of a text, context those of the model."""
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
-        raise InvalidParameter(f"stop is {short(stop)}; give a string or a list of strings")
+        raise InvalidParameter(f"stop is {short(stop)}; give a string or a list of strings", field="stop")
     if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", field="stop")
     for string in strings:
         num_bytes = len(string.encode("utf-8", "surrogatepass"))
         if not 1 <= num_bytes <= MAX_STOP_BYTES:
-            raise InvalidParameter(f"stop has a string of {num_bytes:,} bytes; give 1 to {MAX_STOP_BYTES}")
+            raise InvalidParameter(
+                f"stop has a string of {num_bytes:,} bytes; give 1 to {MAX_STOP_BYTES}", field="stop"
+            )
     return tuple(strings)
 
 
 def _breakers(breakers: object) -> tuple[str, ...]:
     if not isinstance(breakers, list | tuple) or not all(isinstance(b, str) and 0 < len(b) <= 40 for b in breakers):
-        raise InvalidParameter(f"dry_sequence_breakers is {short(breakers)}; give a list of short strings")
+        raise InvalidParameter(
+            f"dry_sequence_breakers is {short(breakers)}; give a list of short strings", field="dry_sequence_breakers"
+        )
     if len(breakers) > MAX_STOP_STRINGS:
-        raise InvalidParameter(f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}")
+        raise InvalidParameter(
+            f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}",
+            field="dry_sequence_breakers",
+        )
     return tuple(breakers)
 
 
 def _check_constraint(constraint: object, *, ignore_eos: bool) -> None:
     if not isinstance(constraint, Constraint):
-        raise InvalidParameter(f"constraint is {short(constraint)}; give a kvarn.JsonSchema, Regex or Grammar")
+        raise InvalidParameter(
+            f"constraint is {short(constraint)}; give a kvarn.JsonSchema, Regex or Grammar", field="constraint"
+        )
     if ignore_eos:
-        raise InvalidParameter("ignore_eos and constraint contradict each other: an answer ends where it is complete")
+        raise InvalidParameter(
+            "ignore_eos and constraint contradict each other: an answer ends where it is complete", field="ignore_eos"
+        )
 
 
 def _token_ids(name: str, ids: object) -> tuple[int, ...]:
     if not isinstance(ids, list | tuple):
-        raise InvalidParameter(f"{name} is {short(ids)}; give a list of token ids")
+        raise InvalidParameter(f"{name} is {short(ids)}; give a list of token ids", field=name)
     for token_id in ids:
-        check_integer(f"an entry of {name}", token_id, 0, 2**31 - 1)
+        check_parameter.integer(f"an entry of {name}", token_id, 0, 2**31 - 1)
     return tuple(ids)
 
 
 def _logit_bias(bias: object) -> Mapping[int, float]:
     if not isinstance(bias, Mapping):
-        raise InvalidParameter(f"logit_bias is {short(bias)}; give a mapping of token id to bias")
+        raise InvalidParameter(f"logit_bias is {short(bias)}; give a mapping of token id to bias", field="logit_bias")
     if len(bias) > MAX_LOGIT_BIAS:
-        raise InvalidParameter(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+        raise InvalidParameter(
+            f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", field="logit_bias"
+        )
     for token_id, value in bias.items():
-        check_integer("a token id of logit_bias", token_id, 0, 2**31 - 1)
-        check_number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
+        check_parameter.integer("a token id of logit_bias", token_id, 0, 2**31 - 1)
+        check_parameter.number(f"logit_bias of token {token_id}", value, -100.0, 100.0)
     return dict(bias)

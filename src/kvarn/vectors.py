@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import check_parameter, cut
 from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import UnsupportedModel
 from kvarn.models.spec import Encoder, Pooling
 from kvarn.prompts import TokenIds, listed_inputs, pair_ids
 from kvarn.submissions import encoded
@@ -34,8 +36,7 @@ class Vectors:
             raise UnsupportedModel(f"{spec.name!r} generates text; embed needs an encoder such as minilm")
         if spec.generation.classifier is not None:
             raise UnsupportedModel(f"{spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
-        if wanted is not None and wanted not in POOLINGS:
-            raise InvalidParameter(f"pooling is {wanted!r:.60}; choose one of {', '.join(POOLINGS)}")
+        replace(check_parameter, show=cut).one_of("pooling", wanted, POOLINGS, optional=True)
         return wanted or spec.generation.pooling
 
     def groups(self, texts: object) -> list[list[TokenIds]]:
@@ -45,7 +46,7 @@ class Vectors:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)
 
-    def compute(self, group: Sequence[TokenIds], pooling: Pooling, priority: int = 0) -> Future[Float32]:
+    def compute(self, group: Sequence[TokenIds], pooling: Pooling, *, priority: int = 0) -> Future[Float32]:
         """One group between two steps, so that callers share the engine."""
         return self._client.compute(
             lambda engine: embed_group(engine.backend, engine.kv, group, pooling), priority=priority
@@ -58,13 +59,13 @@ class Vectors:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
-    def classify(self, pairs: Sequence[tuple[str, str]], priority: int = 0) -> Float32:
+    def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
         spec, classifier = self._model.spec, self._model.classifier
         if classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
         ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in pairs]
-        vectors = [self.compute(group, "cls", priority).result() for group in self._fitting(ids)]
+        vectors = [self.compute(group, "cls", priority=priority).result() for group in self._fitting(ids)]
         return classifier.scores(self.joined(vectors, normalize=False))
 
     def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:

@@ -164,7 +164,7 @@ def test_masks_cost_little_beside_a_step(llm: kvarn.LLM, patience: float, record
         started_at = time.perf_counter()
         for length, token_id in enumerate(ids):
             matcher.mask_after(ids[:length], 0)
-            matcher.take(token_id)
+            matcher.accept_token(token_id)
         spent.append((time.perf_counter() - started_at) / len(ids))
     record("constraint-masks", {"model": "smollm2", "mask_us": round(float(np.median(spent)) * 1e6, 1)})
     assert np.median(spent) * 1000 < MAX_MASK_MS * patience

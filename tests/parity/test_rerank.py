@@ -10,7 +10,7 @@ import pytest
 
 import kvarn
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.search.rerank import rerank
+from kvarn.retrieval.search.rerank import prepare, rerank
 from tests.assets import smollm2
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -97,13 +97,22 @@ def test_a_long_document_counts_as_its_best_part(cross_encoder: tuple[Path, Any,
 
 
 @pytest.mark.model
-def test_yes_and_no_of_a_language_model_are_probabilities_and_repeat(tmp_path: Path) -> None:
+def test_yes_and_no_of_a_language_model_are_probabilities_and_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with kvarn.LLM(smollm2(), context=512) as llm:
         documents = ["A mill grinds grain into flour.", "Stars shine at night."]
         scores = rerank(llm, "What does a mill do?", documents)
         assert ((scores > 0) & (scores < 1)).all()
         assert (rerank(llm, "What does a mill do?", documents) == scores).all()
         assert llm.stats().prefix_hit_tokens > 0
+        with monkeypatch.context() as patched:
+            submit, priorities = llm.submit, set()
+            patched.setattr(
+                llm, "submit", lambda *args, **options: priorities.add(args[1].priority) or submit(*args, **options)
+            )
+            assert (prepare(llm, "What does a mill do?", documents).scores("", 5) == scores).all()
+            assert priorities == {5}
         with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
             collection.add(documents)
             hits = collection.search("what does a mill do", k=2, rerank=llm)

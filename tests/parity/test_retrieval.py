@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -96,3 +97,26 @@ def test_a_chat_cites_what_the_collection_says(tmp_path: Path) -> None:
         assert (again.text, again.usage.cached_tokens > 16) == (first.text, True)
         with pytest.raises(kvarn.InvalidParameter, match="budget"):
             llm.chat(question, params, retrieve=notes.grounding(budget=2))
+
+
+def test_a_priority_reaches_the_engine_with_documents_and_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priorities: list[int] = []
+    with (
+        kvarn.LLM(minilm()) as encoder,
+        kvarn.Collection("notes", model=encoder, folder=tmp_path) as notes,
+    ):
+        compute = encoder.client.compute
+
+        def recorded(work: Any, num_tokens: int = 0, *, priority: int = 0) -> Any:
+            priorities.append(priority)
+            return compute(work, num_tokens, priority=priority)
+
+        monkeypatch.setattr(encoder.client, "compute", recorded)
+        notes.at_priority(7).add("Stars shine at night.")
+        assert priorities == [7, 7]  # what tells models apart, once; then the chunk
+        notes.at_priority(-3).search("night")
+        notes.search("day")
+        assert priorities[2:] == [-3, 0]
+        assert len(notes) == 1

@@ -1,4 +1,4 @@
-"""A tiny application behind the real connections, body reader and edge, in a process of its own.
+"""A tiny application behind the real connections, body reader and pipeline, in a process of its own.
 
 `python -m tests.server.edge_app '{"header_timeout_s": 1}'` prints its port. Routes that wait, stream and fail on
 demand, without a model, so that limits can be reached in a second.
@@ -24,10 +24,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from kvarn.errors import KvarnError
+from kvarn.server.access.auth import Authenticator
+from kvarn.server.access.keys import KeyRing
 from kvarn.server.failures import failure_response
-from kvarn.server.http.edge import Edge
+from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
+from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.json_body import read_json
-from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
+from kvarn.server.http.pipeline import RequestPipeline
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.process.lifecycle import Lifecycle
@@ -123,7 +126,7 @@ class Site:
             }
         )
 
-    def app(self) -> Edge:
+    def app(self) -> RequestPipeline:
         routes = [
             Route("/health", self.health),
             Route("/echo", self.echo, methods=["POST"]),
@@ -137,7 +140,15 @@ class Site:
             Route("/drain", self.drain),
             Route("/figures", self.figures),
         ]
-        return Edge(Starlette(routes=routes, exception_handlers=dict.fromkeys(TOLD, _told)), self.config)
+        always_ready = Lifecycle()  # /drain is for the connections, which have one of their own
+        always_ready.become_ready()
+        return RequestPipeline(
+            Starlette(routes=routes, exception_handlers=dict.fromkeys(TOLD, _told)),
+            browsers=BrowserPolicy(self.config),
+            auth=Authenticator(KeyRing(None), is_loopback=True),
+            lifecycle=always_ready,
+            traffic=Traffic(),
+        )
 
 
 async def _told(request: Request, error: Exception) -> Response:

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from kvarn.server.process import serve as serving
-from kvarn.server.process.lifecycle import App, Receive, Scope, Send
 from kvarn.server.state import ServerState
 
 STEP_CALLS = ("forward", "begin", "advance", "sample", "score", "copy_block")
@@ -54,7 +55,7 @@ class MeteredCore:
 class FigureRoutes:
     """ASGI: answers /cpu and /garbage, passes everything else on."""
 
-    def __init__(self, state: ServerState, app: App) -> None:
+    def __init__(self, state: ServerState, app: ASGIApp) -> None:
         self._state = state
         self._app = app
         self._core: MeteredCore | None = None
@@ -75,7 +76,7 @@ class FigureRoutes:
 
     def _metered(self) -> MeteredCore:
         """From the first question on; the pool exists, since a token has been computed for the warm-up."""
-        backend: Any = self._state.shelf.loaded[0].llm.llm.client.compute(lambda engine: engine.backend).result()
+        backend: Any = self._state.models.loaded[0].llm.llm.client.call(lambda engine: engine.backend).result()
         backend._model = MeteredCore(backend._model)
         core: MeteredCore = backend._model
         return core

@@ -60,7 +60,7 @@ def test_a_search_may_be_reranked(filled: httpx.Client) -> None:
     assert 1 > hits[0]["score"] >= hits[1]["score"] > 0
 
 
-def test_what_a_reranking_model_reads_is_charged_to_the_caller(keyed: KeyedServer) -> None:
+def test_the_tokens_of_a_reranking_model_are_charged_to_the_caller(keyed: KeyedServer) -> None:
     path, query = "/v1/collections/judged", "Which of the old machines turns grain into flour?"
     wanted = {"query": query, "k": 3, "rerank": SMOLLM2}
     with keyed.client("alice") as alice, keyed.client("reranker") as client:
@@ -121,7 +121,7 @@ def test_hostile_html_is_a_wrong_request_at_once(filled: httpx.Client, patience:
     assert time.monotonic() - began < 3 * patience
 
 
-def test_a_chat_looks_things_up_and_cites_them(filled: httpx.Client) -> None:
+def test_a_chat_with_retrieval_cites_its_sources(filled: httpx.Client) -> None:
     body = chat_body("What does a mill do?", retrieval={"collection": "things", "k": 2}, max_tokens=24)
     told = answer(filled, CHAT, body)
     plain = answer(filled, CHAT, chat_body("What does a mill do?", max_tokens=24))
@@ -139,7 +139,7 @@ def test_a_stream_begins_with_its_sources(filled: httpx.Client) -> None:
     assert all("retrieval" not in chunk for chunk in read[1:])
 
 
-def test_a_budget_too_small_is_refused_and_a_small_one_leaves_out_and_tells(filled: httpx.Client) -> None:
+def test_a_budget_too_small_is_refused_and_a_small_one_reports_what_it_leaves_out(filled: httpx.Client) -> None:
     wanted = {"collection": "things", "k": 3, "mode": "dense"}
     error = refusal(filled, CHAT, chat_body("flour", retrieval={**wanted, "max_context_tokens": 3}))
     assert "budget for sources is 3" in error["message"]
@@ -148,7 +148,7 @@ def test_a_budget_too_small_is_refused_and_a_small_one_leaves_out_and_tells(fill
     assert told["left_out"]
 
 
-def test_a_repeated_question_is_hot(filled: httpx.Client) -> None:
+def test_a_repeated_query_is_answered_from_the_caches(filled: httpx.Client) -> None:
     body = chat_body("Who counts the stars at night?", retrieval={"collection": "things", "k": 2}, max_tokens=1)
     first = answer(filled, CHAT, body)
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_repeated_question_is_hot(filled: httpx.Client) -> None:
     assert any(line.startswith("kvarn_retrieval_hot_hits_total") and not line.endswith(" 0.0") for line in lines)
 
 
-def test_a_hot_question_is_primed_again_when_documents_change(filled: httpx.Client) -> None:
+def test_a_frequent_prompt_is_warmed_again_when_documents_change(filled: httpx.Client) -> None:
     body = chat_body(
         "How many moons does the red planet have?", retrieval={"collection": "things", "k": 1}, max_tokens=1
     )

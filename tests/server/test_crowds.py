@@ -1,4 +1,4 @@
-"""A crowd of free keys that has texts embedded: whoever pays does not wait behind it, on any route that embeds."""
+"""Many free keys that embed texts: a paid request does not wait behind them, on any route that embeds."""
 
 from __future__ import annotations
 

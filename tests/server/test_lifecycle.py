@@ -15,7 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.server.process.lifecycle import Lifecycle, LifecycleGate, NotReady, Phase, ShuttingDown, is_ungated
+from kvarn.server.access.auth import Authenticator
+from kvarn.server.access.keys import KeyRing
+from kvarn.server.http.cors import BrowserPolicy
+from kvarn.server.http.pipeline import RequestPipeline
+from kvarn.server.http.traffic import Traffic
+from kvarn.server.process.lifecycle import Lifecycle, NotReady, Phase, ShuttingDown, is_probe
+from kvarn.server.process.settings import ServerConfig
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 Message = dict[str, Any]
@@ -81,11 +87,11 @@ def test_steps_of_starting_up_carry_their_time() -> None:
     [("/health", True), ("/health/live", True), ("/metrics", True), ("/healthy", False), ("/v1/models", False)],
 )
 def test_only_health_and_metrics_answer_in_every_phase(path: str, expected: bool) -> None:
-    assert is_ungated(path) is expected
+    assert is_probe(path) is expected
 
 
 def _through(lifecycle: Lifecycle, path: str, app: Any) -> list[Message]:
-    """Send one request through a gate; the messages it answers with."""
+    """Send one request through the pipeline; how its response begins."""
     sent: list[Message] = []
 
     async def send(message: Any) -> None:
@@ -94,15 +100,17 @@ def _through(lifecycle: Lifecycle, path: str, app: Any) -> list[Message]:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    def refuse(error: Exception) -> Any:
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            await send({"type": "http.response.start", "status": 503, "headers": [(b"why", str(error).encode())]})
-
-        return answer
-
-    gate = LifecycleGate(app, lifecycle=lifecycle, refuse=refuse)
-    asyncio.run(gate({"type": "http", "path": path}, receive, send))
-    return sent
+    pipeline = RequestPipeline(
+        app,
+        browsers=BrowserPolicy(ServerConfig()),
+        auth=Authenticator(KeyRing(None), is_loopback=True),
+        lifecycle=lifecycle,
+        traffic=Traffic(),
+    )
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "query_string": b""}
+    asyncio.run(pipeline(scope, receive, send))
+    return [message for message in sent if message["type"] == "http.response.start"]
 
 
 async def _fine(scope: Any, receive: Any, send: Any) -> None:
@@ -110,7 +118,7 @@ async def _fine(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-def test_the_gate_turns_requests_away_and_lets_health_pass() -> None:
+def test_requests_are_refused_and_health_passes() -> None:
     lifecycle = _in_phase("refusing")
     (refused,) = _through(lifecycle, "/v1/models", _fine)
     (passed,) = _through(lifecycle, "/health/live", _fine)
@@ -119,12 +127,12 @@ def test_the_gate_turns_requests_away_and_lets_health_pass() -> None:
     assert [value for name, value in passed["headers"] if name == b"connection"] == [b"close"]
 
 
-def test_before_the_end_the_gate_leaves_connections_alone() -> None:
+def test_before_the_end_connections_are_left_alone() -> None:
     (passed,) = _through(_in_phase("draining"), "/v1/models", _fine)
     assert dict(passed["headers"])[b"connection"] == b"keep-alive"
 
 
-def test_the_gate_counts_requests_until_they_end_however_they_end() -> None:
+def test_requests_count_until_they_end_however_they_end() -> None:
     lifecycle = _in_phase("ready")
     seen = []
 
@@ -132,8 +140,8 @@ def test_the_gate_counts_requests_until_they_end_however_they_end() -> None:
         seen.append(lifecycle.num_requests)
         raise RuntimeError("on purpose")
 
-    with pytest.raises(RuntimeError, match="on purpose"):
-        _through(lifecycle, "/v1/models", failing)
+    (failed,) = _through(lifecycle, "/v1/models", failing)
+    assert failed["status"] == 500
     assert seen == [1]
     assert lifecycle.num_requests == 0
 
@@ -141,14 +149,15 @@ def test_the_gate_counts_requests_until_they_end_however_they_end() -> None:
 def test_waiting_for_idle_ends_with_the_last_request() -> None:
     async def main() -> None:
         lifecycle = _in_phase("ready")
-        lifecycle.enter()
-        lifecycle.enter()
+        first, second = lifecycle.counted_request(), lifecycle.counted_request()
+        first.__enter__()
+        second.__enter__()
         waiting = asyncio.create_task(lifecycle.until_idle())
-        lifecycle.leave()
+        first.__exit__(None, None, None)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not waiting.done()
-        lifecycle.leave()
+        second.__exit__(None, None, None)
         await asyncio.wait_for(waiting, 10)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.server.access.keyfile import draw_key, write_keys
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from tests.chat_model import write_chat_model
 from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
@@ -186,7 +186,7 @@ def test_refusals_are_counted_by_tier_and_reason(keyed: KeyedServer) -> None:
 
 def test_a_request_for_which_there_is_no_memory_counts_for_nothing_and_tells_what_is_left(tmp_path: Path) -> None:
     models = [str(write_chat_model(tmp_path / name)) for name in ("a.gguf", "b.gguf")]
-    needed = make_offer("a.gguf", models[0], EngineConfig(), MemoryRoom(1 << 40, 1 << 40, True)).card.needed_bytes
+    needed = plan_load("a.gguf", models[0], EngineConfig(), MemoryRoom(1 << 40, 1 << 40, True)).entry.needed_bytes
     key, entry = draw_key("pia", "pro")
     write_keys(tmp_path / "keys.toml", [entry])
     arguments = ("--model", models[0], "--model", models[1], "--keys", tmp_path / "keys.toml")

@@ -73,7 +73,7 @@ class TestConversation:
         result = {"type": "tool_result", "tool_use_id": "a", "content": "cold"}
         with pytest.raises(InvalidField) as error:
             chat_messages(body(says({"type": "text", "text": "Hi"}, result), system="Be brief."))
-        assert error.value.param == "messages.0.content.1.tool_use_id"
+        assert error.value.field == "messages.0.content.1.tool_use_id"
 
     def test_a_turn_of_the_assistant_is_one_message(self) -> None:
         turn = says(
@@ -153,7 +153,7 @@ class TestStream:
         stream = MessageStream("msg_1", "m", 20)
         for delta in DELTAS:
             stream.push(delta)
-        whole = stream.whole(FinishReason.STOP, 2, USAGE)
+        whole = stream.message(FinishReason.STOP, 2, USAGE)
         assert added_up(tell(DELTAS)) == whole["content"]
         assert whole["content"] == [
             {"type": "thinking", "thinking": "Let me see.", "signature": ""},
@@ -181,7 +181,7 @@ class TestStream:
         stream = MessageStream("msg_1", "m", 20)
         for delta in DELTAS[:6]:
             stream.push(delta)
-        message = stream.whole(FinishReason.STOP, "END", USAGE)
+        message = stream.message(FinishReason.STOP, "END", USAGE)
         assert message["content"][-1] == {"type": "tool_use", "id": "call_a", "name": "weather", "input": {}}
 
     def test_cached_tokens_are_counted_apart(self) -> None:

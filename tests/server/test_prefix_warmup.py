@@ -1,4 +1,4 @@
-"""Hot questions computed ahead: never at the cost of a loaded model; what goes wrong is a line in the log."""
+"""Prompts of frequent queries computed ahead: no loaded model is evicted for it, and a failure is one log line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.server.access.keys import ANONYMOUS
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.collections import prefix_warmup
-from kvarn.server.collections.prefix_warmup import MAX_REMEMBERED, HotChat
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.collections.prefix_warmup import MAX_CHATS, FrequentChat
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from kvarn.server.process.serve import make_state
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.state import ServerState
@@ -35,9 +35,9 @@ ANOTHER_VERSION = -1  # of the collection: the prompt is due
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two chat models and an empty home; the primer looks all the time."""
+    """Two chat models and an empty home; the warm-up polls all the time."""
     monkeypatch.setenv("KVARN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(prefix_warmup, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(prefix_warmup, "POLL_INTERVAL_S", 0.02)
     for name in CHATS:
         write_chat_model(tmp_path / name)
     return tmp_path
@@ -56,23 +56,23 @@ async def started(home: Path, **settings: Any) -> AsyncIterator[ServerState]:
     """All of a server but its socket, with one collection."""
     models = (str(home / CHATS[0]), str(model_path(MINILM)), str(home / CHATS[1]))
     state = make_state(ServerConfig(models=models, pinned=(MINILM,), **settings))
-    await state.shelf.start()
+    await state.models.start()
     state.lifecycle.become_ready()
     await state.collections.create("", "things", Chunking())
     try:
         yield state
     finally:
-        for part in (state.primer, state.collections, state.shelf):
+        for part in (state.prefix_warmup, state.collections, state.models):
             await part.close()
 
 
-def hot_chat(question: str = QUESTION, **changes: Any) -> HotChat:
+def frequent_chat(question: str = QUESTION, **changes: Any) -> FrequentChat:
     chat = Conversation([{"role": "user", "content": question}], SamplingParams(max_tokens=4))
-    hot = HotChat(ANONYMOUS, "", CHATS[0], "things", question, chat, {"k": 1})
-    return replace(hot, **changes)
+    frequent = FrequentChat(ANONYMOUS, "", CHATS[0], "things", question, chat, {"k": 1})
+    return replace(frequent, **changes)
 
 
-def num_primed(state: ServerState) -> float:
+def num_warmed(state: ServerState) -> float:
     lines = state.metrics.render().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("kvarn_retrieval_primed_total"))
 
@@ -85,50 +85,50 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @pytest.mark.model
 @in_a_loop
-async def test_a_question_that_was_forgotten_while_its_turn_came_ends_nothing_and_leaves_nothing(home: Path) -> None:
+async def test_a_chat_dropped_while_it_waits_stops_nothing_and_leaves_nothing(home: Path) -> None:
     async with started(home) as state:
-        async with state.collections._changing:  # the primer waits for the collection of the first question
-            state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        async with state.collections._changing:  # the warm-up waits for the collection of the first query
+            state.prefix_warmup.add(frequent_chat(), ANOTHER_VERSION)
             await asyncio.sleep(0.2)
-            for number in range(MAX_REMEMBERED):
-                state.primer.remember(hot_chat(f"question {number}"), ANOTHER_VERSION)
-        await until(lambda: num_primed(state) >= 3)
-        assert len(state.primer._chats) == MAX_REMEMBERED
-        assert QUESTION not in {key[-1] for key in state.primer._chats}
+            for number in range(MAX_CHATS):
+                state.prefix_warmup.add(frequent_chat(f"question {number}"), ANOTHER_VERSION)
+        await until(lambda: num_warmed(state) >= 3)
+        assert len(state.prefix_warmup._chats) == MAX_CHATS
+        assert QUESTION not in {key[-1] for key in state.prefix_warmup._chats}
 
 
 @pytest.mark.model
 @in_a_loop
-async def test_what_nobody_expected_is_logged_by_its_type_only_and_the_next_is_primed(
+async def test_an_unexpected_error_is_logged_by_its_type_only_and_the_next_chat_is_warmed(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with started(home) as state:
         with caplog.at_level(logging.INFO):
-            state.primer.remember(hot_chat(options={QUESTION: 1}), ANOTHER_VERSION)
-            await until(lambda: not state.primer._chats)
+            state.prefix_warmup.add(frequent_chat(options={QUESTION: 1}), ANOTHER_VERSION)
+            await until(lambda: not state.prefix_warmup._chats)
         assert "forgotten: TypeError" in caplog.text
         assert QUESTION not in caplog.text
-        state.primer.remember(hot_chat(), ANOTHER_VERSION)
-        await until(lambda: num_primed(state) == 1)
+        state.prefix_warmup.add(frequent_chat(), ANOTHER_VERSION)
+        await until(lambda: num_warmed(state) == 1)
 
 
 @pytest.mark.model
 @in_a_loop
-async def test_no_model_is_loaded_or_put_out_for_a_question_that_may_come(home: Path) -> None:
+async def test_no_model_is_loaded_or_evicted_for_a_warm_up(home: Path) -> None:
     room = MemoryRoom(1 << 40, 1 << 40, True)
-    sizes = [make_offer(name, str(home / name), EngineConfig(), room).card.needed_bytes for name in CHATS]
-    minilm = make_offer(MINILM, str(model_path(MINILM)), EngineConfig(), room).card.needed_bytes
+    sizes = [plan_load(name, str(home / name), EngineConfig(), room).entry.needed_bytes for name in CHATS]
+    minilm = plan_load(MINILM, str(model_path(MINILM)), EngineConfig(), room).entry.needed_bytes
     async with started(home, memory_bytes=minilm + max(sizes) * 3 // 2) as state:
-        async with state.shelf.use(CHATS[1]):
+        async with state.models.use(CHATS[1]):
             pass
-        assert not state.shelf.is_loaded(CHATS[0])
-        state.primer.remember(hot_chat(), ANOTHER_VERSION)
+        assert not state.models.is_loaded(CHATS[0])
+        state.prefix_warmup.add(frequent_chat(), ANOTHER_VERSION)
         await asyncio.sleep(0.5)
-        assert state.shelf.is_loaded(CHATS[1])
-        assert (num_primed(state), len(state.primer._chats)) == (0, 1)
-        async with state.shelf.use(CHATS[0]):  # somebody asks for it: now its questions may be primed
+        assert state.models.is_loaded(CHATS[1])
+        assert (num_warmed(state), len(state.prefix_warmup._chats)) == (0, 1)
+        async with state.models.use(CHATS[0]):  # a request loads it: now its prompts may be warmed
             pass
-        await until(lambda: num_primed(state) == 1)
+        await until(lambda: num_warmed(state) == 1)
 
 
 def test_a_part_that_fails_to_close_changes_neither_the_others_nor_the_exit_code(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class TestConversation:
         output = {"type": "function_call_output", "call_id": "a", "output": "cold"}
         with pytest.raises(InvalidField) as error:
             chat_messages(body([{"role": "user", "content": "?"}, output], instructions="Be brief."))
-        assert error.value.param == "input.1.call_id"
+        assert error.value.field == "input.1.call_id"
 
     def test_formats_tools_and_choices_have_their_counterparts(self) -> None:
         wanted = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}}
@@ -152,7 +152,7 @@ class TestStream:
         (*_, delta) = stream.push(ContentDelta("a"), [{"token": "a"}])
         assert delta["logprobs"] == [{"token": "a"}]
         stream.push(ContentDelta("bc"), [{"token": "b"}, {"token": "c"}])
-        whole = stream.whole(FinishReason.STOP, USAGE, 9)
+        whole = stream.response(FinishReason.STOP, USAGE, 9)
         assert [one["token"] for one in whole["output"][0]["content"][0]["logprobs"]] == ["a", "b", "c"]
 
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from kvarn.config import EngineConfig
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from tests.assets import qwen_coder
 from tests.server.asking import CHAT, TEXT, answer, chat_body, refusal, text_body
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
@@ -47,9 +47,9 @@ def tight(models: tuple[str, ...]) -> Iterator[ServerProcess]:
     """minilm is pinned, and beside it there is room for one of the other two."""
     room = MemoryRoom(1 << 40, 1 << 40, is_shared=True)
     sizes = [
-        make_offer("m", name, EngineConfig(context=CONTEXT if "minilm" not in name else None), room) for name in models
+        plan_load("m", name, EngineConfig(context=CONTEXT if "minilm" not in name else None), room) for name in models
     ]
-    small, large, pinned = (offer.card.needed_bytes for offer in sizes)
+    small, large, pinned = (plan.entry.needed_bytes for plan in sizes)
     budget = pinned + max(small, large) + 8 * MIB
     config = f'memory_bytes = {budget}\npinned = ["{MINILM}"]\n'
     with ServerProcess(*flags(models), "--context", str(CONTEXT), config=config) as process:

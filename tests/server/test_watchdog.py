@@ -17,14 +17,14 @@ from kvarn.config import EngineConfig
 from kvarn.llm import LLM
 from kvarn.request import ENDED
 from kvarn.server.process.cpu_starvation import StarvationMeter
-from kvarn.server.process.watchdog import NOTICE_S, PULSE_S, Watchdog
+from kvarn.server.process.watchdog import CHECK_INTERVAL_S, NOTICE_S, Watchdog
 from kvarn.types import SamplingParams
 from tests.assets import smollm2
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 from tests.unit.server.fake_threads import FakeThread
 
 TIMEOUT_S = 5.0
-LIFE_S = TIMEOUT_S - PULSE_S  # a little before the timeout, so that the process is gone when it is over
+LIFE_S = TIMEOUT_S - CHECK_INTERVAL_S  # a little before the timeout, so that the process is gone when it is over
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Heart:
 
 
 class Minutes:
-    """A clock and a watchdog that is made to look as its thread would."""
+    """A clock and a watchdog that is made to check as its thread would."""
 
     def __init__(self, *hearts: Heart, tasks: Path = Path("/nowhere")) -> None:
         self.now = 100.0
@@ -47,14 +47,14 @@ class Minutes:
             lambda: self.now,
             StarvationMeter(tasks),
         )
-        self.watchdog.look()
+        self.watchdog.check()
 
-    def pass_s(self, seconds: float, pulse_s: float = PULSE_S) -> float:
+    def pass_s(self, seconds: float, pulse_s: float = CHECK_INTERVAL_S) -> float:
         """Let time pass; returns what is left of the process's life."""
         left_s = LIFE_S
         for _ in range(round(seconds / pulse_s)):
             self.now += pulse_s
-            left_s = self.watchdog.look()
+            left_s = self.watchdog.check()
         return left_s
 
 
@@ -69,17 +69,17 @@ def test_a_step_that_advances_is_alive_however_long_it_takes() -> None:
     minutes = Minutes(heart)
     for progress in range(100):
         heart.sign_of_life = (1.0, progress)
-        assert minutes.pass_s(1.0) >= LIFE_S - 1.0 - PULSE_S
+        assert minutes.pass_s(1.0) >= LIFE_S - 1.0 - CHECK_INTERVAL_S
     assert minutes.watchdog.stuck_model is None
 
 
 def test_no_progress_fails_liveness_and_then_ends_the_process_within_the_timeout() -> None:
     heart = Heart()
     minutes = Minutes(Heart(), heart)
-    heart.sign_of_life = (1.0, 5)  # its last one, at some moment after the last look
-    assert minutes.pass_s(LIFE_S - NOTICE_S - PULSE_S) > 0
+    heart.sign_of_life = (1.0, 5)  # its last one, at some moment after the last check
+    assert minutes.pass_s(LIFE_S - NOTICE_S - CHECK_INTERVAL_S) > 0
     assert minutes.watchdog.stuck_model is None
-    minutes.pass_s(2 * PULSE_S)
+    minutes.pass_s(2 * CHECK_INTERVAL_S)
     assert minutes.watchdog.stuck_model == "model 1"
     assert minutes.pass_s(NOTICE_S) == 0
 
@@ -87,16 +87,16 @@ def test_no_progress_fails_liveness_and_then_ends_the_process_within_the_timeout
 def test_a_stuck_engine_that_comes_back_is_forgiven() -> None:
     heart = Heart((1.0, 5))
     minutes = Minutes(heart)
-    minutes.pass_s(LIFE_S - NOTICE_S + PULSE_S)
+    minutes.pass_s(LIFE_S - NOTICE_S + CHECK_INTERVAL_S)
     assert minutes.watchdog.stuck_model is not None
     heart.sign_of_life = None
-    assert minutes.pass_s(PULSE_S) == LIFE_S
+    assert minutes.pass_s(CHECK_INTERVAL_S) == LIFE_S
     assert minutes.watchdog.stuck_model is None
 
 
 def test_an_engine_whose_thread_has_ended_is_not_alive() -> None:
     minutes = Minutes(Heart(is_alive=False))
-    assert minutes.pass_s(LIFE_S + PULSE_S) == 0
+    assert minutes.pass_s(LIFE_S + CHECK_INTERVAL_S) == 0
 
 
 def test_time_for_which_the_process_stood_still_is_not_counted() -> None:
@@ -104,27 +104,27 @@ def test_time_for_which_the_process_stood_still_is_not_counted() -> None:
     minutes = Minutes(heart)
     minutes.now += 3600
     heart.sign_of_life = (2.0, 6)
-    assert minutes.watchdog.look() >= LIFE_S - 2 * PULSE_S
+    assert minutes.watchdog.check() >= LIFE_S - 2 * CHECK_INTERVAL_S
 
 
 def test_a_starved_engine_fails_liveness_but_lives_until_it_had_time(tmp_path: Path) -> None:
     minutes = Minutes(Heart((1.0, 5)), tasks=tmp_path)
     thread = FakeThread(tmp_path / "7")
     for _ in range(40):  # 10 s, of which it runs one
-        thread.take_turn(ran_s=0.1 * PULSE_S, waited_s=0.9 * PULSE_S)
-        assert minutes.pass_s(PULSE_S) > 0
+        thread.take_turn(ran_s=0.1 * CHECK_INTERVAL_S, waited_s=0.9 * CHECK_INTERVAL_S)
+        assert minutes.pass_s(CHECK_INTERVAL_S) > 0
     assert minutes.watchdog.stuck_model == "model 0"
     minutes.hearts[0].sign_of_life = (2.0, 0)
-    assert minutes.pass_s(PULSE_S) > LIFE_S / 2
+    assert minutes.pass_s(CHECK_INTERVAL_S) > LIFE_S / 2
     assert minutes.watchdog.stuck_model is None
 
 
 def test_an_engine_that_gets_to_run_and_makes_no_progress_ends_the_process(tmp_path: Path) -> None:
     minutes = Minutes(Heart((1.0, 5)), tasks=tmp_path)
     thread = FakeThread(tmp_path / "7")
-    for _ in range(round((LIFE_S + PULSE_S) / PULSE_S)):  # an endless loop beside as much other work
-        thread.take_turn(ran_s=0.6 * PULSE_S, waited_s=0.4 * PULSE_S)
-        left_s = minutes.pass_s(PULSE_S)
+    for _ in range(round((LIFE_S + CHECK_INTERVAL_S) / CHECK_INTERVAL_S)):  # an endless loop beside as much other work
+        thread.take_turn(ran_s=0.6 * CHECK_INTERVAL_S, waited_s=0.4 * CHECK_INTERVAL_S)
+        left_s = minutes.pass_s(CHECK_INTERVAL_S)
     assert left_s == 0
 
 
@@ -139,7 +139,7 @@ def test_an_unloaded_model_is_forgotten() -> None:
     minutes = Minutes(Heart((1.0, 5)))
     minutes.pass_s(3.0)
     minutes.hearts = ()
-    assert minutes.pass_s(PULSE_S) == LIFE_S
+    assert minutes.pass_s(CHECK_INTERVAL_S) == LIFE_S
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from kvarn.errors import ConfigError, RequestError
 MAX_KEPT_BYTES = 1 << 20  # of an answer that is not a stream, or of one event
 CONNECT_TIMEOUT_S = 30.0
 # Text that is not empty, in an event of a chat or of a plain completion.
-_SAYS_SOMETHING = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
-_HAS_MORE = re.compile(rb'"(?:usage"\s*:\s*\{|error"\s*:\s*[{"])')
+_HAS_TEXT = re.compile(rb'"(?:content|text|reasoning_content|arguments)"\s*:\s*"(?!")')
+_HAS_USAGE_OR_ERROR = re.compile(rb'"(?:usage"\s*:\s*\{|error"\s*:\s*[{"])')
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +73,19 @@ class Exchange:
     body: bytes = b""  # of an answer that is not a stream
 
     def take(self, event: bytes, now: float) -> None:
-        """One event of the stream."""
+        """Record one event of the stream."""
         if not event.startswith(b"data:"):
             return  # a comment that keeps the connection open
         data = event[5:].strip()
         if data == b"[DONE]":
             self.is_done = True
             return
-        if _SAYS_SOMETHING.search(data):
-            self._count(now)
-        if _HAS_MORE.search(data):
-            self._read(data)
+        if _HAS_TEXT.search(data):
+            self._count_event(now)
+        if _HAS_USAGE_OR_ERROR.search(data):
+            self._read_usage_or_error(data)
 
-    def _count(self, now: float) -> None:
+    def _count_event(self, now: float) -> None:
         if self.first_at is None:
             self.first_at = now
         else:
@@ -93,15 +93,15 @@ class Exchange:
         self.last_at = now
         self.num_events += 1
 
-    def _read(self, data: bytes) -> None:
+    def _read_usage_or_error(self, data: bytes) -> None:
         try:
-            told = json.loads(data)
+            chunk = json.loads(data)
         except ValueError:
             self.error = "an event is not JSON"
             return
-        if told.get("error"):
-            self.error = error_text(told)
-        self.usage = told.get("usage") or self.usage
+        if chunk.get("error"):
+            self.error = error_text(chunk)
+        self.usage = chunk.get("usage") or self.usage
 
 
 class Connection(asyncio.Protocol):
@@ -120,8 +120,8 @@ class Connection(asyncio.Protocol):
     async def open(cls, address: Address) -> Connection:
         loop = asyncio.get_running_loop()
         secure = ssl.create_default_context() if address.is_secure else None
-        made = loop.create_connection(cls, address.host, address.port, ssl=secure)
-        _, connection = await asyncio.wait_for(made, CONNECT_TIMEOUT_S)
+        connecting = loop.create_connection(cls, address.host, address.port, ssl=secure)
+        _, connection = await asyncio.wait_for(connecting, CONNECT_TIMEOUT_S)
         return connection
 
     @property
@@ -159,7 +159,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._ended is None or self._ended.done():
-            self.close()  # nobody has asked for anything
+            self.close()  # bytes without a request
             return
         self._now = time.perf_counter()
         try:
@@ -221,9 +221,9 @@ def request_bytes(
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def error_text(told: Any) -> str:
-    """The message of an error body of OpenAI's shape, or what can be said of another."""
-    error = told.get("error", told) if isinstance(told, dict) else told
+def error_text(body: Any) -> str:
+    """The message of an error body of OpenAI's shape; of another body, what looks most like one."""
+    error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message") if isinstance(error, dict) else error
     return str(message)[:300]
 
@@ -236,10 +236,10 @@ async def first_model(address: Address, key: str | None, timeout_s: float) -> st
     finally:
         connection.close()
     try:
-        told = json.loads(answer.body)
+        body = json.loads(answer.body)
         if answer.status == 200:
-            return str(told["data"][0]["id"])
-        reason = error_text(told)
+            return str(body["data"][0]["id"])
+        reason = error_text(body)
     except (ValueError, LookupError, TypeError):
         reason = "the answer is not a list of models"
     raise RequestError(f"the server does not tell its models (status {answer.status}: {reason}); give --model")

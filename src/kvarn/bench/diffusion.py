@@ -7,8 +7,7 @@ everything for every token, as the published loops do.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, Keep
 from kvarn.backends.protocol import Backend
+from kvarn.bench.observed_backend import observed
 from kvarn.diffusion import DiffusionParams, SparseConfig
 from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.plan import pad_tables
@@ -32,7 +32,7 @@ CACHES = ("prefix", "dual", "sparse")
 
 @dataclass(frozen=True, slots=True)
 class DiffusionBench:
-    """What is asked: one prompt, one length, one block."""
+    """What is measured: one prompt length, one answer length, one block length."""
 
     prompt_tokens: int = 128
     tokens: int = 256
@@ -64,36 +64,21 @@ class DiffusionBench:
 
 
 @dataclass
-class Watched:
-    """What the backend was asked for while one way ran."""
+class ForwardCounts:
+    """Forward passes and rows of the backend during one run."""
 
     steps: int = 0
     rows: int = 0
-    backend_s: float = 0.0
     outside: list[int] = field(default_factory=list)  # keys read that the step did not compute, of steps with less rows
 
-    def see(self, batch: Batch) -> None:
+    def forward_begins(self, batch: Batch, _: float) -> None:
         self.steps += 1
         self.rows += len(batch.token_ids)
         computed = np.diff(batch.row_starts)
         self.outside += [int(n) for n in batch.context_lens - computed if n > 0]
 
-    @contextmanager
-    def watching(self, backend: Backend) -> Iterator[None]:
-        forward = backend.forward
-
-        def seen(batch: Batch) -> Any:
-            started = time.perf_counter()
-            hidden = forward(batch)
-            self.backend_s += time.perf_counter() - started
-            self.see(batch)
-            return hidden
-
-        vars(backend)["forward"] = seen
-        try:
-            yield
-        finally:
-            del vars(backend)["forward"]
+    def call_ended(self, _: float) -> None:
+        """Only counts are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +99,13 @@ class WayCost:
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourCost:
-    """Autoregressive requests of another model beside as many diffusing ones."""
+class ColocationCost:
+    """Decode speed of another, autoregressive model while as many diffusion requests run in the same process."""
 
     requests: int
     alone_tokens_per_s: float
     beside_tokens_per_s: float
-    was_busy: bool  # until the end: otherwise the figure flatters
+    was_busy: bool  # diffusion requests ran until the end; otherwise the figure is too good
 
     @property
     def share(self) -> float:
@@ -128,8 +113,8 @@ class NeighbourCost:
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdCost:
-    """Several requests at once against one alone."""
+class ConcurrencyCost:
+    """Several concurrent requests against one alone."""
 
     requests: int
     tokens_per_s: float
@@ -137,47 +122,47 @@ class CrowdCost:
     slowest: float  # answer against the mean
 
 
-def measure_way(llm: LLM, plan: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
+def measure_way(llm: LLM, bench: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
     """Denoise one answer, in each round anew, and keep the fastest."""
-    found = [_measure_round(llm, plan, way, prompt) for _ in range(plan.rounds)]
+    found = [_measure_round(llm, bench, way, prompt) for _ in range(bench.rounds)]
     return min(found, key=lambda cost: cost.seconds)
 
 
-def measure_lengths(llm: LLM, plan: DiffusionBench, lengths: Sequence[int]) -> dict[int, dict[str, float]]:
+def measure_lengths(llm: LLM, bench: DiffusionBench, lengths: Sequence[int]) -> dict[int, dict[str, float]]:
     """Give each cache's time for answers of these lengths, over the time of recomputing everything."""
     found = {}
     for length in lengths:
-        own = replace(plan, tokens=length)
-        prompt = random_prompt(llm, own)
-        full = measure_way(llm, own, FULL, prompt).seconds
-        found[length] = {way: measure_way(llm, own, way, prompt).seconds / full for way in CACHES}
+        resized = replace(bench, tokens=length)
+        prompt = random_prompt(llm, resized)
+        full = measure_way(llm, resized, FULL, prompt).seconds
+        found[length] = {way: measure_way(llm, resized, way, prompt).seconds / full for way in CACHES}
     return found
 
 
-def _measure_round(llm: LLM, plan: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
-    watched = Watched()
-    with watched.watching(backend_of(llm)):
+def _measure_round(llm: LLM, bench: DiffusionBench, way: str, prompt: Sequence[int]) -> WayCost:
+    counts = ForwardCounts()
+    with observed(llm.client, counts):
         started, cpu_started = time.perf_counter(), time.process_time()
-        done = llm.generate(list(prompt), plan.params(way))
+        done = llm.generate(list(prompt), bench.params(way))
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
-    outside = float(np.mean(watched.outside)) if watched.outside else 0.0
-    return WayCost(way, _num_tokens([done], plan), seconds, watched.steps, watched.rows, outside, cpu_s)
+    outside = float(np.mean(counts.outside)) if counts.outside else 0.0
+    return WayCost(way, _num_tokens([done], bench), seconds, counts.steps, counts.rows, outside, cpu_s)
 
 
-def measure_crowd(llm: LLM, plan: DiffusionBench, requests: int, alone: WayCost) -> CrowdCost:
-    """Denoise different prompts at once, in the way that one alone was."""
-    prompts = [random_prompt(llm, plan, seed) for seed in range(requests)]
+def measure_concurrent(llm: LLM, bench: DiffusionBench, requests: int, alone: WayCost) -> ConcurrencyCost:
+    """Denoise different prompts concurrently, in the same way as the single request."""
+    prompts = [random_prompt(llm, bench, seed) for seed in range(requests)]
     started = time.perf_counter()
-    completions = llm.generate(prompts, plan.params(alone.way))
+    completions = llm.generate(prompts, bench.params(alone.way))
     seconds = time.perf_counter() - started
-    rate = _num_tokens(completions, plan) / seconds
+    rate = _num_tokens(completions, bench) / seconds
     took = [completion.timings.first_token_s + completion.timings.decode_s for completion in completions]
-    return CrowdCost(requests, rate, rate / alone.tokens_per_s, max(took) / (sum(took) / len(took)))
+    return ConcurrencyCost(requests, rate, rate / alone.tokens_per_s, max(took) / (sum(took) / len(took)))
 
 
-def measure_neighbours(
-    llm: LLM, plan: DiffusionBench, other: LLM, requests: int = 8, tokens: int = 64
-) -> NeighbourCost:
+def measure_colocated(
+    llm: LLM, bench: DiffusionBench, other: LLM, requests: int = 8, tokens: int = 64
+) -> ColocationCost:
     """Decode with an autoregressive model alone, and while this one denoises in the same process."""
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
     prompts = [random_prompt(other, DiffusionBench(prompt_tokens=16), seed) for seed in range(requests)]
@@ -188,30 +173,32 @@ def measure_neighbours(
         return requests * tokens / (time.perf_counter() - started)
 
     alone = max(decode() for _ in range(2))
-    handles = [llm.submit(random_prompt(llm, plan, seed), plan.params("dual+threshold")) for seed in range(requests)]
+    handles = [llm.submit(random_prompt(llm, bench, seed), bench.params("dual+threshold")) for seed in range(requests)]
     beside = decode()
     was_busy = any(not handle._collector.is_settled for handle in handles)
     for handle in handles:
         handle.cancel()
-    return NeighbourCost(requests, alone, beside, was_busy)
+    return ColocationCost(requests, alone, beside, was_busy)
 
 
-def _num_tokens(completions: Sequence[Completion], plan: DiffusionBench) -> int:
+def _num_tokens(completions: Sequence[Completion], bench: DiffusionBench) -> int:
     counts = [len(completion.token_ids) for completion in completions]
-    if any(count != plan.tokens for count in counts):
-        raise ConfigError(f"an answer has {min(counts)} of {plan.tokens} tokens; the context or the cache is too small")
+    if any(count != bench.tokens for count in counts):
+        raise ConfigError(
+            f"an answer has {min(counts)} of {bench.tokens} tokens; the context or the cache is too small"
+        )
     return sum(counts)
 
 
-def random_prompt(llm: LLM, plan: DiffusionBench, seed: int = 0) -> list[int]:
-    """Tokens of the vocabulary's common part."""
+def random_prompt(llm: LLM, bench: DiffusionBench, seed: int = 0) -> list[int]:
+    """Random ids from the common part of the vocabulary."""
     vocab = llm.spec.vocab_size
-    ids: list[int] = np.random.default_rng(seed).integers(vocab // 10, vocab // 2, plan.prompt_tokens).tolist()
+    ids: list[int] = np.random.default_rng(seed).integers(vocab // 10, vocab // 2, bench.prompt_tokens).tolist()
     return ids
 
 
 def require_diffusion(llm: LLM) -> MaskedDiffusion:
-    """Refuse models whose tokens do not all see each other."""
+    """Refuse models without full attention."""
     generation = llm.spec.generation
     if not isinstance(generation, MaskedDiffusion) or generation.block is not None:
         raise ConfigError(
@@ -226,7 +213,7 @@ def backend_of(llm: LLM) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCost:
-    """A block's step against a long canvas, all of it and the half that was kept; its own keys alone are subtracted."""
+    """A block's step against all keys of a long canvas and against the retained half, less the block's own keys."""
 
     context: int
     dual_ms: float
@@ -237,15 +224,15 @@ class AttentionCost:
         return self.sparse_ms / self.dual_ms
 
 
-def measure_attention(llm: LLM, plan: DiffusionBench, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
-    """Time the backend alone: what a block pays for the keys outside it."""
+def measure_attention(llm: LLM, bench: DiffusionBench, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
+    """Time the backend alone: what a block's step costs for the keys outside the block."""
     return llm.client.compute(
-        lambda engine: _LongCanvas(engine, plan.block, context, llm.client.offer_turn).measure(rounds), 2 * context
+        lambda engine: _LongCanvas(engine, bench.block, context, llm.client.offer_turn).measure(rounds), 2 * context
     ).result()
 
 
 class _LongCanvas:
-    """A canvas in the engine's cache with the kept half of it beside."""
+    """A canvas in the engine's cache, and a second sequence with the retained half of it."""
 
     def __init__(self, engine: Engine, block: int, context: int, beat: Callable[[], None]) -> None:
         self._engine = engine
@@ -257,27 +244,29 @@ class _LongCanvas:
 
     def measure(self, rounds: int) -> AttentionCost:
         kv, block = self._engine.kv, self._end - self._start
-        names = {"bench-own": self._context, "bench-kept": self._num_kept + block, "bench-alone": block}
+        lengths = {"bench-full": self._context, "bench-kept": self._num_kept + block, "bench-alone": block}
         try:
-            for name, length in names.items():
+            for name, length in lengths.items():
                 if kv.extend(name, length) is None:
-                    raise ConfigError(f"the KV cache has no room for {sum(names.values()):,} tokens; give a larger one")
-            own, kept, alone = pad_tables([kv.block_ids(name) for name in names])
-            self._fill(own, kept[: -(-names["bench-kept"] // kv.block_size)])
+                    raise ConfigError(
+                        f"the KV cache has no room for {sum(lengths.values()):,} tokens; give a larger one"
+                    )
+            full, kept, alone = pad_tables([kv.block_ids(name) for name in lengths])
+            self._fill(full, kept[: -(-lengths["bench-kept"] // kv.block_size)])
             shifts = (0, self._start - self._num_kept, self._start)
-            steps = zip((own, kept, alone), names.values(), shifts, strict=True)
-            dual, sparse, bare = (self._time(self._block(*step), rounds) for step in steps)
+            steps = zip((full, kept, alone), lengths.values(), shifts, strict=True)
+            dual, sparse, bare = (self._time(self._block_step(*step), rounds) for step in steps)
         finally:
-            for name in names:
+            for name in lengths:
                 kv.release(name)
         return AttentionCost(self._context, 1000 * (dual - bare), 1000 * (sparse - bare))
 
-    def _fill(self, own: Any, kept: Any) -> None:
+    def _fill(self, full: Any, kept: Any) -> None:
         keep = Keep(0, self._start, self._end, self._num_kept, kept, SPARSE.head_select, SPARSE.pool_kernel)
-        self._engine.backend.forward(self._batch(0, self._context, own, self._context, keep=(keep,)))
+        self._engine.backend.forward(self._batch(0, self._context, full, self._context, keep=(keep,)))
         self._beat()
 
-    def _block(self, table: Any, length: int, shift: int) -> Batch:
+    def _block_step(self, table: Any, length: int, shift: int) -> Batch:
         return self._batch(self._start, self._end, table, length, slot_shifts=np.array([shift], np.int32))
 
     def _batch(self, start: int, end: int, table: Any, length: int, **more: Any) -> Batch:

@@ -1,16 +1,14 @@
-"""What the engine costs on top of its backend: the same decode steps through the whole engine and driven by hand.
+"""What the engine costs on top of its backend: the same decode steps through the whole engine and by a bare loop.
 
-A step's period runs from one forward to the next, so it holds everything: scheduling, choosing, text, events, the
-runner and whatever Python does in between. Overhead is what of it the backend did not take.
+A step's period runs from one forward to the next, so it includes everything: scheduling, sampling, detokenisation,
+events, the client and whatever Python does in between. Overhead is the part that was not spent in the backend.
 """
 
 from __future__ import annotations
 
 import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
+from kvarn.bench.observed_backend import observed
 from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OutputCollector
@@ -32,13 +31,13 @@ TEMPERATURE, TOP_P = 0.7, 0.95
 
 @dataclass(frozen=True, slots=True)
 class EngineCost:
-    """Medians over the steps of the best round, in each of which every request decodes one token."""
+    """Medians over the steps of the best round; every request decodes one token in each."""
 
     requests: int
     num_steps: int
     step_ms: float
     backend_ms: float
-    straight_ms: float  # the period of a bare loop around the backend
+    straight_ms: float  # the period of a bare loop that drives the backend
 
     @property
     def overhead_ms(self) -> float:
@@ -58,43 +57,45 @@ class EngineCost:
 
     @property
     def throughput_share(self) -> float:
-        """Of what the bare loop reaches."""
+        """Throughput as a share of the bare loop's."""
         return self.straight_ms / self.step_ms
 
 
 def measure(client: EngineClient, vocab_size: int, requests: int, num_steps: int, rounds: int = 3) -> EngineCost:
-    """Run both ways in turn and take the best round of each: other processes can only make a step slower."""
+    """Measure engine and bare loop in turn and take the best round of each: other processes only make steps slower."""
     found = [_measure_round(client, vocab_size, requests, num_steps, seed) for seed in range(rounds)]
-    through = [clock for clock, _ in found]
-    best = min(through, key=lambda clock: clock.step_s)
+    engine_clocks = [clock for clock, _ in found]
+    best = min(engine_clocks, key=lambda clock: clock.step_s)
     straight_s = min(clock.step_s for _, clock in found)
-    num_timed = sum(len(clock.periods) for clock in through)
+    num_timed = sum(len(clock.periods) for clock in engine_clocks)
     return EngineCost(requests, num_timed, 1000 * best.step_s, 1000 * best.backend_s, 1000 * straight_s)
 
 
 def _measure_round(
     client: EngineClient, vocab_size: int, requests: int, num_steps: int, seed: int
 ) -> tuple[StepClock, StepClock]:
-    through, by_hand = StepClock(), StepClock()
+    through_engine, straight = StepClock(requests, num_steps), StepClock(requests, num_steps)
     prompts = _prompts(vocab_size, requests, seed=1000 * requests + seed)
-    backend = client.call(lambda engine: engine.backend).result()
-    with through.watching(backend, requests, num_steps) as is_enough:
-        _run_engine(client, prompts, is_enough)
-    with by_hand.watching(backend, requests, num_steps):
+    with observed(client, through_engine):
+        _run_engine(client, prompts, through_engine.is_enough)
+    with observed(client, straight):
         client.compute(lambda engine: _run_straight(engine, prompts, num_steps, client.offer_turn)).result()
-    if not through.periods:
+    if not through_engine.periods:
         raise ConfigError(f"the KV cache is too small for {requests} requests at once; give fewer or a larger one")
-    return through, by_hand
+    return through_engine, straight
 
 
 @dataclass
 class StepClock:
-    """Times forward and sample of full decode steps; both lists have one entry per step, in seconds."""
+    """Times full decode steps, of num_rows decoding rows each; both lists have one entry per step, in seconds."""
 
+    num_rows: int
+    num_steps: int
     periods: list[float] = field(default_factory=list)
     backend: list[float] = field(default_factory=list)
-    _begun_at: float | None = None  # of a full step whose period is not over
-    _busy: float = 0.0
+    is_enough: threading.Event = field(default_factory=threading.Event)  # num_steps were timed
+    _step_started: float | None = None  # of a full step whose period is not over
+    _busy_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -104,39 +105,17 @@ class StepClock:
     def backend_s(self) -> float:
         return statistics.median(self.backend)
 
-    @contextmanager
-    def watching(self, backend: Backend, num_rows: int, num_steps: int) -> Iterator[threading.Event]:
-        """Look at every call of one backend until num_steps full steps, of num_rows decoding rows each, were timed."""
-        forward, sample = backend.forward, backend.sample
-        self._begun_at = None
-        is_enough, goal = threading.Event(), len(self.periods) + num_steps
+    def forward_begins(self, batch: Batch, now: float) -> None:
+        is_full = len(batch.token_ids) == len(batch.output_rows) == self.num_rows
+        if self._step_started is not None and is_full:
+            self.periods.append(now - self._step_started)
+            self.backend.append(self._busy_s)
+        self._step_started, self._busy_s = now if is_full else None, 0.0
+        if len(self.periods) == self.num_steps:
+            self.is_enough.set()
 
-        def timed_forward(batch: Batch) -> Any:
-            started = time.perf_counter()
-            self._begin(started if len(batch.token_ids) == len(batch.output_rows) == num_rows else None, started)
-            if len(self.periods) == goal:
-                is_enough.set()
-            hidden = forward(batch)
-            self._busy += time.perf_counter() - started
-            return hidden
-
-        def timed_sample(hidden: Any, rows: SampleRows) -> Any:
-            started = time.perf_counter()
-            sampled = sample(hidden, rows)
-            self._busy += time.perf_counter() - started
-            return sampled
-
-        vars(backend).update(forward=timed_forward, sample=timed_sample)
-        try:
-            yield is_enough
-        finally:
-            del vars(backend)["forward"], vars(backend)["sample"]
-
-    def _begin(self, step: float | None, now: float) -> None:
-        if self._begun_at is not None and step is not None:
-            self.periods.append(now - self._begun_at)
-            self.backend.append(self._busy)
-        self._begun_at, self._busy = step, 0.0
+    def call_ended(self, seconds: float) -> None:
+        self._busy_s += seconds
 
 
 def _prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:
@@ -146,7 +125,7 @@ def _prompts(vocab_size: int, count: int, seed: int) -> list[list[int]]:
 
 
 def _run_engine(client: EngineClient, prompts: Sequence[Sequence[int]], is_enough: threading.Event) -> None:
-    """All requests at once, until enough steps had all of them decoding."""
+    """Submit all requests at once and wait until enough steps had all of them decoding."""
     params = SamplingParams(temperature=TEMPERATURE, top_p=TOP_P, ignore_eos=True, seed=1)
     collectors = [OutputCollector() for _ in prompts]
     handles = client.submit_all([Submission(prompt, params) for prompt in prompts], *collectors)
@@ -159,7 +138,7 @@ def _run_engine(client: EngineClient, prompts: Sequence[Sequence[int]], is_enoug
 
 
 def _run_straight(engine: Engine, prompts: Sequence[Sequence[int]], num_steps: int, beat: Callable[[], None]) -> None:
-    """The same batch without an engine: forward, sample, put the tokens into the next batch."""
+    """Drive the same batch without an engine: forward, sample, put the tokens into the next batch."""
     names = [f"bench-{i}" for i in range(len(prompts))]
     total = PROMPT_TOKENS + num_steps + 1
     try:

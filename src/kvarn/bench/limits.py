@@ -1,4 +1,4 @@
-"""What this machine could do at most: memory read and 8-bit products a second, measured, and the ceiling they imply.
+"""The roofline of this machine: memory read and 8-bit products a second, measured, and the ceiling they imply.
 
 A step cannot take less time than reading its weights and its cache once, nor less than the products of its matrices.
 Attention's own arithmetic is left out: it is not done in 8 bits.
@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from kvarn.backends.batch import KVLayout
-from kvarn.backends.native.names import matrix_names
+from kvarn.backends.native.tensors import matrix_names
 from kvarn.backends.select import has_native
 from kvarn.bench.rows import Row
 from kvarn.formats.weights import WeightSource
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """No implementation that reads these weights can be faster."""
+    """The roofline's bound: no implementation that reads these weights can be faster."""
 
     tokens_per_s: float
     bound: Bound
@@ -57,13 +57,13 @@ def measure_limits(threads: int, table: str | None = None, seconds: float = 0.04
     with ThreadPoolExecutor(threads) as pool:
         reads = [partial(kernels.read_rate, part, seconds) for part in parts]
         dots = [partial(kernels.dot_rate, table, seconds)] * threads
-        read = max(_together(pool, reads, seconds) for _ in range(rounds))
-        dot = max(_together(pool, dots, seconds) for _ in range(rounds))
+        read = max(_aggregate_rate(pool, reads, seconds) for _ in range(rounds))
+        dot = max(_aggregate_rate(pool, dots, seconds) for _ in range(rounds))
     return Limits(threads, table, round(read / 1e9, 2), round(dot / 1e9, 1))
 
 
-def _together(pool: ThreadPoolExecutor, probes: Sequence[Callable[[], float]], seconds: float) -> float:
-    """What probes of that length did, by the wall clock: one that ran alone while another waited gains nothing."""
+def _aggregate_rate(pool: ThreadPoolExecutor, probes: Sequence[Callable[[], float]], seconds: float) -> float:
+    """Sum of the rates over wall-clock time: a probe that ran alone while another waited does not count as faster."""
     started = time.perf_counter()
     rates: list[float] = list(pool.map(lambda probe: probe(), probes))
     return sum(rates) * seconds / (time.perf_counter() - started)
@@ -71,7 +71,7 @@ def _together(pool: ThreadPoolExecutor, probes: Sequence[Callable[[], float]], s
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one model costs per step, whatever runs it."""
+    """Bytes and weights of one model per step, whatever runs it."""
 
     layer_bytes: float  # of matrices, as stored
     layer_values: float  # weights a token is multiplied with
@@ -92,7 +92,7 @@ class Work:
         return Ceiling(tokens / max(read_s, dot_s), "memory" if read_s >= dot_s else "arithmetic")
 
     def _bytes_touched(self, tokens: int) -> float:
-        """At most all experts, at least those of the tokens if each chose others."""
+        """Of matrices read in a step; of experts as if every token was routed to others, up to all of them."""
         if self.experts is None:
             return self.layer_bytes
         return self.layer_bytes * min(1.0, tokens * self.experts.num_active / self.experts.num_experts)

@@ -1,4 +1,4 @@
-"""How fast a model runs: each row's batches driven straight into a backend, choosing of tokens included.
+"""How fast a model runs: each row's batches driven straight into a backend, sampling included.
 
 No engine, no text and no server: `kvarn bench engine` and `kvarn bench serve` say what those add.
 """
@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelBench:
-    """How much is measured."""
+    """What is measured, and how often."""
 
     rows: tuple[Row, ...]
     rounds: int = 5
@@ -50,15 +50,15 @@ class Figures:
     samples: dict[Row, Samples]
 
 
-def measure(path: Path, plan: ModelBench, config: EngineConfig, progress: OnProgress | None = None) -> Figures:
+def measure(path: Path, bench: ModelBench, config: EngineConfig, progress: OnProgress | None = None) -> Figures:
     """Load a model, measure every row once per round, and this machine's limits at the end."""
-    speeds: dict[Row, list[float]] = {row: [] for row in plan.rows}
-    with open_runs(path, plan.rows, plan.steps, config) as runs:
-        for done in range(plan.rounds):
-            for row in plan.rows:
-                speeds[row].append(runs.tokens_per_s(row, plan.steps))
+    speeds: dict[Row, list[float]] = {row: [] for row in bench.rows}
+    with open_runs(path, bench.rows, bench.steps, config) as runs:
+        for done in range(bench.rounds):
+            for row in bench.rows:
+                speeds[row].append(runs.tokens_per_s(row, bench.steps))
             if progress is not None:
-                progress(done + 1, plan.rounds)
+                progress(done + 1, bench.rounds)
     limits = measure_limits(runs.threads, runs.isa or None)
     samples = {row: Samples(tuple(found)) for row, found in speeds.items()}
     return Figures(runs.spec, runs.isa, runs.threads, runs.work, limits, samples)
@@ -66,7 +66,7 @@ def measure(path: Path, plan: ModelBench, config: EngineConfig, progress: OnProg
 
 @dataclass(frozen=True, slots=True)
 class ModelRuns:
-    """A loaded model whose cache holds what each row expects to find there."""
+    """A loaded model whose KV cache holds the cached tokens of each row."""
 
     backend: Backend
     spec: ModelSpec
@@ -115,7 +115,7 @@ def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineCon
 def _reserve(
     backend: Backend, spec: ModelSpec, layout: KVLayout, rows: Sequence[Row], max_steps: int
 ) -> dict[Row, Int32]:
-    """A cache with blocks of its own for every row, so that what a row found cached stays there."""
+    """Reserve a KV cache with separate blocks for every row, so that no row overwrites another's cached tokens."""
     tables, first = {}, 0
     for row in rows:
         longest = row.prompt or row.depth + 1 + max_steps
@@ -135,8 +135,8 @@ def block_table(row: Row, num_tokens: int, block_size: int) -> Int32:
     sequences = row.batch or 1
     blocks = -(-num_tokens // block_size)
     shared = row.depth // block_size if row.is_shared else 0
-    own = np.arange(sequences * (blocks - shared), dtype=np.int32).reshape(sequences, -1) + np.int32(shared)
-    return np.hstack([np.tile(np.arange(shared, dtype=np.int32), (sequences, 1)), own])
+    private = np.arange(sequences * (blocks - shared), dtype=np.int32).reshape(sequences, -1) + np.int32(shared)
+    return np.hstack([np.tile(np.arange(shared, dtype=np.int32), (sequences, 1)), private])
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Run:
         return num_tokens / (time.perf_counter() - started)
 
     def fill(self, sequence: int) -> None:
-        """Compute the prompt of one sequence, chunk by chunk, and choose the token behind it."""
+        """Compute the prompt of one sequence, chunk by chunk, and sample the token after it."""
         total = len(self.prompt)
         for begin in range(0, total, self.chunk):
             end = min(begin + self.chunk, total)
@@ -193,7 +193,7 @@ class _Run:
 
 
 def _prepare(backend: Backend, spec: ModelSpec, row: Row, table: Int32) -> _Run:
-    """Everything that is not timed: the cached tokens, and one run to warm up."""
+    """Everything that is not timed: compute the cached tokens, and run once to warm up."""
     rng = np.random.default_rng(row.prompt + row.batch + row.depth)
     size = row.prompt or row.depth or 1
     prompt = rng.integers(spec.vocab_size // 10, spec.vocab_size // 2, size).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Measured figures as plain values, with the machine they were measured on. A number without one is not a number."""
+"""Measured figures as plain values, with the machine they were measured on: without it they mean nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def report(figures: Figures) -> dict[str, Any]:
         "isa": figures.isa,
         "threads": figures.threads,
         "limits": limits and {"read_gbps": limits.read_gbps, "dot_gops": limits.dot_gops, "table": limits.table},
-        "machine": machine_facts(),
+        "machine": describe_machine(),
         "rows": {row.name: _row_report(figures, row, samples) for row, samples in figures.samples.items()},
     }
 
@@ -43,7 +43,7 @@ def _row_report(figures: Figures, row: Row, samples: Samples) -> dict[str, Any]:
     return found
 
 
-def machine_facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Describe this machine: processor, cores, memory, system, Python, and how busy it was."""
     return {
         "processor": _processor(),

@@ -1,4 +1,4 @@
-"""What the model-level benchmark measures, as data: the same rows for us and for every peer.
+"""What the model-level benchmark measures, as data: the same rows for Kvarn and for every peer.
 
 A row is a prefill of `prompt` tokens, or steps of `batch` sequences that each add one token to `depth` cached ones.
 """
@@ -39,7 +39,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def chosen_rows(names: Iterable[str], rows: Sequence[Row] = ROWS) -> tuple[Row, ...]:
+def select_rows(names: Iterable[str], rows: Sequence[Row] = ROWS) -> tuple[Row, ...]:
     """The rows called names, in the table's order; no names mean all of them."""
     wanted = set(names)
     unknown = sorted(wanted - {row.name for row in rows})

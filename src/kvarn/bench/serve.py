@@ -1,8 +1,8 @@
-"""A bounded load generator for OpenAI-compatible servers: so many streams at once, for so long, at such a rate.
+"""A bounded load generator for OpenAI-compatible servers: streams at once, duration and request rate.
 
-    jobs (numbers, start times) ──> workers, one connection each ──> Exchange ──> Tally ──> summary
+    jobs (numbers, start times) ──> workers, one connection each ──> Exchange ──> LoadStats ──> summary
 
-Prompts are made of common words, about one token each; the server's usage tells how many tokens they were.
+Prompts are made of common words, about one token each; the server's usage gives their actual token counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORDS = tuple(_TEXT.split())
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of the server. Ends after num_requests or seconds, whichever is given."""
+    """The load put on a server. Ends after num_requests or seconds, whichever is given."""
 
     url: str
     model: str | None = None  # None: the first that the server lists
@@ -69,8 +69,8 @@ class Load:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What has come of the requests so far."""
+class LoadStats:
+    """Counts and latencies of the requests so far."""
 
     num_ok: int = 0
     refused: int = 0  # 429
@@ -82,25 +82,25 @@ class Tally:
     gap_s: list[float] = field(default_factory=list)  # between two events of one stream
     token_s: list[float] = field(default_factory=list)  # per answer: mean time per token after the first
     total_s: list[float] = field(default_factory=list)
-    late_s: float = 0.0  # the most that a request was started after its time
+    late_s: float = 0.0  # the longest delay of a start after its scheduled time
     example: str | None = None  # of a failure
 
     def take(self, exchange: Exchange) -> None:
-        """Count one answer."""
+        """Count one response."""
         if exchange.status != 200:
-            self._refuse(exchange)
+            self._count_refusal(exchange)
         elif exchange.error is not None:
             self.fail("error in the stream", exchange.error)
         elif exchange.first_at is None or not exchange.is_done:
             self.fail("incomplete stream", "the stream ended without text or without [DONE]")
         else:
-            self._count(exchange, exchange.first_at)
+            self._count_answer(exchange, exchange.first_at)
 
     def fail(self, kind: str, reason: str) -> None:
         self.failures[kind] += 1
         self.example = self.example or f"{kind}: {reason}"
 
-    def _refuse(self, exchange: Exchange) -> None:
+    def _count_refusal(self, exchange: Exchange) -> None:
         try:
             reason = error_text(json.loads(exchange.body))
         except ValueError:
@@ -111,7 +111,7 @@ class Tally:
         else:
             self.fail(f"status {exchange.status}", reason)
 
-    def _count(self, exchange: Exchange, first_at: float) -> None:
+    def _count_answer(self, exchange: Exchange, first_at: float) -> None:
         usage = exchange.usage or {}
         num_tokens = int(usage.get("completion_tokens") or exchange.num_events)
         self.num_ok += 1
@@ -130,7 +130,7 @@ async def run_load(load: Load) -> dict[str, Any]:
     address = Address.of(load.url)
     model = load.model or await first_model(address, load.api_key, min(load.timeout_s, 60.0))
     prompts = Prompts(load)
-    tally = Tally()
+    stats = LoadStats()
     started, cpu_s = time.perf_counter(), time.process_time()
     jobs = _jobs(load, started)
 
@@ -139,16 +139,16 @@ async def run_load(load: Load) -> dict[str, Any]:
         for number, start_at in jobs:
             await _sleep_until(start_at)
             if start_at is not None:
-                tally.late_s = max(tally.late_s, time.perf_counter() - start_at)
+                stats.late_s = max(stats.late_s, time.perf_counter() - start_at)
             request = _request(address, load, model, prompts.make(number))
-            connection, wait_s = await _ask(address, connection, request, load.timeout_s, tally)
+            connection, wait_s = await _send(address, connection, request, load.timeout_s, stats)
             await asyncio.sleep(wait_s)
         if connection is not None:
             connection.close()
 
     await asyncio.gather(*(work() for _ in range(load.concurrency)))
     wall_s = time.perf_counter() - started
-    return summary(load, model, tally, wall_s, time.process_time() - cpu_s)
+    return summary(load, model, stats, wall_s, time.process_time() - cpu_s)
 
 
 class Prompts:
@@ -163,13 +163,13 @@ class Prompts:
     def make(self, number: int) -> str | tuple[int, ...]:
         if self._ids:
             return self._ids[number % len(self._ids)]
-        own = random.Random(f"{self._seed} {number}").choices(WORDS, k=self._num_words)
-        return " ".join([*self._prefix, *own])
+        words = random.Random(f"{self._seed} {number}").choices(WORDS, k=self._num_words)
+        return " ".join([*self._prefix, *words])
 
 
-def summary(load: Load, model: str, tally: Tally, wall_s: float, cpu_s: float) -> dict[str, Any]:
+def summary(load: Load, model: str, stats: LoadStats, wall_s: float, cpu_s: float) -> dict[str, Any]:
     """Everything measured, as one JSON object."""
-    failed = sum(tally.failures.values())
+    failed = sum(stats.failures.values())
     return {
         "bench": "serve",
         "model": model,
@@ -178,29 +178,29 @@ def summary(load: Load, model: str, tally: Tally, wall_s: float, cpu_s: float) -
         "shared_prefix": load.shared_prefix,
         "prompt_tokens_asked": load.prompt_tokens,
         "max_tokens": load.max_tokens,
-        "requests": tally.num_ok + tally.refused + failed,
-        "succeeded": tally.num_ok,
-        "refused_429": tally.refused,
+        "requests": stats.num_ok + stats.refused + failed,
+        "succeeded": stats.num_ok,
+        "refused_429": stats.refused,
         "failed": failed,
-        "failures": dict(tally.failures),
-        "example": tally.example,
+        "failures": dict(stats.failures),
+        "example": stats.example,
         "seconds": round(wall_s, 3),
-        "requests_per_s": round(tally.num_ok / wall_s, 3),
-        "prompt_tokens": tally.prompt_tokens,
-        "cached_tokens": tally.cached_tokens,
-        "completion_tokens": tally.completion_tokens,
-        "tokens_per_s": round(tally.completion_tokens / wall_s, 2),
-        "first_token_ms": spread(tally.first_s),
-        "inter_token_ms": spread(tally.gap_s),
-        "token_time_ms": spread(tally.token_s),
-        "request_ms": spread(tally.total_s),
-        "late_ms": round(1000 * tally.late_s, 1),
+        "requests_per_s": round(stats.num_ok / wall_s, 3),
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "tokens_per_s": round(stats.completion_tokens / wall_s, 2),
+        "first_token_ms": spread(stats.first_s),
+        "inter_token_ms": spread(stats.gap_s),
+        "token_time_ms": spread(stats.token_s),
+        "request_ms": spread(stats.total_s),
+        "late_ms": round(1000 * stats.late_s, 1),
         "client_cpu_s": round(cpu_s, 3),
     }
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Mean, percentiles (nearest rank) and maximum, in milliseconds; None of nothing."""
+    """Mean, percentiles (nearest rank) and maximum, in milliseconds; None without samples."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -209,29 +209,29 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
     return {name: round(1000 * value, 2) for name, value in found.items()}
 
 
-async def _ask(
-    address: Address, connection: Connection | None, request: bytes, timeout_s: float, tally: Tally
+async def _send(
+    address: Address, connection: Connection | None, request: bytes, timeout_s: float, stats: LoadStats
 ) -> tuple[Connection | None, float]:
-    """One request; returns the connection if it can be used again, and how long to wait before the next."""
+    """Send one request; returns the connection if it can be reused, and how long to wait before the next request."""
     try:
         if connection is None or not connection.is_open:
             connection = await Connection.open(address)
         exchange = await connection.exchange(request, timeout_s)
     except TimeoutError:
-        tally.fail("timeout", f"no answer within {timeout_s:g} s")
+        stats.fail("timeout", f"no answer within {timeout_s:g} s")
         return None, 0.0
     except OSError as error:
-        tally.fail("connection", str(error) or type(error).__name__)
-        return None, 0.1  # a server that is gone is not hammered
-    tally.take(exchange)
+        stats.fail("connection", str(error) or type(error).__name__)
+        return None, 0.1  # back off from a server that is down
+    stats.take(exchange)
     if exchange.status in (429, 503):
-        wanted_s = 1.0 if exchange.retry_after_s is None else exchange.retry_after_s
-        return connection, min(wanted_s, MAX_BACK_OFF_S)
+        retry_s = 1.0 if exchange.retry_after_s is None else exchange.retry_after_s
+        return connection, min(retry_s, MAX_BACK_OFF_S)
     return connection, 0.0
 
 
 def _jobs(load: Load, started: float) -> Iterator[tuple[int, float | None]]:
-    """(number, when to start) of every request; shared by all workers, so each comes once."""
+    """(number, start time) of every request; one iterator shared by all workers, so each is sent once."""
     for number in itertools.count():
         if load.num_requests is not None and number >= load.num_requests:
             return
@@ -248,13 +248,13 @@ async def _sleep_until(start_at: float | None) -> None:
 
 def _request(address: Address, load: Load, model: str, prompt: str | tuple[int, ...]) -> bytes:
     """A chat for text, a plain completion for token ids."""
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
+    prompt_fields: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]}
     path = "/v1/chat/completions"
     if not isinstance(prompt, str):
-        asked, path = {"prompt": prompt}, "/v1/completions"
+        prompt_fields, path = {"prompt": prompt}, "/v1/completions"
     body = {
         "model": model,
-        **asked,
+        **prompt_fields,
         "max_tokens": load.max_tokens,
         "temperature": load.temperature,
         "seed": load.seed,

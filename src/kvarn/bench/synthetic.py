@@ -1,4 +1,4 @@
-"""Models of standard shapes with random weights, for those who measure and have no weights: loadable by every engine.
+"""Models of standard shapes with random weights, for benchmarks without the real weights: loadable by every engine.
 
 Quantised weights are random bytes with scales that keep activations near unit size; rows repeat in large matrices.
 Which tensor gets which type follows llama.cpp's quantiser, so that files have the size of the real ones.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.errors import ConfigError
+from kvarn.checks import check_setting
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weights import TensorType
@@ -52,7 +52,7 @@ WIDE = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)  # the
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes of one model."""
+    """The dimensions of one model."""
 
     architecture: str
     layers: int
@@ -64,7 +64,7 @@ class ModelShape:
     context: int
     rope_base: float
     eps: float
-    pre: str  # how the tokeniser cuts words
+    pre: str  # pre-tokeniser of the vocabulary
     tied: bool = True
     qkv_bias: bool = False
     mask_id: int | None = None  # of a diffusion model
@@ -88,10 +88,8 @@ SHAPES: dict[str, ModelShape] = {
 
 def write_model(path: Path, shape: str, type: str, progress: Callable[[int, int], None] | None = None) -> None:
     """Write a model; type is a tensor type or a mix."""
-    if shape not in SHAPES:
-        raise ConfigError(f"shape is {shape!r:.60}; choose one of {', '.join(SHAPES)}")
-    if type not in FILE_TYPES:
-        raise ConfigError(f"type is {type!r:.60}; choose one of {', '.join(FILE_TYPES)}")
+    check_setting.one_of("shape", shape, tuple(SHAPES))
+    check_setting.one_of("type", type, tuple(FILE_TYPES))
     write_shape(path, SHAPES[shape], type, f"{shape} {type} with random weights", progress)
 
 
@@ -107,7 +105,7 @@ def write_shape(
 
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Every tensor and its size."""
+    """Name and shape of every tensor."""
     width, hidden, kv = shape.width, shape.hidden, shape.kv_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (width,),

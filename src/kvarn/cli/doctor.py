@@ -85,7 +85,7 @@ def memory_lines(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def store_lines() -> Iterator[tuple[str, str]]:
-    """Where models lie."""
+    """Where models are stored."""
     import shutil
 
     from kvarn.models.memory_plan import show_bytes

@@ -1,4 +1,4 @@
-"""`kvarn index` and `kvarn search`: documents on this machine, found again."""
+"""`kvarn index` and `kvarn search`: collections of local documents. Knows files and the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Option("--collection", "-c", metavar="NAME", help="Name of the collection.")]
 Model = Annotated[str, typer.Option("--model", "-m", help="Embedding model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-GROUP = 256  # files between two reports of progress at most
 SNIPPET_CHARS = 300
 NO_COLLECTIONS = "no collections; make one with kvarn index add"
 
@@ -154,9 +153,9 @@ def search(
 
     check_k("k", k)
     check_mode(mode)
-    chosen = _parsed_filter(where)
+    condition = _parsed_filter(where)
     with Collection.open(collection, model=model) as opened:
-        hits = opened.search(" ".join(query), k, mode, chosen, Tuning(highlights=True))  # type: ignore[arg-type]
+        hits = opened.search(" ".join(query), k, mode, condition, Tuning(highlights=True))  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps([asdict(hit) for hit in hits], indent=2, ensure_ascii=False))
         return
@@ -167,7 +166,7 @@ def search(
 
 
 def _readable(files: list[Path], failed: dict[str, str]) -> Iterator[Document]:
-    """The documents of files that can be read; the reasons of all others go into failed."""
+    """The documents of readable files; failed gets the reason of every other, by source."""
     from kvarn.retrieval.ingest.files import read_file
 
     for path in files:
@@ -177,11 +176,11 @@ def _readable(files: list[Path], failed: dict[str, str]) -> Iterator[Document]:
             failed[error.source] = str(error)
 
 
-def _parsed_filter(given: str | None) -> dict[str, Any] | None:
-    if given is None:
+def _parsed_filter(text: str | None) -> dict[str, Any] | None:
+    if text is None:
         return None
     try:
-        parsed = json.loads(given)
+        parsed = json.loads(text)
     except ValueError as error:
         raise ConfigError(f'--filter is no JSON ({error}); write for example {{"lang": "en"}}') from None
     if not isinstance(parsed, dict):
@@ -213,7 +212,7 @@ def _print_hit(hit: Hit) -> None:
 
 @contextmanager
 def _bar(num_files: int) -> Iterator[OnAdded | None]:
-    """A bar on stderr where people look at it."""
+    """A progress bar on stderr, if that is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.bench.commands import bench_engine, bench_serve
 from kvarn.cli.bench.diffusion import bench_diffusion
+from kvarn.cli.bench.engine import bench_engine
 from kvarn.cli.bench.model import bench_make, bench_model
+from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.chat import chat
@@ -26,11 +28,54 @@ from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, revoke_key
 from kvarn.cli.serving.serve import serve
+from kvarn.cli.terminal.options import flatten_options
 from kvarn.config import is_debug
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
 WRONG_USAGE = 2
 INTERRUPTED = 130
+
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandGroup:
+    """`kvarn NAME SUBCOMMAND`."""
+
+    help: str
+    commands: Mapping[str, Command]
+
+
+# Every command, in the order of `kvarn --help`.
+COMMANDS: Mapping[str, Command] = {
+    "run": run,
+    "chat": chat,
+    "serve": serve,
+    "show": show,
+    "pull": pull,
+    "ls": list_models,
+    "rm": remove,
+    "doctor": doctor,
+    "search": search,
+}
+GROUPS: Mapping[str, CommandGroup] = {
+    "index": CommandGroup(
+        "Collections of documents to search.",
+        {"add": index_add, "rm": index_rm, "ls": index_ls, "stats": index_stats},
+    ),
+    "bench": CommandGroup(
+        "Measure this machine or a server.",
+        {
+            "engine": bench_engine,
+            "serve": bench_serve,
+            "model": bench_model,
+            "make": bench_make,
+            "diffusion": bench_diffusion,
+        },
+    ),
+    "keys": CommandGroup("API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key}),
+    "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
+}
 
 app = typer.Typer(
     name="kvarn",
@@ -53,7 +98,7 @@ def main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Put nothing in the place of streams the caller closed (`>&-`): Python leaves None there."""
+    """Open the null device in the place of streams that the caller closed (`>&-`), for which Python has None."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - stays open as long as the process
     if sys.stdout is None:
@@ -62,8 +107,8 @@ def _open_missing_streams() -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Let no failure of a command end in a traceback, unless KVARN_DEBUG asks for it."""
+def guarded(command: Command) -> Command:
+    """Turn every failure of a command into one line on stderr and an exit code; KVARN_DEBUG shows the traceback."""
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
@@ -72,34 +117,47 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader has gone, as with `| head`
+        except BrokenPipeError:  # the reader has closed its end, as with `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(1) from None
-        except (typer.Exit, typer.Abort, typer.BadParameter):  # typer's own words
+        except (typer.Exit, typer.Abort, typer.BadParameter):  # typer prints these itself
             raise
         except Exception as error:
             if is_debug():
                 raise
-            print(f"kvarn: {_sentence(error)}", file=sys.stderr)
+            print(f"kvarn: {_error_text(error)}", file=sys.stderr)
             raise SystemExit(WRONG_USAGE if isinstance(error, ConfigError | InvalidParameter) else 1) from None
 
     return wrapper
 
 
-def _sentence(error: BaseException) -> str:
-    from kvarn.cli.terminal.text import printable, system_sentence
+def _error_text(error: BaseException) -> str:
+    from kvarn.cli.terminal.text import os_error_text, printable
 
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory; set a smaller context= or use a smaller model"
     if isinstance(error, OSError):
-        return system_sentence(error)
+        return os_error_text(error)
     text = printable(" ".join(str(error).split()))
     if isinstance(error, KvarnError | MemoryError):
         return text
     return f"internal error, {type(error).__name__}: {text}; KVARN_DEBUG=1 shows where"
 
 
-def _version(is_wanted: bool) -> None:
+def _register_all() -> None:
+    _register(app, COMMANDS)
+    for name, group in GROUPS.items():
+        subcommands = typer.Typer(help=group.help, no_args_is_help=True, rich_markup_mode=None)
+        _register(subcommands, group.commands)
+        app.add_typer(subcommands, name=name)
+
+
+def _register(target: typer.Typer, commands: Mapping[str, Command]) -> None:
+    for name, command in commands.items():
+        target.command(name)(guarded(flatten_options(command)))
+
+
+def _print_version(is_wanted: bool) -> None:
     if is_wanted:
         import kvarn
 
@@ -110,46 +168,13 @@ def _version(is_wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
-app.command("run")(guarded(run))
-app.command("chat")(guarded(chat))
-app.command("serve")(guarded(serve))
-app.command("show")(guarded(show))
-app.command("pull")(guarded(pull))
-app.command("ls")(guarded(list_models))
-app.command("rm")(guarded(remove))
-app.command("doctor")(guarded(doctor))
-app.command("search")(guarded(search))
-
-index = typer.Typer(help="Collections of documents to search.", no_args_is_help=True, rich_markup_mode=None)
-index.command("add")(guarded(index_add))
-index.command("rm")(guarded(index_rm))
-index.command("ls")(guarded(index_ls))
-index.command("stats")(guarded(index_stats))
-app.add_typer(index, name="index")
-
-bench = typer.Typer(help="Measure this machine or a server.", no_args_is_help=True, rich_markup_mode=None)
-bench.command("engine")(guarded(bench_engine))
-bench.command("serve")(guarded(bench_serve))
-bench.command("model")(guarded(bench_model))
-bench.command("make")(guarded(bench_make))
-bench.command("diffusion")(guarded(bench_diffusion))
-app.add_typer(bench, name="bench")
-
-keys = typer.Typer(help="API keys of a server.", no_args_is_help=True, rich_markup_mode=None)
-keys.command("new")(guarded(new_key))
-keys.command("ls")(guarded(list_keys))
-keys.command("revoke")(guarded(revoke_key))
-app.add_typer(keys, name="keys")
-
-config = typer.Typer(help="Settings of a server.", no_args_is_help=True, rich_markup_mode=None)
-config.command("explain")(guarded(explain_config))
-app.add_typer(config, name="config")
+_register_all()
 
 if __name__ == "__main__":
     main()

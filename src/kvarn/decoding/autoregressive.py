@@ -11,20 +11,20 @@ import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.custom_sampling import choose_own
+from kvarn.decoding.custom_sampling import commit_custom_sample
 from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, Span
-from kvarn.decoding.prompt_scores import score_prompt, scored_offsets
+from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
 from kvarn.request import Clock, Request
 from kvarn.sampling.dry import Breakers
-from kvarn.types import SamplingParams, TokenLogprob
+from kvarn.types import SamplingParams
 
 Encode = Callable[[str], Sequence[int]]
 
 
 class AutoregressiveDecoder:
-    """Span = all tokens not yet in the cache; the last of them gives the next token.
+    """Span = all tokens not yet in the cache; the next token is sampled from the last of them.
 
     encode turns DRY's sequence breakers into tokens; without it they are ignored.
     """
@@ -42,13 +42,12 @@ class AutoregressiveDecoder:
         *,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._backend = backend
+        self.backend = backend
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
         self._encode = encode
         self._clock = clock
-        self._choices: dict[str, SamplingState] = {}
         self.backend_s = 0.0
         self.num_denoise_steps = 0
 
@@ -72,52 +71,54 @@ class AutoregressiveDecoder:
         if not token_ids:
             return None
         outputs = tuple(scored_offsets(request, start, len(token_ids)))
-        is_choosing = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
-        return Span(request, start, token_ids, (*outputs, len(token_ids) - 1) if is_choosing else outputs)
+        is_sampled = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
+        return Span(request, start, token_ids, (*outputs, len(token_ids) - 1) if is_sampled else outputs)
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
-        chosen = self._choose(_choosing_rows(spans), hidden)
-        commits = [chosen.get(span.request.id) or Commit(span.request, len(span.token_ids)) for span in spans]
+        sampled = self._sample(_sampled_rows(spans), hidden)
+        commits = [sampled.get(span.request.id) or Commit(span.request, len(span.token_ids)) for span in spans]
         if any(span.request.wants_prompt_logprobs for span in spans):
-            return self._score(spans, commits, hidden)
+            return self._add_prompt_logprobs(spans, commits, hidden)
         return commits
 
     def restart(self, request: Request) -> None:
-        """Everything follows from the request's tokens already."""
+        """Nothing to do: the state follows from the request's tokens."""
 
     def forget(self, request: Request) -> None:
-        self._choices.pop(request.id, None)
+        request.sampling = None
 
-    def _choose(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
-        # A user's sampler runs in Python on all logits of its row; every other row is chosen in the backend.
-        plain = [(row, span) for row, span in choosing if span.request.params.sampler is None]
-        commits = self._commit_rows(plain, hidden) if plain else {}
-        for row, span in choosing:
+    def _sample(self, rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+        # A registered sampler runs in Python on all logits of its row; every other row is sampled in the backend.
+        plain = [(row, span) for row, span in rows if span.request.params.sampler is None]
+        commits = self._sample_in_backend(plain, hidden) if plain else {}
+        for row, span in rows:
             if span.request.params.sampler is not None:
-                choice = self._choice(span.request)
-                commits[span.request.id] = choose_own(self._backend, hidden[row : row + 1], span, choice)
+                state = self._state(span.request)
+                commits[span.request.id] = commit_custom_sample(self.backend, hidden[row : row + 1], span, state)
         return commits
 
-    def _commit_rows(self, choosing: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
-        spans = [span for _, span in choosing]
+    def _sample_in_backend(self, sampled_rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+        spans = [span for _, span in sampled_rows]
         wanted = [span.request.params.logprobs for span in spans if span.request.params.logprobs is not None]
-        choices = [self._choice(span.request) for span in spans]
-        params = tuple([choice.row(span.request) for choice, span in zip(choices, spans, strict=True)])
+        states = [self._state(span.request) for span in spans]
+        params = tuple([state.row(span.request) for state, span in zip(states, spans, strict=True)])
         num_top = min(max(wanted, default=0), self._vocab_size)
-        rows = SampleRows(np.array([row for row, _ in choosing], np.int32), params, num_top, want_logprobs=bool(wanted))
+        rows = SampleRows(
+            np.array([row for row, _ in sampled_rows], np.int32), params, num_top, want_logprobs=bool(wanted)
+        )
         started_at = self._clock()
-        sampled = self._backend.sample(hidden, rows)
+        sampled = self.backend.sample(hidden, rows)
         self.backend_s += self._clock() - started_at
         token_ids = sampled.token_ids.tolist()
-        return {span.request.id: _commit(span, choices[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
+        return {span.request.id: _commit(span, states[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
 
-    def _score(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
-        """Add the log-probabilities of prompts to the commits of those who asked for them."""
+    def _add_prompt_logprobs(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
+        """Add prompt log-probabilities to the commits of requests that want them."""
         scored, first = [], 0
         for span, commit in zip(spans, commits, strict=True):
             end = first + len(span.outputs)
             if span.request.wants_prompt_logprobs and commit.error is None:
-                logprobs = score_prompt(self._backend, hidden[first:end], span, self._vocab_size)
+                logprobs = score_prompt(self.backend, hidden[first:end], span, self._vocab_size)
                 is_broken = any(math.isnan(entry.logprob) for entry in logprobs)
                 error = _broken_logits(span) if is_broken else None
                 scored.append(replace(commit, prompt_logprobs=logprobs, error=error))
@@ -126,50 +127,44 @@ class AutoregressiveDecoder:
             first = end
         return scored
 
-    def _choice(self, request: Request) -> SamplingState:
-        choice = self._choices.get(request.id)
-        if choice is None:
+    def _state(self, request: Request) -> SamplingState:
+        state: SamplingState | None = request.sampling
+        if state is None:
             breakers = self._breakers(request.params.dry_sequence_breakers) if request.params.dry_multiplier > 0 else ()
-            choice = self._choices[request.id] = SamplingState(request, self._defaults, self._eos_ids, breakers)
-        return choice
+            state = request.sampling = SamplingState(request, self._defaults, self._eos_ids, breakers)
+        return state
 
     def _breakers(self, texts: Sequence[str]) -> Breakers:
-        """The tokens of each breaker, at the start of a text and behind a word: some tokenisers tell them apart."""
+        """The tokens of each breaker, at the start of a text and after a word: some tokenisers tell them apart."""
         if self._encode is None:
             return ()
         word = list(self._encode("a"))
         found: dict[tuple[int, ...], None] = {}
         for text in texts:
-            behind = list(self._encode("a" + text))
+            after_word = list(self._encode("a" + text))
             found[tuple(self._encode(text))] = None
-            if behind[: len(word)] == word:
-                found[tuple(behind[len(word) :])] = None
+            if after_word[: len(word)] == word:
+                found[tuple(after_word[len(word) :])] = None
         return tuple(sequence for sequence in found if sequence)
 
 
-def _choosing_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
-    """Spans that reach the end of what is known, each with the row of hidden that the next token comes from."""
-    choosing, num_rows = [], 0
+def _sampled_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
+    """Spans that reach the last known token, each with the row of hidden that the next token is sampled from."""
+    rows: list[tuple[int, Span]] = []
+    num_rows = 0
     for span in spans:
         num_rows += len(span.outputs)
         if span.end == len(span.request.token_ids) and not span.request.params.prefill_only:
-            choosing.append((num_rows - 1, span))
-    return choosing
+            rows.append((num_rows - 1, span))
+    return rows
 
 
-def _commit(span: Span, choice: SamplingState, token_id: int, sampled: Sampled, row: int) -> Commit:
+def _commit(span: Span, state: SamplingState, token_id: int, sampled: Sampled, row: int) -> Commit:
     if token_id == NO_TOKEN:
-        return Commit(span.request, 0, error=choice.error or _broken_logits(span))
-    logprob = None if span.request.params.logprobs is None else _logprob(span, sampled, row)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, choice.take(token_id)),))
-
-
-def _logprob(span: Span, sampled: Sampled, row: int) -> TokenLogprob:
+        return Commit(span.request, 0, error=state.error or _broken_logits(span))
     num_top = span.request.params.logprobs
-    top_ids = sampled.top_ids[row, :num_top].tolist()
-    top_logprobs = sampled.top_logprobs[row, :num_top].tolist()
-    pairs = tuple(zip(top_ids, top_logprobs, strict=True))
-    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row]))
+    logprob = None if num_top is None else sampled_logprob(sampled, row, num_top)
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
 
 
 def _broken_logits(span: Span) -> BackendError:

@@ -59,13 +59,13 @@ class Canvas:
     """Tokens and mask of one request."""
 
     def __init__(self, shape: CanvasShape, token_ids: Sequence[int], mask_id: int, pinned: Mapping[int, int]) -> None:
-        """token_ids: the prompt and what is known of the answer. pinned: tokens by position."""
+        """token_ids: the prompt and the known part of the answer. pinned: tokens by position."""
         self.shape = shape
         self.mask_id = mask_id
         self.token_ids: Int32 = np.full(shape.length, mask_id, np.int32)
         self.is_masked: Bits = np.ones(shape.length, bool)
         self.is_given: Bits = np.zeros(shape.length, bool)  # by the caller
-        self.logprobs: dict[int, TokenLogprob] = {}  # of filled positions, where they are wanted
+        self.logprobs: dict[int, TokenLogprob] = {}  # of filled positions, for requests that want them
         known = token_ids[: shape.length]
         self.token_ids[: len(known)] = known
         self.is_masked[: len(known)] = False
@@ -88,7 +88,7 @@ class Canvas:
         self.is_masked[positions] = False
 
     def without_given(self, start: int, end: int) -> Int32:
-        """Tokens start .. end with everything the caller gave masked: what guidance leads away from."""
+        """Tokens start .. end with what the caller gave masked: the unconditional input of guidance."""
         return np.where(self.is_given[start:end], np.int32(self.mask_id), self.token_ids[start:end])
 
     def answer(self, end: int) -> tuple[int | None, ...]:

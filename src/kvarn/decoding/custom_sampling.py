@@ -1,4 +1,4 @@
-"""A row that a user's sampler chooses: its logits come to Python, and what goes wrong there ends that request only."""
+"""Rows sampled by a registered Python sampler: a failure of the sampler ends its own request only."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.decoder import Commit, CommittedToken, Span
 from kvarn.decoding.sampling_state import SamplingState
 from kvarn.errors import BackendError
-from kvarn.sampling.custom_samplers import choose_by, find_sampler
+from kvarn.sampling.custom_samplers import find_sampler, run_sampler
 from kvarn.types import TokenLogprob
 
 
-def choose_own(backend: Backend, hidden: Hidden, span: Span, choice: SamplingState) -> Commit:
-    """Commit the token that the request's own sampler takes; hidden is one row."""
+def commit_custom_sample(backend: Backend, hidden: Hidden, span: Span, state: SamplingState) -> Commit:
+    """Commit the token that the request's sampler returns; hidden is one row."""
     params = span.request.params
     assert params.sampler is not None
     logits = backend.logits(hidden)[0]
     if not np.isfinite(logits).all():
         return _failed(span, f"the model's scores at position {span.end - 1:,} are not numbers", None)
-    row = choice.row(span.request)
-    if choice.error is not None:
-        return Commit(span.request, 0, error=choice.error)
+    row = state.row(span.request)
+    if state.error is not None:
+        return Commit(span.request, 0, error=state.error)
     try:
-        token_id = choose_by(find_sampler(params.sampler), logits, row, span.request.token_ids)
+        token_id = run_sampler(find_sampler(params.sampler), logits, row, span.request.token_ids)
     except Exception as error:
         return _failed(span, f"sampler {params.sampler!r} failed: {error or type(error).__name__}", error)
     logprob = None
@@ -31,7 +31,7 @@ def choose_own(backend: Backend, hidden: Hidden, span: Span, choice: SamplingSta
         scored = backend.score(hidden, np.array([token_id], np.int32), min(params.logprobs, len(logits)))
         pairs = zip(scored.top_ids[0].tolist(), scored.top_logprobs[0].tolist(), strict=True)
         logprob = TokenLogprob(token_id, float(scored.logprobs[0]), tuple(pairs))
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, choice.take(token_id)),))
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
 
 
 def _failed(span: Span, message: str, cause: Exception | None) -> Commit:

@@ -1,6 +1,6 @@
 """How hidden states become tokens: what every way of generating answers to the scheduler.
 
-Each step a request asks for a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
+Each step a request names a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
 chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
 block's tokens at its end. span() and commit() compute; the other methods tell the scheduler what a request needs, so
 that it never asks which kind of model it serves.
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvarn.backends.protocol import Hidden
+from kvarn.backends.protocol import Backend, Hidden
 from kvarn.diffusion import CanvasView
 from kvarn.errors import KvarnError
 from kvarn.request import Request
@@ -93,14 +93,14 @@ class CommittedToken:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one request gained: num_computed positions now in the cache, and tokens of the answer."""
+    """What a step gave one request: num_computed positions now in the cache, and tokens of the answer."""
 
     request: Request
     num_computed: int
     tokens: tuple[CommittedToken, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens that follow the computed ones, if asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens after the computed ones, if wanted
     error: KvarnError | None = None
-    canvas: CanvasView | None = None  # what the answer looks like now, where that was asked for
+    canvas: CanvasView | None = None  # the answer as it is now, for requests with diffusion.events
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,9 @@ class AnswerBounds:
 
 
 class Decoder(Protocol):
-    """One way of generating."""
+    """One generation method: autoregressive, diffusion."""
 
+    backend: Backend  # that samples the tokens
     backend_s: float  # seconds that commit() has spent in the backend, ever
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     has_divisible_spans: bool  # a span may be cut down to one row; False: it is computed whole or not at all
@@ -135,10 +136,10 @@ class Decoder(Protocol):
         """The positions to compute next, at most budget of them; None: nothing that fits."""
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
-        """Choose tokens; hidden holds the output rows of all spans in order. One Commit per span, same order."""
+        """Sample tokens; hidden holds the output rows of all spans in order. One Commit per span, same order."""
 
     def restart(self, request: Request) -> None:
-        """The request has lost its blocks: go on from its tokens alone, to the same end."""
+        """The request was preempted and lost its blocks: continue from its tokens alone, with the same result."""
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept about an ended request."""
+        """Drop the state of a finished request."""

@@ -1,4 +1,4 @@
-"""What a caller asked of a diffusion model, with the model's own values filled in; or a refusal by name."""
+"""Denoising parameters of one request with the model's values filled in; what the model does not support is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_TOKENS = 256  # of a fixed canvas where max_tokens says nothing: all of 
 
 @dataclass(frozen=True, slots=True)
 class DenoiseConfig:
-    """How one request is denoised; nothing is left open."""
+    """How one request is denoised; every value is set."""
 
     params: DiffusionParams
     rule: RemaskingRule
@@ -40,7 +40,7 @@ class DenoiseConfig:
         return CanvasShape(num_prompt, length, self.block_length, self.is_aligned)
 
 
-def make_recipe(params: DiffusionParams | None, model: MaskedDiffusion) -> DenoiseConfig:
+def make_denoise_config(params: DiffusionParams | None, model: MaskedDiffusion) -> DenoiseConfig:
     """Fill in what depends on the model."""
     params = params or DiffusionParams()
     sparse = params.sparse or SparseConfig()
@@ -64,8 +64,8 @@ def make_recipe(params: DiffusionParams | None, model: MaskedDiffusion) -> Denoi
     )
 
 
-def check_honoured(params: SamplingParams) -> None:
-    """Refuse what only has a meaning where one token follows the other."""
+def check_supported(params: SamplingParams) -> None:
+    """Refuse parameters that only have a meaning for autoregressive decoding."""
     refused = {
         "repetition_penalty": params.repetition_penalty not in (None, 1.0),
         "presence_penalty": params.presence_penalty != 0,
@@ -77,8 +77,8 @@ def check_honoured(params: SamplingParams) -> None:
         "prompt_logprobs": params.prompt_logprobs is not None,
         "prefill_only": params.prefill_only,
     }
-    for name, is_asked in refused.items():
-        if is_asked:
+    for name, is_set in refused.items():
+        if is_set:
             raise InvalidParameter(f"{name} cannot be honoured by a diffusion model; leave it out or use another model")
     if params.logprobs is not None and params.diffusion is not None and params.diffusion.pinned:
         raise InvalidParameter("logprobs and pinned exclude each other: nothing was chosen at a pinned position")
@@ -90,7 +90,8 @@ def check_pinned(params: DiffusionParams, max_tokens: int, vocab_size: int) -> N
             raise InvalidParameter(f"pinned has index {index:,}, the answer at most {max_tokens:,} tokens")
         if token_id >= vocab_size:
             raise InvalidParameter(
-                f"token id {token_id:,} in pinned is outside the vocabulary; give 0 to {vocab_size - 1:,}"
+                f"token id {token_id:,} in pinned is outside the vocabulary; give 0 to {vocab_size - 1:,}",
+                field="pinned",
             )
     if len(params.pinned) >= max_tokens:
         raise InvalidParameter("every token of the answer is pinned; leave at least one to be filled in")

@@ -1,7 +1,7 @@
-"""One diffusion request under way: its canvas, the block being denoised, and how far that is.
+"""Denoising state of one running request: its canvas, the block being denoised, and the step of its schedule.
 
-All of it follows from the request's tokens at the start of a block; so a request that lost its blocks is made anew and
-comes to the same end. Random numbers are keyed by seed, choice, position and the step within the block.
+All of it follows from the request's tokens at the start of a block, so a preempted request is rebuilt from them with
+the same result. Random numbers are keyed by seed, choice, position and the step within the block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from kvarn.backends.batch import Int32, Sampled
 from kvarn.decoding.canvas import Canvas, CanvasBlock, CanvasShape, Positions
 from kvarn.decoding.decoder import CommittedToken
 from kvarn.decoding.denoise_config import DenoiseConfig
-from kvarn.decoding.remasking import Bits, Candidates, Float64, edited
+from kvarn.decoding.logprobs import sampled_logprob
+from kvarn.decoding.remasking import Bits, Candidates, Float64, positions_to_edit
 from kvarn.decoding.schedules import (
     even_count,
     first_filling_step,
@@ -28,7 +29,7 @@ from kvarn.request import Request
 from kvarn.sampling.philox import REMASKING, uniform
 from kvarn.types import TokenLogprob
 
-MAX_SKIPPED = 64  # steps of lots that need no computation, at a time
+MAX_SKIPPED = 64  # steps of a random policy that fill nothing, skipped at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +38,35 @@ class Filling:
 
     positions: Positions
     token_ids: Int32
-    logprobs: tuple[TokenLogprob, ...] = ()  # where they are wanted
+    logprobs: tuple[TokenLogprob, ...] = ()  # for requests that want them
 
 
 class DenoiseState:
     """The state of one request between two steps."""
 
     def __init__(
-        self, request: Request, recipe: DenoiseConfig, shape: CanvasShape, mask_id: int, stop_ids: Collection[int] = ()
+        self, request: Request, config: DenoiseConfig, shape: CanvasShape, mask_id: int, stop_ids: Collection[int] = ()
     ) -> None:
         """stop_ids: tokens that end an answer."""
-        pinned = {shape.num_prompt + index: token_id for index, token_id in recipe.params.pinned.items()}
-        self.recipe = recipe
+        pinned = {shape.num_prompt + index: token_id for index, token_id in config.params.pinned.items()}
+        self.config = config
         self.canvas = Canvas(shape, request.token_ids, mask_id, pinned)
         self.num_passes = 0  # forward passes of this block
         self.step = 0  # of this block's schedule
         self._request = request
         self._stop_ids = np.array(sorted(stop_ids), np.int32)
-        self._num_steps_told = 0
+        self._num_steps_reported = 0
         self._enter_block()
 
     @property
     def length(self) -> int:
-        """Of the canvas as far as the model sees it now."""
-        return self.canvas.shape.length if self.recipe.is_fixed else self.block.end
+        """Of the part of the canvas that the model sees now."""
+        return self.canvas.shape.length if self.config.is_fixed else self.block.end
 
     def candidates(self) -> Positions:
         """Positions whose logits this step needs, ascending."""
         masked = self.canvas.masked_in(self.block)
-        if not self.recipe.rule.edits:
+        if not self.config.rule.edits:
             return masked
         return np.sort(np.concatenate([masked, self.canvas.written_in(self.block)]))
 
@@ -74,26 +75,27 @@ class DenoiseState:
         positions = self.candidates()
         is_masked = self.canvas.is_masked[positions]
         confidences = np.exp(sampled.logprobs.astype(np.float64))
-        seen = self._seen(positions[is_masked], confidences[is_masked], sampled, is_masked)
+        candidates = self._masked_candidates(positions[is_masked], confidences[is_masked], sampled, is_masked)
         chosen = np.zeros(len(positions), bool)
-        chosen[is_masked] = self.recipe.rule.choose(seen, self.recipe.params)
-        if self.recipe.rule.edits:
+        chosen[is_masked] = self.config.rule.choose(candidates, self.config.params)
+        if self.config.rule.edits:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
-            chosen |= edited(confidences, is_other, self.recipe.params)
+            chosen |= positions_to_edit(confidences, is_other, self.config.params)
         rows = np.flatnonzero(chosen)
-        logprobs = tuple(self._logprob(sampled, int(row)) for row in rows) if self._wants_logprobs else ()
+        num_top = self._request.params.logprobs
+        logprobs = () if num_top is None else tuple(sampled_logprob(sampled, int(row), num_top) for row in rows)
         return Filling(positions[rows], sampled.token_ids[rows], logprobs)
 
-    def take(self, filling: Filling) -> tuple[CommittedToken, ...]:
-        """Fill the canvas; at the end of a block, its tokens and those already known behind it."""
+    def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
+        """Fill the canvas; returns, at the end of a block, its tokens and those already known after it."""
         self.canvas.fill(filling.positions, filling.token_ids)
         for position, logprob in zip(filling.positions.tolist(), filling.logprobs, strict=False):
             self.canvas.logprobs[position] = logprob
         self.num_passes += 1
-        self._num_steps_told += 1
+        self._num_steps_reported += 1
         needed_end = self._needed_end()
         if (self.canvas.masked_in(self.block) < needed_end).any():
-            self._go_to(self.step + 1)
+            self._advance_to(self.step + 1)
             return ()
         start = len(self._request.token_ids)
         end = needed_end if needed_end < self.block.end else self._enter_block()
@@ -103,15 +105,15 @@ class DenoiseState:
     def view(self) -> CanvasView:
         first = self.canvas.shape.num_prompt
         answer = self.canvas.answer(self.length)
-        return CanvasView(answer, max(0, self.block.start - first), self.block.end - first, self._num_steps_told)
+        return CanvasView(answer, max(0, self.block.start - first), self.block.end - first, self._num_steps_reported)
 
     def _needed_end(self) -> int:
-        """Where the part of the block ends that is read: at its end, the answer's, or behind a token that ends it.
+        """Where the part of the block ends that is read: at its end, the answer's, or after a stop token.
 
-        Positions behind it would be dropped, so nobody waits for them; unless what stands before it may still change.
+        Positions after it would be dropped, so they are not waited for; unless tokens before it may still be edited.
         """
         start, end = self.block.start, self.block.end
-        if self.recipe.rule.edits:
+        if self.config.rule.edits:
             return end
         end = min(end, self._request.max_total_tokens)
         first = max(start, self.canvas.shape.num_prompt + self._request.params.min_tokens)
@@ -127,28 +129,28 @@ class DenoiseState:
         self.block: CanvasBlock = shape.block_of(int(masked[0]))
         self._num_masked = len(self.canvas.masked_in(self.block))
         self.num_passes = 0
-        self._go_to(0)
+        self._advance_to(0)
         return max(self.block.start, len(self._request.token_ids))
 
-    def _go_to(self, step: int) -> None:
-        """Go to the next step that fills something: one that does not changes nothing and need not be computed."""
+    def _advance_to(self, step: int) -> None:
+        """Go to the next step that fills something; one that fills nothing need not be computed."""
         self.step = step
-        if self.recipe.rule.schedule != "timesteps":
+        if self.config.rule.schedule != "timesteps":
             return  # every step fills something until nothing is left
         masked, num_steps = self.canvas.masked_in(self.block), self._num_steps
-        if not self.recipe.rule.draws_lots:
+        if not self.config.rule.is_random:
             self.step = first_filling_step(len(masked), num_steps, step)
             return
-        # Bounded, for lots may be against us for as many steps as a caller asks for, and others wait meanwhile.
+        # Bounded: a caller may ask for any number of steps, many may fill nothing, and other requests wait meanwhile.
         while self.step < step + MAX_SKIPPED and not (self._noise(masked) < self._share).any():
             self.step += 1
 
     @property
     def _num_steps(self) -> int:
         """Of this block."""
-        if self.recipe.params.steps is None:
+        if self.config.params.steps is None:
             return self._num_masked
-        return steps_of_block(self.recipe.params.steps, self.canvas.shape.num_blocks, self.block.index)
+        return steps_of_block(self.config.params.steps, self.canvas.shape.num_blocks, self.block.index)
 
     @property
     def _share(self) -> float:
@@ -158,20 +160,22 @@ class DenoiseState:
     def _count(self) -> int:
         """Positions the schedule fills in this step."""
         num_left = len(self.canvas.masked_in(self.block))
-        if self.recipe.rule.schedule == "timesteps":
+        if self.config.rule.schedule == "timesteps":
             return timestep_count(num_left, self._num_steps, self.step)
         count = even_count(self._num_masked, self._num_steps, self.step)
-        return min(num_left, max(1, count) if self.recipe.rule.schedule == "least" else count)
+        return min(num_left, max(1, count) if self.config.rule.schedule == "least" else count)
 
-    def _seen(self, positions: Positions, confidences: Float64, sampled: Sampled, is_masked: Bits) -> Candidates:
-        rule, none = self.recipe.rule, np.empty(0)
-        needs_noise = rule.draws_lots or self.recipe.params.alg_temp > 0
-        tops = np.exp(sampled.top_logprobs[is_masked].astype(np.float64)) if rule.sees_margin else none
+    def _masked_candidates(
+        self, positions: Positions, confidences: Float64, sampled: Sampled, is_masked: Bits
+    ) -> Candidates:
+        rule, none = self.config.rule, np.empty(0)
+        needs_noise = rule.is_random or self.config.params.alg_temp > 0
+        tops = np.exp(sampled.top_logprobs[is_masked].astype(np.float64)) if rule.needs_margin else none
         return Candidates(
             positions=positions,
             confidences=confidences,
             entropies=sampled.entropy[is_masked].astype(np.float64),
-            margins=tops[:, 0] - tops[:, 1] if rule.sees_margin else none,
+            margins=tops[:, 0] - tops[:, 1] if rule.needs_margin else none,
             noise=self._noise(positions) if needs_noise else none,
             count=self._count,
             share=self._share if rule.schedule == "timesteps" else 1.0,
@@ -181,15 +185,3 @@ class DenoiseState:
         request, step = self._request, self.step
         seed = request.seed % 2**64
         return np.array([uniform(seed, p, request.choice, REMASKING, step) for p in positions.tolist()])
-
-    @property
-    def _wants_logprobs(self) -> bool:
-        return self._request.params.logprobs is not None
-
-    def _logprob(self, sampled: Sampled, row: int) -> TokenLogprob:
-        num_top = self._request.params.logprobs
-        top_ids, top_logprobs = sampled.top_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist()
-        pairs = tuple(zip(top_ids, top_logprobs, strict=True))
-        return TokenLogprob(
-            int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row])
-        )

@@ -1,7 +1,7 @@
-"""Denoising: a step computes a block of masked tokens or the whole canvas, and fills the positions it is sure of.
+"""Denoising: a step computes a block of masked tokens or the whole canvas, and fills some positions.
 
-Tokens are committed at the end of their block, so what a caller reads never changes. Logits are computed only at the
-positions a policy may fill.
+Tokens are committed at the end of their block, so committed text never changes. Logits are computed only at the
+positions that a policy may fill.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ import numpy as np
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.decoder import AnswerBounds, Commit, KeptPart, Reach, Span
-from kvarn.decoding.denoise_config import DEFAULT_TOKENS, DenoiseConfig, check_honoured, check_pinned, make_recipe
+from kvarn.decoding.denoise_config import (
+    DEFAULT_TOKENS,
+    DenoiseConfig,
+    check_pinned,
+    check_supported,
+    make_denoise_config,
+)
 from kvarn.decoding.denoise_state import DenoiseState, Filling
-from kvarn.decoding.positions import PositionChoices
+from kvarn.decoding.position_sampling import PositionSampling
 from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.decoding.windows import Window, block_window, full_attention_window, sequence_lengths
 from kvarn.errors import BrokenScores
@@ -25,11 +31,11 @@ from kvarn.models.spec import MaskedDiffusion
 from kvarn.request import Request
 from kvarn.types import SamplingParams
 
-GUIDE, KEPT = "/guide", "/kept"  # ends of the names of a request's further sequences
+GUIDE, KEPT = "/guide", "/kept"  # suffixes of the ids of a request's further KV sequences
 
 
 class DiffusionDecoder:
-    """Span = what the kind of cache recomputes; the rows of masked positions give tokens and confidences."""
+    """Span = what the cache kind recomputes; the rows of masked positions give tokens and confidences."""
 
     has_divisible_spans = False
     can_fork = False
@@ -45,47 +51,45 @@ class DiffusionDecoder:
         context: int,
     ) -> None:
         """context: positions a canvas may have."""
-        self._backend = backend
+        self.backend = backend
         self._model = model
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
         self._context = context
         self._shift = int(model.shift)
-        self._states: dict[str, DenoiseState] = {}
-        self._choices: dict[str, PositionChoices] = {}
         self.backend_s = 0.0
         self.num_denoise_steps = 0
 
     def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
-        check_honoured(params)
-        recipe = make_recipe(params.diffusion, self._model)
-        if params.max_tokens is None and recipe.is_fixed:
+        check_supported(params)
+        config = make_denoise_config(params.diffusion, self._model)
+        if params.max_tokens is None and config.is_fixed:
             max_tokens = min(max_tokens, max(DEFAULT_TOKENS, params.min_tokens))
-        check_pinned(recipe.params, max_tokens, self._vocab_size)
-        shape = recipe.shape(len(prompt_ids), len(prompt_ids) + max_tokens, self._context)
-        return AnswerBounds(max_tokens, sequence_lengths(recipe, shape.length, self._shift))
+        check_pinned(config.params, max_tokens, self._vocab_size)
+        shape = config.shape(len(prompt_ids), len(prompt_ids) + max_tokens, self._context)
+        return AnswerBounds(max_tokens, sequence_lengths(config, shape.length, self._shift))
 
     def slots_to_start(self, request: Request) -> tuple[int, ...]:
         return self.slots_to_continue(request)
 
     def slots_to_continue(self, request: Request) -> tuple[int, ...]:
         state = self._state(request)
-        return sequence_lengths(state.recipe, state.length, self._shift)
+        return sequence_lengths(state.config, state.length, self._shift)
 
     def least_rows(self, request: Request) -> int:
         state = self._state(request)
-        if state.recipe.is_aligned and request.num_computed < state.block.start and state.recipe.cache == "block":
-            return state.recipe.block_length
-        return self._window(request, state).num_rows * (2 if state.recipe.is_guided else 1)
+        if state.config.is_aligned and request.num_computed < state.block.start and state.config.cache == "block":
+            return state.config.block_length
+        return self._window(request, state).num_rows * (2 if state.config.is_guided else 1)
 
     def span(self, request: Request, budget: int) -> Span | None:
         state = self._state(request)
         window = self._window(request, state)
-        if window.num_rows > budget and state.recipe.cache == "block":
-            return self._known_chunk(request, state, budget)
+        if window.num_rows > budget and state.config.cache == "block":
+            return self._prefill_chunk(request, state, budget)
         span = self._denoising_span(request, state, window)
-        if state.recipe.is_guided:
+        if state.config.is_guided:
             assert span.reach is not None
             guide = self._denoising_span(request, state, window, is_guide=True)
             span = replace(span, reach=replace(span.reach, companion=guide))
@@ -93,25 +97,24 @@ class DiffusionDecoder:
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
         parts = self._sample(spans, hidden)
-        decided = [self._decide(span, part) for span, part in zip(spans, parts, strict=True)]
+        fillings = [self._decide(span, part) for span, part in zip(spans, parts, strict=True)]
         # Nothing has changed up to here: a step that fails in the backend is computed again.
-        return [self._take(span, filling) for span, filling in zip(spans, decided, strict=True)]
+        return [self._apply(span, filling) for span, filling in zip(spans, fillings, strict=True)]
 
     def restart(self, request: Request) -> None:
-        self._states.pop(request.id, None)
+        request.denoising = None
 
     def forget(self, request: Request) -> None:
-        self._states.pop(request.id, None)
-        self._choices.pop(request.id, None)
+        request.denoising = request.sampling = None
 
     def _window(self, request: Request, state: DenoiseState) -> Window:
-        if state.recipe.is_aligned:
+        if state.config.is_aligned:
             return block_window(state.block, request.num_computed, self._shift)
-        return full_attention_window(state.recipe, state.block, state.num_passes, state.length, self._shift)
+        return full_attention_window(state.config, state.block, state.num_passes, state.length, self._shift)
 
-    def _known_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:
-        """Whole blocks of known text, from which nothing is chosen."""
-        start, length = request.num_computed, state.recipe.block_length
+    def _prefill_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:
+        """Whole blocks of known text, from which nothing is sampled."""
+        start, length = request.num_computed, state.config.block_length
         end = min(state.block.start, (start + budget) // length * length)
         if end <= start:
             return None
@@ -121,59 +124,59 @@ class DiffusionDecoder:
         start, end = window.start, window.end
         tokens = state.canvas.without_given(start, end) if is_guide else state.canvas.token_ids[start:end]
         outputs = tuple((state.candidates() - self._shift - start).tolist())
-        own = request.id + GUIDE if is_guide else request.id
-        keep = self._keep(state, window.num_kept, own + KEPT) if window.num_kept else None
-        reach = Reach(own + KEPT if window.reads_kept else own, window.num_slots, window.slot_shift, keep)
+        sequence = request.id + GUIDE if is_guide else request.id
+        keep = self._keep(state, window.num_kept, sequence + KEPT) if window.num_kept else None
+        reach = Reach(sequence + KEPT if window.reads_kept else sequence, window.num_slots, window.slot_shift, keep)
         return Span(request, start, tokens.tolist(), outputs, reach)
 
     def _keep(self, state: DenoiseState, num_kept: int, sequence: str) -> KeptPart:
-        start, end, sparse = state.block.start - self._shift, state.block.end, state.recipe.sparse
+        start, end, sparse = state.block.start - self._shift, state.block.end, state.config.sparse
         return KeptPart(sequence, num_kept + end - start, start, end, num_kept, sparse.head_select, sparse.pool_kernel)
 
     def _sample(self, spans: Sequence[Span], hidden: Hidden) -> list[Sampled]:
-        """The choices of each span's output rows."""
+        """Sample the output rows of each span."""
         rows: list[int] = []
-        partners: list[int] = []
+        guide_rows: list[int] = []
         params: list[RowSampling] = []
         num_rows = 0
         for span in spans:
             num_outputs, has_guide = len(span.outputs), span.reach is not None and span.reach.companion is not None
-            own = range(num_rows, num_rows + num_outputs)
-            rows += own
-            partners += [row + num_outputs if has_guide else -1 for row in own]
+            span_rows = range(num_rows, num_rows + num_outputs)
+            rows += span_rows
+            guide_rows += [row + num_outputs if has_guide else -1 for row in span_rows]
             params += self._params(span)
             num_rows += num_outputs * (2 if has_guide else 1)
         num_top = max(self._num_top(span.request) for span in spans)
-        guides = np.array(partners, np.int32) if max(partners, default=-1) >= 0 else None
-        wanted = SampleRows(np.array(rows, np.int32), tuple(params), min(num_top, self._vocab_size), True, guides)
+        guides = np.array(guide_rows, np.int32) if max(guide_rows, default=-1) >= 0 else None
+        batch_rows = SampleRows(np.array(rows, np.int32), tuple(params), min(num_top, self._vocab_size), True, guides)
         started_at = time.perf_counter()
-        sampled = self._backend.sample(hidden, wanted)
+        sampled = self.backend.sample(hidden, batch_rows)
         self.backend_s += time.perf_counter() - started_at
-        return _parts(sampled, [len(span.outputs) for span in spans])
+        return _split_by_span(sampled, [len(span.outputs) for span in spans])
 
     def _num_top(self, request: Request) -> int:
-        return max(request.params.logprobs or 0, 2 if self._state(request).recipe.rule.sees_margin else 0)
+        return max(request.params.logprobs or 0, 2 if self._state(request).config.rule.needs_margin else 0)
 
     def _params(self, span: Span) -> list[RowSampling]:
         request, state = span.request, self._state(span.request)
-        choices = self._choices.get(request.id)
-        if choices is None:
-            scale = state.recipe.params.cfg_scale
-            choices = self._choices[request.id] = PositionChoices(
+        sampling: PositionSampling | None = request.sampling
+        if sampling is None:
+            scale = state.config.params.cfg_scale
+            sampling = request.sampling = PositionSampling(
                 request, self._defaults, eos_ids=self._eos_ids, mask_id=self._model.mask_id, cfg_scale=scale
             )
         first = span.start + self._shift
-        return list(choices.rows((first + offset for offset in span.outputs), state.step))
+        return list(sampling.rows((first + offset for offset in span.outputs), state.step))
 
     def _decide(self, span: Span, sampled: Sampled) -> Filling | BrokenScores | None:
-        """What a span fills; None: it was known text."""
+        """The filling of a span; None: it was known text."""
         if not span.outputs:
             return None
         if (sampled.token_ids == NO_TOKEN).any():
             return _broken_scores(span)
         return self._state(span.request).decide(sampled)
 
-    def _take(self, span: Span, filling: Filling | BrokenScores | None) -> Commit:
+    def _apply(self, span: Span, filling: Filling | BrokenScores | None) -> Commit:
         request = span.request
         if filling is None:
             return Commit(request, span.end - request.num_computed)
@@ -181,26 +184,26 @@ class DiffusionDecoder:
             return Commit(request, 0, error=filling)
         state = self._state(request)
         num_before = state.block.start
-        tokens = state.take(filling)
+        tokens = state.apply(filling)
         self.num_denoise_steps += 1
-        num_final = num_before if state.recipe.is_aligned else len(request.token_ids) + len(tokens)
-        # Recomputing everything leaves nothing for good. Where everything sees everything nothing ever is: there it
-        # counts that the text is known.
-        is_lasting = not (state.recipe.is_aligned and state.recipe.cache == "none")
-        num_computed = num_final - request.num_computed if is_lasting else 0
-        return Commit(request, num_computed, tokens, canvas=state.view() if state.recipe.params.events else None)
+        num_final = num_before if state.config.is_aligned else len(request.token_ids) + len(tokens)
+        # Without a cache nothing stays computed. With full attention nothing is ever final in the cache: there,
+        # computed means that the text is known.
+        stays_computed = not (state.config.is_aligned and state.config.cache == "none")
+        num_computed = num_final - request.num_computed if stays_computed else 0
+        return Commit(request, num_computed, tokens, canvas=state.view() if state.config.params.events else None)
 
     def _state(self, request: Request) -> DenoiseState:
-        state = self._states.get(request.id)
+        state: DenoiseState | None = request.denoising
         if state is None:
-            recipe: DenoiseConfig = make_recipe(request.params.diffusion, self._model)
-            shape = recipe.shape(request.num_prompt, request.max_total_tokens, self._context)
+            config: DenoiseConfig = make_denoise_config(request.params.diffusion, self._model)
+            shape = config.shape(request.num_prompt, request.max_total_tokens, self._context)
             stop_ids = {*(() if request.params.ignore_eos else self._eos_ids), *request.params.stop_token_ids}
-            state = self._states[request.id] = DenoiseState(request, recipe, shape, self._model.mask_id, stop_ids)
+            state = request.denoising = DenoiseState(request, config, shape, self._model.mask_id, stop_ids)
         return state
 
 
-def _parts(sampled: Sampled, lengths: Sequence[int]) -> list[Sampled]:
+def _split_by_span(sampled: Sampled, lengths: Sequence[int]) -> list[Sampled]:
     """Split the rows of a step by span."""
     parts, first = [], 0
     for length in lengths:

@@ -1,4 +1,4 @@
-"""Which tokens the penalties of one request look at: kept from token to token, so that a step costs no recount."""
+"""Token counts for the penalties of one request, updated token by token, so that a step needs no recount."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn.backends.batch import Int32
 
 
 class PenaltyCounts:
-    """Distinct tokens of prompt and answer, with how often the answer has each; of the last `window` tokens only.
+    """Distinct tokens of prompt and output, with the count of each in the output; of the last `window` tokens only.
 
     Slots hold one token each, in no order: a token that leaves the window is replaced by the last one.
     """
@@ -21,8 +21,8 @@ class PenaltyCounts:
         self._first = self._num_read = 0 if window is None else max(0, len(prompt_ids) - window)
         self._slots: dict[int, int] = {}
         self._ids = np.zeros(256, np.int32)
-        self._in_answer = np.zeros(256, np.int32)
-        self._in_all: list[int] = []  # occurrences in the window, by slot
+        self._output_counts = np.zeros(256, np.int32)
+        self._window_counts: list[int] = []  # of prompt and output in the window, by slot
         self.update(prompt_ids)
 
     @property
@@ -31,7 +31,7 @@ class PenaltyCounts:
 
     @property
     def counts(self) -> Int32:
-        return self._in_answer[: len(self._slots)].copy()
+        return self._output_counts[: len(self._slots)].copy()
 
     def update(self, token_ids: Sequence[int]) -> None:
         """Read the tokens that came since the last call; token_ids has all of the request's."""
@@ -43,28 +43,31 @@ class PenaltyCounts:
                 self._remove(token_ids[self._first], self._first >= self._num_prompt)
                 self._first += 1
 
-    def _add(self, token_id: int, is_answer: bool) -> None:
+    def _add(self, token_id: int, is_output: bool) -> None:
         slot = self._slots.get(token_id)
         if slot is None:
             slot = self._slots[token_id] = len(self._slots)
-            self._in_all.append(0)
+            self._window_counts.append(0)
             if slot == len(self._ids):
-                self._ids, self._in_answer = np.resize(self._ids, 2 * slot), np.resize(self._in_answer, 2 * slot)
+                self._ids, self._output_counts = (
+                    np.resize(self._ids, 2 * slot),
+                    np.resize(self._output_counts, 2 * slot),
+                )
             self._ids[slot] = token_id
-            self._in_answer[slot] = 0
-        self._in_all[slot] += 1
-        self._in_answer[slot] += is_answer
+            self._output_counts[slot] = 0
+        self._window_counts[slot] += 1
+        self._output_counts[slot] += is_output
 
-    def _remove(self, token_id: int, is_answer: bool) -> None:
+    def _remove(self, token_id: int, is_output: bool) -> None:
         slot = self._slots[token_id]
-        self._in_all[slot] -= 1
-        self._in_answer[slot] -= is_answer
-        if self._in_all[slot]:
+        self._window_counts[slot] -= 1
+        self._output_counts[slot] -= is_output
+        if self._window_counts[slot]:
             return
         last = len(self._slots) - 1
         last_id = int(self._ids[last])
-        self._ids[slot], self._in_answer[slot] = last_id, self._in_answer[last]
-        self._in_all[slot] = self._in_all[last]
+        self._ids[slot], self._output_counts[slot] = last_id, self._output_counts[last]
+        self._window_counts[slot] = self._window_counts[last]
         self._slots[last_id] = slot
-        self._in_all.pop()
+        self._window_counts.pop()
         del self._slots[token_id]

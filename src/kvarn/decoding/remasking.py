@@ -1,7 +1,7 @@
 """Which masked positions a step fills: pure functions behind a registry, from confidences to bits.
 
 Equal confidences go to the lower position. Every policy fills at least one position, so every block comes to its end;
-`origin`, which draws lots, fills what is left in its last step. Confidences are of the clean softmax of the logits,
+`origin`, which draws at random, fills what is left in its last step. Confidences are of the softmax of the raw logits,
 before bias, temperature and noise. threshold, factor: Wu et al. 2025 (arXiv 2505.22618).
 """
 
@@ -23,15 +23,15 @@ Schedule = Literal["even", "timesteps", "least"]
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The masked positions of a block, ascending, and what the model says about each."""
+    """The masked positions of a block, ascending, and the statistics of the token sampled at each."""
 
     positions: npt.NDArray[np.intp]
-    confidences: Float64  # probability of the chosen token
+    confidences: Float64  # probability of the sampled token
     entropies: Float64  # nats
-    margins: Float64  # probability of the first choice less that of the second; only where a policy looks at it
-    noise: Float64  # uniform in [0, 1); only where a policy draws lots
-    count: int  # that the schedule asks for
-    share: float  # of the masked positions, for lots
+    margins: Float64  # probability of the best token less that of the second; only where a policy needs it
+    noise: Float64  # uniform in [0, 1); only where a policy is random
+    count: int  # positions that the schedule fills
+    share: float  # of the masked positions, for random policies
 
 
 Choose = Callable[[Candidates, DiffusionParams], Bits]
@@ -39,15 +39,15 @@ Choose = Callable[[Candidates, DiffusionParams], Bits]
 
 @dataclass(frozen=True, slots=True)
 class RemaskingRule:
-    """A policy: how it chooses, how its schedule counts, and what it looks at.
+    """A policy: how it chooses, how its schedule counts, and which inputs it needs.
 
     even, timesteps: as schedules.py says. least: at least the even count where steps are given, else at least one.
     """
 
     choose: Choose
     schedule: Schedule
-    sees_margin: bool = False
-    draws_lots: bool = False
+    needs_margin: bool = False
+    is_random: bool = False
     edits: bool = False  # filled positions of the block may change
 
 
@@ -58,73 +58,73 @@ def best(values: Float64, count: int) -> Bits:
     return chosen
 
 
-def low_confidence(seen: Candidates, params: DiffusionParams) -> Bits:
+def low_confidence(candidates: Candidates, params: DiffusionParams) -> Bits:
     """The most probable tokens first."""
-    return _ranked(seen.confidences, seen, params)
+    return _ranked(candidates.confidences, candidates, params)
 
 
-def random(seen: Candidates, _: DiffusionParams) -> Bits:
+def random(candidates: Candidates, _: DiffusionParams) -> Bits:
     """Any positions."""
-    return best(seen.noise, seen.count)
+    return best(candidates.noise, candidates.count)
 
 
-def origin(seen: Candidates, _: DiffusionParams) -> Bits:
-    """Every masked position on its own, with the chance that its schedule gives."""
-    return seen.noise < seen.share
+def origin(candidates: Candidates, _: DiffusionParams) -> Bits:
+    """Every masked position independently, with the probability that its schedule gives."""
+    return candidates.noise < candidates.share
 
 
-def topk_margin(seen: Candidates, params: DiffusionParams) -> Bits:
-    """The positions whose first choice is furthest ahead of the second."""
-    return _ranked(seen.margins, seen, params)
+def topk_margin(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """The positions with the largest margin of the best token over the second."""
+    return _ranked(candidates.margins, candidates, params)
 
 
-def entropy(seen: Candidates, params: DiffusionParams) -> Bits:
+def entropy(candidates: Candidates, params: DiffusionParams) -> Bits:
     """The positions with the least entropy."""
-    return _ranked(-seen.entropies, seen, params)
+    return _ranked(-candidates.entropies, candidates, params)
 
 
-def threshold(seen: Candidates, params: DiffusionParams) -> Bits:
-    """Every position that is sure enough."""
-    return (seen.confidences >= params.threshold) | best(seen.confidences, seen.count)
+def threshold(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """Every position above the confidence threshold."""
+    return (candidates.confidences >= params.threshold) | best(candidates.confidences, candidates.count)
 
 
-def factor(seen: Candidates, params: DiffusionParams) -> Bits:
-    """The n surest, for the largest n whose n-th reaches 1 - factor / (n + 1)."""
-    ordered = -np.sort(-seen.confidences)
+def factor(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """The n most confident, for the largest n whose n-th reaches 1 - factor / (n + 1)."""
+    ordered = -np.sort(-candidates.confidences)
     reached = np.flatnonzero(ordered >= 1 - params.factor / (np.arange(len(ordered)) + 2))
-    return best(seen.confidences, max(seen.count, int(reached[-1]) + 1 if len(reached) else 0))
+    return best(candidates.confidences, max(candidates.count, int(reached[-1]) + 1 if len(reached) else 0))
 
 
-def entropy_exit(seen: Candidates, params: DiffusionParams) -> Bits:
-    """Every position with little entropy."""
-    return (seen.entropies < params.entropy_threshold) | best(-seen.entropies, seen.count)
+def entropy_exit(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """Every position below the entropy threshold."""
+    return (candidates.entropies < params.entropy_threshold) | best(-candidates.entropies, candidates.count)
 
 
-def local_leap(seen: Candidates, params: DiffusionParams) -> Bits:
-    """Sure positions, and less sure ones near them."""
-    is_anchor = seen.confidences >= params.threshold
-    distance = np.abs(seen.positions[:, None] - seen.positions[is_anchor])  # (candidates, anchors)
+def local_leap(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """Positions above the threshold, and those near them above a lower one."""
+    is_anchor = candidates.confidences >= params.threshold
+    distance = np.abs(candidates.positions[:, None] - candidates.positions[is_anchor])  # (candidates, anchors)
     is_near = (distance <= params.radius).any(axis=1)
-    is_enough: Bits = is_anchor | (is_near & (seen.confidences >= params.relaxed_threshold))
-    return is_enough | best(seen.confidences, seen.count)
+    is_enough: Bits = is_anchor | (is_near & (candidates.confidences >= params.relaxed_threshold))
+    return is_enough | best(candidates.confidences, candidates.count)
 
 
-def hierarchy(seen: Candidates, params: DiffusionParams) -> Bits:
-    """The surest position of every run of masked ones, halving it; and all that are sure enough."""
-    chosen = (seen.confidences > params.threshold) | best(seen.confidences, seen.count)
-    first_of_run = np.flatnonzero(np.diff(seen.positions, prepend=-2) != 1)
-    for run in np.split(np.arange(len(seen.positions)), first_of_run[1:]):
-        top = run[np.argmax(seen.confidences[run])]
-        chosen[top] |= seen.confidences[top] > params.low_threshold
+def hierarchy(candidates: Candidates, params: DiffusionParams) -> Bits:
+    """The most confident position of every run of masked ones, halving it; and all above the threshold."""
+    chosen = (candidates.confidences > params.threshold) | best(candidates.confidences, candidates.count)
+    first_of_run = np.flatnonzero(np.diff(candidates.positions, prepend=-2) != 1)
+    for run in np.split(np.arange(len(candidates.positions)), first_of_run[1:]):
+        top = run[np.argmax(candidates.confidences[run])]
+        chosen[top] |= candidates.confidences[top] > params.low_threshold
     return chosen
 
 
 RULES: dict[str, RemaskingRule] = {
     "low_confidence": RemaskingRule(low_confidence, "even"),
-    "random": RemaskingRule(random, "even", draws_lots=True),
-    "origin": RemaskingRule(origin, "timesteps", draws_lots=True),
+    "random": RemaskingRule(random, "even", is_random=True),
+    "origin": RemaskingRule(origin, "timesteps", is_random=True),
     "maskgit_plus": RemaskingRule(low_confidence, "timesteps"),
-    "topk_margin": RemaskingRule(topk_margin, "timesteps", sees_margin=True),
+    "topk_margin": RemaskingRule(topk_margin, "timesteps", needs_margin=True),
     "entropy": RemaskingRule(entropy, "timesteps"),
     "threshold": RemaskingRule(threshold, "least"),
     "factor": RemaskingRule(factor, "least"),
@@ -135,15 +135,15 @@ RULES: dict[str, RemaskingRule] = {
 }
 
 
-def edited(confidences: Float64, is_other: Bits, params: DiffusionParams) -> Bits:
-    """Filled positions whose token is now another one, and surely so."""
+def positions_to_edit(confidences: Float64, is_other: Bits, params: DiffusionParams) -> Bits:
+    """Filled positions whose most probable token is now another one, above edit_threshold."""
     return is_other & (confidences >= params.edit_threshold)
 
 
-def _ranked(values: Float64, seen: Candidates, params: DiffusionParams) -> Bits:
+def _ranked(values: Float64, candidates: Candidates, params: DiffusionParams) -> Bits:
     """The best positions; with alg_temp drawn without replacement from softmax(values / alg_temp)."""
     if params.alg_temp == 0:
-        return best(values, seen.count)
+        return best(values, candidates.count)
     # The largest of log-probability + Gumbel noise are such a draw (Kool et al., ICML 2019).
-    gumbel = -np.log(-np.log(np.clip(seen.noise, 2.0**-53, 1 - 2.0**-53)))
-    return best(values / params.alg_temp + gumbel, seen.count)
+    gumbel = -np.log(-np.log(np.clip(candidates.noise, 2.0**-53, 1 - 2.0**-53)))
+    return best(values / params.alg_temp + gumbel, candidates.count)

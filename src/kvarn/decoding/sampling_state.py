@@ -1,4 +1,4 @@
-"""What one request's choices of tokens depend on, kept from step to step: pure bookkeeping, no logits."""
+"""Sampling state of one request, kept from step to step: parameters, biases, counts, grammar. Never sees logits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvarn.request import Request
 from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
 from kvarn.types import SamplingParams
 
-BANNED = -1e9  # bias of a token that must not be chosen; finite, so that no inf - inf can arise
+BANNED = -1e9  # bias of a token that must not be sampled; finite, so that no inf - inf can arise
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What None in SamplingParams stands for, where the model's authors recommend nothing else."""
+    """Values for None in SamplingParams, where the model's metadata recommends no others."""
 
     temperature: float = 0.7
     top_k: int = 0
@@ -29,47 +29,49 @@ class SamplingDefaults:
 
 
 class SamplingState:
-    """Parameters with the model's recommendations filled in, biases, and tokens seen so far.
+    """Parameters with the model's recommendations filled in, biases, and counts of the tokens so far.
 
-    What does not change from token to token is made once: a step copies it and sets the position.
+    What does not change from token to token is computed once: a step copies it and sets the position.
     """
 
     def __init__(
         self, request: Request, defaults: SamplingDefaults, eos_ids: tuple[int, ...], breakers: Breakers = ()
     ) -> None:
         params = request.params
-        fixed = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
-        stops = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
-        self._row = biased_row(fixed, dict(params.logit_bias))
-        self._row_before_min = biased_row(fixed, dict(params.logit_bias) | dict.fromkeys(stops, BANNED))
-        self._seen = PenaltyCounts(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
-        self._repeats = DryBias(request, breakers) if params.dry_multiplier > 0 else None
+        static = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
+        stop_ids = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
+        self._row = biased_row(static, dict(params.logit_bias))
+        self._row_below_min_tokens = biased_row(static, dict(params.logit_bias) | dict.fromkeys(stop_ids, BANNED))
+        self._penalty_counts = (
+            PenaltyCounts(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
+        )
+        self._dry = DryBias(request, breakers) if params.dry_multiplier > 0 else None
         self._matcher = None if request.constraint is None else request.constraint.matcher()
-        self._is_fixed = self._seen is None and self._repeats is None and self._matcher is None
+        self._is_static = self._penalty_counts is None and self._dry is None and self._matcher is None
 
     def row(self, request: Request) -> RowSampling:
-        """Everything the choice of the next token depends on."""
-        row = self._row_before_min if request.num_output < request.params.min_tokens else self._row
-        if self._is_fixed:
+        """Everything that sampling the next token depends on."""
+        row = self._row_below_min_tokens if request.num_output < request.params.min_tokens else self._row
+        if self._is_static:
             return row.at(len(request.token_ids))
         changes: dict[str, Any] = {}
-        if self._seen is not None:
-            self._seen.update(request.token_ids)
-            changes = {"seen_ids": self._seen.ids, "seen_counts": self._seen.counts}
-        if self._repeats is not None:
-            changes |= self._repeats.added_to(row, request)
+        if self._penalty_counts is not None:
+            self._penalty_counts.update(request.token_ids)
+            changes = {"seen_ids": self._penalty_counts.ids, "seen_counts": self._penalty_counts.counts}
+        if self._dry is not None:
+            changes |= self._dry.changes(row, request)
         if self._matcher is not None:
             changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)
         return row.at(len(request.token_ids), **changes)
 
     @property
     def error(self) -> ConstraintError | None:
-        """Why nothing can be chosen."""
+        """Why no token can be sampled: the constraint came to a dead end."""
         return None if self._matcher is None else self._matcher.error
 
-    def take(self, token_id: int) -> bool:
-        """Take the token chosen from row(); whether the answer's constraint is satisfied and nothing may follow."""
-        return self._matcher is not None and self._matcher.take(token_id)
+    def accept_token(self, token_id: int) -> bool:
+        """Take the token sampled from row(); whether the answer's constraint is satisfied and nothing may follow."""
+        return self._matcher is not None and self._matcher.accept_token(token_id)
 
 
 class DryBias:
@@ -77,13 +79,14 @@ class DryBias:
 
     def __init__(self, request: Request, breakers: Breakers) -> None:
         params = request.params
-        self._dry = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.penalty_window)
+        self._params = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.penalty_window)
         self._runs = RepeatedRuns(request.token_ids, breakers)
 
-    def added_to(self, row: RowSampling, request: Request) -> dict[str, Any]:
+    def changes(self, row: RowSampling, request: Request) -> dict[str, Any]:
+        """Fields of the row with the penalties of the request's tokens added."""
         for token_id in request.token_ids[self._runs.num_tokens :]:
             self._runs.append(token_id)
-        ids, values = self._runs.penalties(self._dry)
+        ids, values = self._runs.penalties(self._params)
         if not len(ids):
             return {}
         return {
@@ -116,9 +119,9 @@ def _has_penalties(row: RowSampling) -> bool:
     return bool(row.repetition_penalty != 1.0 or row.presence_penalty or row.frequency_penalty)
 
 
-def biased_row(fixed: dict[str, Any], bias: dict[int, float]) -> RowSampling:
-    """A row of fixed parameters and a bias by token id."""
-    return RowSampling(**fixed, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
+def biased_row(static: dict[str, Any], bias: dict[int, float]) -> RowSampling:
+    """A row of parameters that stay the same and a bias by token id."""
+    return RowSampling(**static, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
 
 
 def _ids(ids: list[int]) -> Int32:

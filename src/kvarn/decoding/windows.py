@@ -1,4 +1,4 @@
-"""Which positions a denoising step computes and what they see, by the kind of cache: pure arithmetic.
+"""Which positions a denoising step computes and which it attends to, by the kind of cache: pure arithmetic.
 
     full      |xxxxxxxxxxxxxxxxxxxxxxx|    none; others in the first step of a block (sparse: until delay_step)
     prefix    |........xxxxxxxxxxxxxxx|    block and everything right of it
@@ -34,44 +34,44 @@ class Window:
 
 
 def full_attention_window(
-    recipe: DenoiseConfig, block: CanvasBlock, num_passes: int, length: int, shift: int
+    config: DenoiseConfig, block: CanvasBlock, num_passes: int, length: int, shift: int
 ) -> Window:
-    """The next step of a model whose tokens all see each other.
+    """The next step of a model with full attention.
 
     num_passes: steps this block has had. length: of the canvas now. shift: rows before a position that its logits come
     from; the active part begins there.
     """
-    start, cache = block.start - shift, recipe.cache
+    start, cache = block.start - shift, config.cache
     if cache == "sparse":
-        return _sparse_window(recipe, CanvasBlock(block.index, start, block.end), num_passes, length)
+        return _sparse_window(config, CanvasBlock(block.index, start, block.end), num_passes, length)
     if num_passes == 0 or cache == "none":
         return Window(0, length, length)
     return Window(start, length if cache == "prefix" else block.end, length)
 
 
 def block_window(block: CanvasBlock, num_computed: int, shift: int) -> Window:
-    """The next step of a model that sees nothing right of the block: known text that is not computed, and the block."""
+    """The next step of a block-diffusion model: known text that is not computed, and the block."""
     return Window(min(num_computed, max(0, block.start - shift)), block.end, block.end)
 
 
-def sequence_lengths(recipe: DenoiseConfig, length: int, shift: int) -> tuple[int, ...]:
+def sequence_lengths(config: DenoiseConfig, length: int, shift: int) -> tuple[int, ...]:
     """Slots of each sequence of the KV cache that a canvas of this length needs."""
     lengths: tuple[int, ...] = (length,)
-    if recipe.cache == "sparse":
-        num_active = min(recipe.block_length + shift, length)
-        lengths = (length, _num_kept(recipe, length - num_active) + num_active)
-    return lengths * 2 if recipe.is_guided else lengths
+    if config.cache == "sparse":
+        num_active = min(config.block_length + shift, length)
+        lengths = (length, _num_kept(config, length - num_active) + num_active)
+    return lengths * 2 if config.is_guided else lengths
 
 
-def _num_kept(recipe: DenoiseConfig, num_outside: int) -> int:
+def _num_kept(config: DenoiseConfig, num_outside: int) -> int:
     """How many of the tokens outside a block are kept."""
-    return max(1, int(recipe.sparse.retention_ratio * num_outside)) if num_outside else 0
+    return max(1, int(config.sparse.retention_ratio * num_outside)) if num_outside else 0
 
 
-def _sparse_window(recipe: DenoiseConfig, active: CanvasBlock, num_passes: int, length: int) -> Window:
+def _sparse_window(config: DenoiseConfig, active: CanvasBlock, num_passes: int, length: int) -> Window:
     num_active = active.end - active.start
-    kept = _num_kept(recipe, length - num_active)
-    delay = recipe.sparse.delay_step
+    kept = _num_kept(config, length - num_active)
+    delay = config.sparse.delay_step
     if num_passes <= delay:
         return Window(0, length, length, num_kept=kept if num_passes == delay else 0)
     return Window(active.start, active.end, kept + num_active, active.start - kept, reads_kept=True)

@@ -37,12 +37,15 @@ class Admission:
         self._check_memory(bounds.sequence_lengths)
         return replace(submission, admitted=Admitted(prompt_ids, bounds.max_tokens))
 
-    def check_tokens(self, where: str, token_ids: Iterable[int]) -> None:
+    def check_tokens(self, field: str, token_ids: Iterable[int]) -> None:
+        where = "the prompt" if field == "prompt" else field
         for token_id in token_ids:
             is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
             if not is_id or not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(
-                    f"token id {token_id!r:.40} in {where} is outside the vocabulary; give 0 to {self.vocab_size - 1:,}"
+                    f"token id {token_id!r:.40} in {where} is outside the vocabulary; "
+                    f"give 0 to {self.vocab_size - 1:,}",
+                    field=field,
                 )
 
     def check_length(self, num_tokens: int, limit: int) -> None:
@@ -51,7 +54,7 @@ class Admission:
 
     def _prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[int, ...]:
         """The checked prompt, truncated where that was asked for."""
-        self.check_tokens("the prompt", prompt_ids)
+        self.check_tokens("prompt", prompt_ids)
         self.check_tokens("stop_token_ids", params.stop_token_ids)
         self.check_tokens("logit_bias", params.logit_bias)
         if not prompt_ids:

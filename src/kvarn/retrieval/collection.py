@@ -1,41 +1,33 @@
-"""kvarn.Collection: documents in, hits out; what callers see. Storing is indexing.py's, searching search.py's."""
+"""kvarn.Collection: documents in, hits out. ingest/indexer.py adds documents, search/search.py finds chunks."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import InvalidParameter, StorageError
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
-from kvarn.retrieval.filters import Condition, parse_filter
+from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.retrieval.ingest.indexer import Indexer
-from kvarn.retrieval.ingest.validation import Given, checked_batches, checked_queries
-from kvarn.retrieval.search.query_cache import QueryCache, question_of
+from kvarn.retrieval.ingest.validation import DocumentInput, checked_batches, checked_queries
+from kvarn.retrieval.search.query_cache import QueryCache, cache_key
 from kvarn.retrieval.search.rag_prompt import Grounding
 from kvarn.retrieval.search.rerank import rerank_hits
-from kvarn.retrieval.search.search import Query, find, num_reranked
+from kvarn.retrieval.search.search import SearchOptions, find, num_reranked
 from kvarn.retrieval.storage.paths import collection_folder, existing_folder
-from kvarn.retrieval.types import AddReport, Hit, Mode, Tuning, check_k, check_mode
+from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check_k, check_mode
 from kvarn.types import Grounded, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.retrieval.retriever import Retriever
+    from kvarn.retrieval.retriever import ChunkStore, Retriever
 
 OnAdded = Callable[[int], None]  # documents done so far
-
-
-class _How(NamedTuple):
-    """Everything about a search but its query."""
-
-    k: int
-    mode: Mode
-    where: Condition | None
-    tuning: Tuning
 
 
 class Collection:
@@ -50,26 +42,33 @@ class Collection:
         chunking: Chunking | None = None,
         index: Retriever | None = None,
     ) -> None:
-        """Open a collection, or begin one.
+        """Open a collection, or create it.
 
-        model: what embeds, an encoder's name or a loaded one. folder: where collections lie, Kvarn's home by default.
-        index: another store than the embedded one.
+        model: the embedding model, by name or loaded. folder: the parent of the collection's folder, in Kvarn's home by
+        default. index: a store other than the embedded one.
         """
         self.name = name
         self._embedder = _as_embedder(model)
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
-        self.chunking = _settled(self._index, chunking)
+        self.chunking = _chunking_of(self._index.store, chunking)
         self._lock = threading.Lock()  # one add at a time
-        self._indexer = Indexer(self._index, self._embedder, name)
-        self.hot: QueryCache[tuple[Hit, ...]] = QueryCache()
+        self._indexer = Indexer(self._index, name)
+        self.query_cache: QueryCache[tuple[Hit, ...]] = QueryCache()
 
     @classmethod
     def open(
         cls, name: str, *, model: str | LLM | Embedder = DEFAULT_EMBEDDER, folder: str | PathLike[str] | None = None
     ) -> Collection:
-        """Open a collection for searching only; it must exist. Another process may be changing it."""
+        """Open an existing collection for searching only, while another process may be changing it."""
         index = _embedded(existing_folder(name, _path(folder)), read_only=True)
         return cls(name, model=model, index=index)
+
+    def at_priority(self, priority: int) -> Collection:
+        """The same open collection, whose texts and queries are embedded at this priority among the model's work."""
+        view = copy.copy(self)
+        if isinstance(self._embedder, ModelEmbedder):
+            view._embedder = self._embedder.at_priority(priority)
+        return view
 
     @property
     def version(self) -> int:
@@ -83,16 +82,16 @@ class Collection:
     def __len__(self) -> int:
         return self._index.num_chunks
 
-    def add(self, documents: Given | Iterable[Given], *, on_added: OnAdded | None = None) -> AddReport:
+    def add(self, documents: DocumentInput | Iterable[DocumentInput], *, on_added: OnAdded | None = None) -> AddReport:
         """Add texts or documents, or replace those with the same id; equal content is stored once.
 
-        Committed a batch at a time: what fails later leaves the earlier batches in place.
+        Committed batch by batch: an error leaves the earlier batches in place.
         """
         report = AddReport()
         num_done = 0
         with self._lock:
             for batch in checked_batches(documents):
-                report += self._indexer.add(batch, self.chunking)
+                report += self._indexer.add(batch, self.chunking, self._embedder)
                 num_done += len(batch)
                 if on_added is not None:
                     on_added(num_done)
@@ -100,10 +99,10 @@ class Collection:
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Remove documents by id; returns how many were there."""
-        wanted = [ids] if isinstance(ids, str) else list(ids)
-        if not all(isinstance(one, str) for one in wanted):
+        removed = [ids] if isinstance(ids, str) else list(ids)
+        if not all(isinstance(one, str) for one in removed):
             raise InvalidParameter("ids has something that is no string; give the ids of documents")
-        return self._index.remove(wanted) if wanted else 0
+        return self._index.remove(removed) if removed else 0
 
     def search(
         self,
@@ -116,9 +115,9 @@ class Collection:
         rerank: LLM | None = None,
         tenant: str = "",
     ) -> list[Hit]:
-        """The k chunks that answer a query best, best first.
+        """The k chunks that match a query best, best first.
 
-        rerank: a cross-encoder or a model that chats, which reads the candidates and orders them anew;
+        rerank: a cross-encoder or a model that chats, which scores the candidates anew;
         tenant: salts that model's prefix cache.
         """
         if rerank is None:
@@ -138,15 +137,14 @@ class Collection:
         """Search for several queries, embedded together."""
         check_k("k", k)
         check_mode(mode)
-        where = parse_filter(filter)
-        how = _How(k, mode, where, tuning or Tuning())
-        questions = {text: question_of(text, how=how) for text in checked_queries(queries)}
+        options = SearchOptions(k, mode, parse_filter(filter), tuning or Tuning())
+        keys = {text: cache_key(text, options) for text in checked_queries(queries)}
         version = self.version
-        found = {text: self.hot.ask(question, version) for text, question in questions.items()}
-        unknown = [text for text, hits in found.items() if hits is None]
-        for text, hits in zip(unknown, self._find(unknown, how), strict=True):
+        found = {text: self.query_cache.get(key, version) for text, key in keys.items()}
+        missing = [text for text, hits in found.items() if hits is None]
+        for text, hits in zip(missing, self._find(missing, options), strict=True):
             found[text] = hits
-            self.hot.tell(questions[text], version, hits)
+            self.query_cache.put(keys[text], version, hits)
         return [list(found[text] or ()) for text in queries]
 
     def hot_question(
@@ -157,44 +155,44 @@ class Collection:
         filter: Mapping[str, Any] | None = None,
         tuning: Tuning | None = None,
     ) -> str | None:
-        """The name of a search if it is asked so often that its result is kept; None if it is not."""
-        question = question_of(query, how=_How(k, mode, parse_filter(filter), tuning or Tuning()))
-        return question if self.hot.has(question) else None
+        """The key of a search in the query cache; None if it is not so frequent that its result is cached."""
+        key = cache_key(query, SearchOptions(k, mode, parse_filter(filter), tuning or Tuning()))
+        return key if key in self.query_cache else None
 
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
-        """Put what is found about the last question into a conversation: `llm.chat(messages, retrieve=collection)`."""
+        """Put the hits for the last question into a conversation: `llm.chat(messages, retrieve=collection)`."""
         return Grounding(self).ground(messages, count, context)
 
     def grounding(self, **options: Any) -> Grounding:
-        """The same with other options: k, mode, filter, budget, query, tuning."""
+        """A `retrieve=` with other options: k, mode, filter, budget, query, tuning."""
         return Grounding(self, **options)
 
     def documents(self) -> list[dict[str, Any]]:
         """id, source, metadata and number of chunks of every document."""
-        return self._index.documents()
+        return self._index.store.documents()
 
     def ids_from(self, source: str) -> list[str]:
-        """Ids of the documents of a file or folder."""
-        return self._index.ids_from(source)
+        """Ids of the documents of a file, or of all files below a folder."""
+        return self._index.store.ids_from(source)
 
     def stats(self) -> dict[str, Any]:
         """Counts and settings."""
-        documents = self._index.documents()
+        store = self._index.store
         return {
             "name": self.name,
-            "documents": len(documents),
+            "documents": len(store.documents()),
             "chunks": len(self),
             "version": self.version,
-            "model": self._index.fact("model"),
+            "model": store.meta("model"),
             "dim": self._index.dim,
         }
 
     def optimise(self) -> None:
-        """Leave no trace of removed documents in the scores."""
+        """Rebuild the indexes, so that removed documents no longer count in the scores."""
         self._index.optimise()
 
     def close(self) -> None:
-        """Save, and free the embedding model if it is our own."""
+        """Save, and free the embedding model if it was loaded here."""
         self._index.close()
         self._embedder.close()
 
@@ -204,22 +202,23 @@ class Collection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _find(self, texts: Sequence[str], how: _How) -> list[tuple[Hit, ...]]:
+    def _find(self, texts: Sequence[str], options: SearchOptions) -> list[tuple[Hit, ...]]:
         if not texts or not len(self):
             return [() for _ in texts]
-        vectors = [None] * len(texts) if how.mode == "sparse" else list(self._indexer.embed_queries(texts))
-        queries = [Query(text, vector, *how) for text, vector in zip(texts, vectors, strict=True)]
-        return [tuple(find(self._index, query)) for query in queries]
+        vectors: Sequence[Float32 | None] = [None] * len(texts)
+        if options.mode != "sparse":
+            vectors = list(self._indexer.embed_queries(texts, self._embedder))
+        return [tuple(find(self._index, *query, options)) for query in zip(texts, vectors, strict=True)]
 
 
-def _settled(index: Retriever, wished: Chunking | None) -> Chunking:
-    """The wished chunking, remembered for the next time; without one, what was wished before."""
-    if wished is None:
-        tokens, overlap = index.fact("chunk_tokens"), index.fact("chunk_overlap")
+def _chunking_of(store: ChunkStore, requested: Chunking | None) -> Chunking:
+    """The requested chunking, which is stored; without one, the stored chunking."""
+    tokens, overlap = store.meta("chunk_tokens"), store.meta("chunk_overlap")
+    if requested is None:
         return Chunking() if tokens is None else Chunking(int(tokens), int(overlap))
-    if (wished.tokens, wished.overlap) != (index.fact("chunk_tokens"), index.fact("chunk_overlap")):
-        index.set_facts({"chunk_tokens": wished.tokens, "chunk_overlap": wished.overlap})
-    return wished
+    if (requested.tokens, requested.overlap) != (tokens, overlap):
+        store.set_meta({"chunk_tokens": requested.tokens, "chunk_overlap": requested.overlap})
+    return requested
 
 
 def _as_embedder(model: object) -> Embedder:
@@ -237,7 +236,7 @@ def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
         return EmbeddedIndex(folder)
     try:
         return EmbeddedIndex(folder, read_only=True)
-    except StorageError:  # damaged: mend it, unless another process does or the folder forbids it
+    except StorageError:  # damaged: repair it as a writer, unless another process is one or the folder is read-only
         return EmbeddedIndex(folder)
 
 

@@ -1,4 +1,4 @@
-"""Texts to unit vectors, by a model loaded when first needed. Knows no index."""
+"""Texts to unit vectors, by a model that is loaded when first needed. Knows no index."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ if TYPE_CHECKING:
     from kvarn.llm import LLM
 
 DEFAULT_EMBEDDER = "minilm"
-PROBE = "The mill turns grain into flour, and questions into answers."  # two models that embed it alike are the same
-MIN_LIKENESS = 0.995  # another quantisation of one model stays above
 
 
 class Embedder(Protocol):
-    """What a collection needs of an embedding model."""
+    """What a collection needs from an embedding model."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest text, without what the model puts around it."""
+        """Tokens that a text may have, without the special tokens."""
 
     def count(self, text: str) -> int:
-        """Tokens of a text, without what the model puts around it."""
+        """Tokens of a text, without the special tokens."""
 
     def embed(self, texts: Sequence[str]) -> Float32:
         """One unit vector per text, (n, dim); no text is longer than max_tokens."""
@@ -38,13 +36,16 @@ class Embedder(Protocol):
 
 
 class ModelEmbedder:
-    """An encoder model such as minilm, loaded by its name or lent by the caller."""
+    """An encoder model such as minilm, loaded by name or passed by the caller."""
 
-    def __init__(self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None) -> None:
-        """find: asked for the model by name whenever it is needed, and keeps it."""
+    def __init__(
+        self, model: str | LLM = DEFAULT_EMBEDDER, find: Callable[[str], LLM] | None = None, *, priority: int = 0
+    ) -> None:
+        """find: called with the name whenever the model is needed, and owns it. priority: as of SamplingParams."""
         self._lock = threading.Lock()
         self._find = find
-        self._is_own = isinstance(model, str)
+        self._priority = priority
+        self._is_owned = isinstance(model, str)
         self._name = model if isinstance(model, str) else model.spec.name
         self._llm = None if isinstance(model, str) else model
 
@@ -54,7 +55,7 @@ class ModelEmbedder:
 
     @property
     def llm(self) -> LLM:
-        """The model, loaded now if it was not yet."""
+        """The model; loads it if that has not happened yet."""
         if self._find is not None:
             return self._find(self._name)
         with self._lock:
@@ -70,12 +71,18 @@ class ModelEmbedder:
         return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0
 
     def embed(self, texts: Sequence[str]) -> Float32:
-        return self.llm.embed(list(texts)) if texts else np.empty((0, self.llm.spec.width), np.float32)
+        if not texts:
+            return np.empty((0, self.llm.spec.width), np.float32)
+        return self.llm.embed(list(texts), priority=self._priority)
+
+    def at_priority(self, priority: int) -> ModelEmbedder:
+        """The same model for texts of another priority; it stays this embedder's to load and to close."""
+        return ModelEmbedder(self._name, find=lambda _: self.llm, priority=priority)
 
     def close(self) -> None:
-        """Free the model if it is our own."""
+        """Free the model if it was loaded here."""
         with self._lock:
-            if self._is_own and self._llm is not None:
+            if self._is_owned and self._llm is not None:
                 self._llm.close()
                 self._llm = None
 

@@ -1,4 +1,4 @@
-"""Imports of packages that only some installs have; a missing one is a sentence that names the extra."""
+"""Imports of optional packages; a missing one is a ConfigError that names the extra to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvarn.errors import ConfigError
 
 
 def require(module: str, extra: str = "retrieval") -> Any:
-    """Import a package of an extra, or say which extra to install."""
+    """Import a module of an extra; ConfigError with the command that installs it if it is missing."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,11 +1,11 @@
-"""Conditions on metadata: checked once, written as SQL for the embedded store or as an expression for Milvus.
+"""Filters on metadata: parsed once into conditions, compiled to SQL here and to Milvus expressions in milvus/.
 
-    {"lang": "en"}                          equal; "id" and "source" are the document's own
+    {"lang": "en"}                          equal; "id" and "source" are fields of the document itself
     {"lang": ["en", "sv"]}                  one of
     {"year": {"gte": 2020, "lt": 2024}}     eq ne gt gte lt lte in exists
     {"$or": [{...}, {...}]}                 also $and, and $not with one condition
 
-A comparison with a field that is not there, or of another type, is false; `ne` is the complement of `eq`.
+A comparison with a field that is missing or of another type is false; `ne` is the complement of `eq`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Condition = Compare | Exists | AllOf | AnyOf | Not
 
 
 def parse_filter(given: object) -> Condition | None:
-    """A filter as a condition; None and {} let everything pass."""
+    """A filter as a condition; None, which matches everything, for None and {}."""
     if given is None or given == {}:
         return None
     condition = _parse(given, 0)
@@ -111,7 +111,7 @@ def _parse(given: object, depth: int) -> Condition:
 
 def _parse_field(name: object, value: object, depth: int) -> Condition:
     if name in ("$and", "$or"):
-        parts = tuple(_parse(one, depth + 1) for one in _listed(name, value))
+        parts = tuple(_parse(one, depth + 1) for one in _require_list(name, value))
         return AllOf(parts) if name == "$and" else AnyOf(parts)
     if name == "$not":
         return Not(_parse(value, depth + 1))
@@ -124,7 +124,7 @@ def _parse_field(name: object, value: object, depth: int) -> Condition:
 
 def _parse_operator(field: str, operator: object, operand: object) -> Condition:
     if operator == "in":
-        return AnyOf(tuple(Compare(field, "eq", _scalar(field, one)) for one in _listed(field, operand)))
+        return AnyOf(tuple(Compare(field, "eq", _scalar(field, one)) for one in _require_list(field, operand)))
     if operator == "ne":
         return Not(Compare(field, "eq", _scalar(field, operand)))
     if operator == "exists":
@@ -138,15 +138,15 @@ def _all(conditions: Sequence[Condition]) -> Condition:
     return conditions[0] if len(conditions) == 1 else AllOf(tuple(conditions))
 
 
-def _listed(name: object, value: object) -> Sequence[object]:
+def _require_list(name: object, value: object) -> Sequence[object]:
     if not isinstance(value, list | tuple) or not value:
         raise InvalidParameter(f"the filter's {name!r:.40} is {value!r:.60}; give a list that is not empty")
     return value
 
 
 def _scalar(field: str, value: object) -> Scalar:
-    is_fine = isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))
-    if not is_fine or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+    is_scalar = isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))
+    if not is_scalar or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise InvalidParameter(f"the filter compares {field!r:.40} with {value!r:.60}; give a text, number or boolean")
     return value  # type: ignore[return-value]
 

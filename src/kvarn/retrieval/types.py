@@ -1,4 +1,4 @@
-"""What goes into a collection and what comes out: frozen, validated when made. Knows no files and no models."""
+"""Documents, chunks, hits and search options: frozen, validated on construction. Knows no files and no models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import check_parameter, cut
 from kvarn.errors import InvalidParameter
 
 Float32 = npt.NDArray[np.float32]
@@ -26,10 +27,12 @@ MAX_QUERY_CHARS = 32_768
 MAX_METADATA_BYTES = 65_536
 MAX_DOCUMENT_CHARS = 64_000_000
 
+check = replace(check_parameter, show=cut, integer_format=",")
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to be found again. id None: the source, else a hash of the text."""
+    """A text to be indexed. Without an id it is stored under its source, or under a hash of the text."""
 
     text: str
     id: str | None = None
@@ -40,8 +43,7 @@ class Document:
     def __post_init__(self) -> None:
         check_text("text", self.text, MAX_DOCUMENT_CHARS)
         check_text("source", self.source, MAX_ID_CHARS)
-        if self.kind not in get_args(Kind):
-            raise InvalidParameter(f"kind is {self.kind!r:.60}; choose one of {', '.join(get_args(Kind))}")
+        check.one_of("kind", self.kind, get_args(Kind))
         if self.id is not None:
             check_text("id", self.id, MAX_ID_CHARS)
             if not self.id:
@@ -55,14 +57,14 @@ class Document:
 
     @property
     def digest(self) -> bytes:
-        """A hash of the content: equal ones need not be stored twice."""
-        written = json.dumps(dict(self.metadata), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(f"{self.kind}\0{written}\0{self.text}".encode()).digest()
+        """A hash of the content: equal content need not be stored twice."""
+        metadata = json.dumps(dict(self.metadata), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(f"{self.kind}\0{metadata}\0{self.text}".encode()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """A part of a document: text is exactly document.text[start:end]; heading says what it stands under."""
+    """A part of a document: text is exactly document.text[start:end]; heading is the path of headings above it."""
 
     text: str
     start: int
@@ -71,30 +73,30 @@ class TextChunk:
 
     @property
     def searchable(self) -> str:
-        """What is embedded and indexed."""
+        """The text that is embedded and indexed."""
         return f"{self.heading}\n{self.text}" if self.heading else self.text
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkRecord:
-    """A document cut into pieces, with one unit vector for each: (pieces, dim)."""
+class EmbeddedDocument:
+    """A document split into chunks, with one unit vector for each: (chunks, dim)."""
 
     id: str
     source: str
     digest: bytes
     metadata: Mapping[str, Scalar]
-    pieces: Sequence[TextChunk]
+    chunks: Sequence[TextChunk]
     vectors: Float32
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChunk:
-    """A chunk as it is kept."""
+    """A chunk as it is stored: its key, and the document it belongs to."""
 
     key: int
     document: str
     ordinal: int
-    piece: TextChunk
+    chunk: TextChunk
     source: str
     metadata: Mapping[str, Scalar]
 
@@ -108,7 +110,7 @@ Scored = tuple[int, float]  # key of a chunk, score: higher is better
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that answers a query. span: characters of the document's text; highlights: of this text."""
+    """A chunk that matches a query. span: characters of the document's text; highlights: of this text."""
 
     id: str
     text: str
@@ -123,7 +125,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a search weighs and orders; the defaults are meant to be good."""
+    """How a search fuses and orders its candidates."""
 
     fusion: Fusion = "weighted"  # of scores normalised for each query; rrf: of ranks alone
     weights: tuple[float, float] = (0.75, 0.25)  # dense, sparse; chosen on code search, see docs/retrieval.md
@@ -133,32 +135,29 @@ class Tuning:
     highlights: bool = False
 
     def __post_init__(self) -> None:
-        if self.fusion not in get_args(Fusion):
-            raise InvalidParameter(f"fusion is {self.fusion!r:.60}; choose one of {', '.join(get_args(Fusion))}")
+        check.one_of("fusion", self.fusion, get_args(Fusion))
         weights = self.weights
         if not isinstance(weights, Sequence) or len(weights) != 2:
             raise InvalidParameter(f"weights is {weights!r:.60}; give two numbers, for dense and sparse")
         for name, weight in zip(("dense", "sparse"), weights, strict=True):
-            check_number(f"the {name} weight", weight, 0.0, 1e6)
+            check.number(f"the {name} weight", weight, 0.0, 1e6)
         if not any(weights):
             raise InvalidParameter("both weights are 0; give at least one of them a positive number")
-        check_number("rrf_k", self.rrf_k, 0.0, 1e6)
-        if self.candidates is not None:
-            check_k("candidates", self.candidates)
-        if self.mmr is not None:
-            check_number("mmr", self.mmr, 0.0, 1.0)
+        check.number("rrf_k", self.rrf_k, 0.0, 1e6)
+        check.integer("candidates", self.candidates, 1, MAX_K, optional=True)
+        check.number("mmr", self.mmr, 0.0, 1.0, optional=True)
         object.__setattr__(self, "weights", tuple(weights))
 
 
 @dataclass(frozen=True, slots=True)
 class AddReport:
-    """What became of the documents of one add."""
+    """The result of one add: how many documents were added, updated, unchanged, duplicates or failed."""
 
     added: int = 0
     updated: int = 0
     unchanged: int = 0
     chunks: int = 0
-    duplicates: Mapping[str, str] = field(default_factory=dict)  # id -> id of the equal document that is there
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # id -> id of the equal document that is stored
     failed: Mapping[str, str] = field(default_factory=dict)  # source -> why it could not be read
 
     def __add__(self, other: AddReport) -> AddReport:
@@ -173,19 +172,11 @@ class AddReport:
 
 
 def check_mode(mode: object) -> None:
-    if mode not in get_args(Mode):
-        raise InvalidParameter(f"mode is {mode!r:.60}; choose one of {', '.join(get_args(Mode))}")
+    check.one_of("mode", mode, get_args(Mode))
 
 
 def check_k(name: str, k: object) -> None:
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= MAX_K:
-        raise InvalidParameter(f"{name} is {k!r:.60}; give a whole number from 1 to {MAX_K:,}")
-
-
-def check_number(name: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[arg-type,operator]
-        raise InvalidParameter(f"{name} is {value!r:.60}; give a number from {low:g} to {high:g}")
+    check.integer(name, k, 1, MAX_K)
 
 
 def check_text(name: str, text: object, max_chars: int) -> None:

@@ -1,11 +1,11 @@
-"""Samplers of the user's own: a registry by name, filled by register_sampler. docs/adding-a-sampler.md shows one.
+"""Custom samplers: a registry by name, filled by register_sampler. docs/adding-a-sampler.md shows one.
 
 A sampler is a function sampler(logits, token_ids, draw) -> token id:
     logits     float32 (vocabulary), with bias and penalties applied, before temperature; yours to change.
                -inf: the request's constraint does not allow that token, and choosing it is an error
     token_ids  prompt and answer so far
     draw()     the next of the random numbers in [0, 1) that belong to this request's seed and this position
-With these it gives the same token whenever the request is run again, whatever runs beside it.
+With these it gives the same token whenever the request is run again, whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvarn.errors import ConfigError, InvalidParameter
 from kvarn.sampling.philox import USER_SAMPLER, uniform
-from kvarn.sampling.sampler import ChosenToken, penalised
+from kvarn.sampling.sampler import SamplingRow, apply_penalties
 from kvarn.sampling.token_masks import is_allowed
 
 Float32 = npt.NDArray[np.float32]
@@ -49,16 +49,16 @@ def find_sampler(name: str) -> SamplerFunction:
     return _samplers[name]
 
 
-def choose_by(function: SamplerFunction, logits: Float32, choice: ChosenToken, token_ids: Sequence[int]) -> int:
-    """Let a user's sampler choose; what it returns is checked."""
+def run_sampler(function: SamplerFunction, logits: Float32, row: SamplingRow, token_ids: Sequence[int]) -> int:
+    """Call a custom sampler and check what it returns."""
     purposes = itertools.count(USER_SAMPLER)
 
     def draw() -> float:
-        return uniform(choice.seed, choice.position, choice.choice, next(purposes), choice.draw)
+        return uniform(row.seed, row.position, row.choice, next(purposes), row.draw)
 
-    token_id = function(penalised(logits, choice), tuple(token_ids), draw)
+    token_id = function(apply_penalties(logits, row), tuple(token_ids), draw)
     if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):
         raise ValueError(f"it returned {token_id!r:.80}, not a token id below {len(logits)}")
-    if choice.mask is not None and not is_allowed(choice.mask, int(token_id)):
+    if row.mask is not None and not is_allowed(row.mask, int(token_id)):
         raise ValueError(f"it returned token {token_id}, which the constraint does not allow (its logit was -inf)")
     return int(token_id)

@@ -1,4 +1,4 @@
-"""DRY, "don't repeat yourself": the longer a token would continue a run that was there before, the less it is liked.
+"""DRY, "don't repeat yourself": the longer the repeated run that a token would continue, the larger its penalty.
 
 Of a text x of n tokens, whose last breaker sequence ends right before token b (0 without one), and a first token f
 that the penalty window still covers:
@@ -7,7 +7,7 @@ that the penalty window still covers:
     match(t)    = the largest run(i) with x[i+1] == t
     penalty(t)  = multiplier * base ** (match(t) - allowed_length), at most 1e9, where match(t) >= allowed_length
 
-It is subtracted from the logit of t as a bias. Tokens that are breakers by themselves are spared.
+It is subtracted from the logit of t as a bias. Tokens that are breakers by themselves are exempt.
 
     x = the cat sat . the cat        run = 2 at the first "cat"  ->  "sat" is penalised
 """
@@ -44,7 +44,7 @@ class RepeatedRuns:
 
     def __init__(self, token_ids: Sequence[int], breakers: Breakers = ()) -> None:
         self._breakers = breakers
-        self._single = np.array([b[0] for b in breakers if len(b) == 1], np.int32)
+        self._single_token_breakers = np.array([b[0] for b in breakers if len(b) == 1], np.int32)
         self.num_tokens = len(token_ids)
         capacity = max(MIN_CAPACITY, 2 * self.num_tokens)
         self._ids = np.zeros(capacity, np.int32)
@@ -79,8 +79,8 @@ class RepeatedRuns:
         np.maximum.at(matches, which, runs[is_long])
         with np.errstate(over="ignore"):
             values = dry.multiplier * np.power(float(dry.base), matches - dry.allowed_length)
-        spared = np.isin(ids, self._single)
-        return ids[~spared], -np.minimum(values, MAX_PENALTY)[~spared].astype(np.float32)
+        is_exempt = np.isin(ids, self._single_token_breakers)
+        return ids[~is_exempt], -np.minimum(values, MAX_PENALTY)[~is_exempt].astype(np.float32)
 
     def _ends_with(self, sequence: tuple[int, ...]) -> bool:
         n = self.num_tokens
@@ -104,7 +104,7 @@ def _runs_of(token_ids: list[int]) -> list[int]:
 
 
 def _tokens_after_breakers(ids: Int32, breakers: Breakers) -> int:
-    """How many tokens stand behind the last breaker; all where there is none."""
+    """How many tokens follow the last breaker; all where there is none."""
     end = 0
     for sequence in breakers:
         num_starts = len(ids) - len(sequence) + 1

@@ -44,7 +44,7 @@ def keep_min_p(weights: Float64, share: float) -> Indices:
     return np.flatnonzero(weights >= share * weights[0])
 
 
-def drop_most_probable(weights: Float64, threshold: float) -> Indices:
+def drop_top_choices(weights: Float64, threshold: float) -> Indices:
     """Drop all that are at least this probable but the last of them (XTC, "exclude top choices").
 
     Probable among what is left of the candidates: weight >= threshold * sum of the weights. A single one stays.

@@ -1,4 +1,4 @@
-"""Random numbers by counter: Philox 4x32-10 (Salmon et al., SC 2011). No state, so no order of calls to depend on."""
+"""Random numbers by counter: Philox 4x32-10 (Salmon et al., SC 2011). Stateless: the order of calls does not matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MASK: Final = 0xFFFFFFFF
 TOKEN_CHOICE: Final = 0  # which token comes next
 XTC: Final = 1  # whether the most probable tokens are dropped
 REMASKING: Final = 2**16  # which masked positions are filled
-USER_SAMPLER: Final = 2  # the first draw of a user's sampler; its others count on from here
+USER_SAMPLER: Final = 2  # the first draw of a custom sampler; its further draws count up from here
 
 Words = tuple[int, int, int, int]
 

@@ -1,4 +1,4 @@
-"""The choice of one token from its logits: the definition every backend's sampler is tested against.
+"""Sampling one token from its logits: the definition every backend's sampler is tested against.
 
     logits (float32)
       -inf where a mask has no bit; no bit at all: NO_TOKEN
@@ -22,10 +22,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.filters import drop_top_choices, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from kvarn.sampling.penalties import add_bias, penalise_counts, penalise_repetition
 from kvarn.sampling.philox import XTC, uniform
-from kvarn.sampling.token_masks import forbid
+from kvarn.sampling.token_masks import apply_mask
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
@@ -33,8 +33,8 @@ Int32 = npt.NDArray[np.int32]
 NO_TOKEN = -1  # nothing can be chosen
 
 
-class ChosenToken(Protocol):
-    """All that a choice depends on; kvarn.backends.batch.RowSampling is one."""
+class SamplingRow(Protocol):
+    """Everything that sampling one token depends on; kvarn.backends.batch.RowSampling is one."""
 
     @property
     def temperature(self) -> float: ...
@@ -76,37 +76,35 @@ class ChosenToken(Protocol):
     def mask(self) -> npt.NDArray[np.uint32] | None: ...
 
 
-def choose(logits: Float32, choice: ChosenToken) -> int:
-    """Choose a token."""
-    if choice.mask is not None and not choice.mask.any():
+def choose(logits: Float32, row: SamplingRow) -> int:
+    """Sample a token; NO_TOKEN where the mask allows none."""
+    if row.mask is not None and not row.mask.any():
         return NO_TOKEN
-    logits = penalised(logits, choice)
+    logits = apply_penalties(logits, row)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        scaled = logits / np.float32(choice.temperature)
-    if choice.temperature == 0.0 or not np.isfinite(scaled.max()):
+        scaled = logits / np.float32(row.temperature)
+    if row.temperature == 0.0 or not np.isfinite(scaled.max()):
         return int(np.argmax(logits))
-    ids, weights = candidates(scaled, choice)
+    ids, weights = candidates(scaled, row)
     cumulative = np.cumsum(weights)
-    target = uniform(choice.seed, choice.position, choice.choice, draw=choice.draw) * cumulative[-1]
+    target = uniform(row.seed, row.position, row.choice, draw=row.draw) * cumulative[-1]
     return int(ids[int(np.searchsorted(cumulative, target, side="left"))])
 
 
-def penalised(logits: Float32, choice: ChosenToken) -> Float32:
+def apply_penalties(logits: Float32, row: SamplingRow) -> Float32:
     """Apply the mask, bias and penalties."""
-    logits = add_bias(forbid(logits, choice.mask), choice.bias_ids, choice.bias_values)
-    logits = penalise_repetition(logits, choice.seen_ids, choice.repetition_penalty)
-    return penalise_counts(
-        logits, choice.seen_ids, choice.seen_counts, choice.frequency_penalty, choice.presence_penalty
-    )
+    logits = add_bias(apply_mask(logits, row.mask), row.bias_ids, row.bias_values)
+    logits = penalise_repetition(logits, row.seen_ids, row.repetition_penalty)
+    return penalise_counts(logits, row.seen_ids, row.seen_counts, row.frequency_penalty, row.presence_penalty)
 
 
-def candidates(logits: Float32, choice: ChosenToken) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+def candidates(logits: Float32, row: SamplingRow) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
     """Sort and filter: the ids kept and their weights, the most probable first."""
-    top_p, min_p, typical_p = (float(np.float32(p)) for p in (choice.top_p, choice.min_p, choice.typical_p))
+    top_p, min_p, typical_p = (float(np.float32(p)) for p in (row.top_p, row.min_p, row.typical_p))
     ids = np.argsort(-logits, kind="stable")
-    if choice.mask is not None:
+    if row.mask is not None:
         ids = ids[logits[ids] > -np.inf]
-    ids = ids[keep_top_k(ids, choice.top_k)]
+    ids = ids[keep_top_k(ids, row.top_k)]
     logs = logits[ids].astype(np.float64)
     logs -= logs[0]
     weights = np.exp(logs)
@@ -115,13 +113,13 @@ def candidates(logits: Float32, choice: ChosenToken) -> tuple[npt.NDArray[np.int
     for keep, value in ((keep_top_p, top_p), (keep_min_p, min_p)):
         kept = keep(weights, value)
         ids, weights = ids[kept], weights[kept]
-    if xtc_strikes(choice):
-        kept = drop_most_probable(weights, float(np.float32(choice.xtc_threshold)))
+    if applies_xtc(row):
+        kept = drop_top_choices(weights, float(np.float32(row.xtc_threshold)))
         ids, weights = ids[kept], weights[kept]
     return ids, weights
 
 
-def xtc_strikes(choice: ChosenToken) -> bool:
-    """Whether this choice drops the most probable tokens."""
-    probability = float(np.float32(choice.xtc_probability))
-    return probability > 0 and uniform(choice.seed, choice.position, choice.choice, XTC, choice.draw) < probability
+def applies_xtc(row: SamplingRow) -> bool:
+    """Whether XTC drops the most probable tokens at this position."""
+    probability = float(np.float32(row.xtc_probability))
+    return probability > 0 and uniform(row.seed, row.position, row.choice, XTC, row.draw) < probability

@@ -1,4 +1,4 @@
-"""Bit masks over a vocabulary: bit i % 32 of word i // 32 says whether token i may be chosen."""
+"""Bit masks over a vocabulary: bit i % 32 of word i // 32 says whether token i may be sampled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UInt32 = npt.NDArray[np.uint32]
 
 
 def num_words(vocab_size: int) -> int:
-    """The words of a mask."""
+    """Number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
 
 
@@ -24,7 +24,7 @@ def allowed_tokens(mask: UInt32, vocab_size: int) -> npt.NDArray[np.bool_]:
     return bits[:vocab_size].astype(np.bool_)
 
 
-def forbid(logits: Float32, mask: UInt32 | None) -> Float32:
+def apply_mask(logits: Float32, mask: UInt32 | None) -> Float32:
     """The logits with -inf where the mask has no bit."""
     if mask is None:
         return logits

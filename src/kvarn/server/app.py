@@ -1,8 +1,4 @@
-"""The application: routes, and what every request passes before it reaches one.
-
-edge (id, host, CORS) -> auth (who) -> lifecycle gate (may it still begin) -> entrance (in turn) -> routes
--> failures as bodies
-"""
+"""The application of one server: the routes, and the pipeline around them."""
 
 from __future__ import annotations
 
@@ -16,21 +12,20 @@ from starlette.responses import JSONResponse, Response
 
 from kvarn import __version__
 from kvarn.errors import KvarnError
-from kvarn.server.access.auth import AuthMiddleware
-from kvarn.server.access.priority_gate import PriorityGate
+from kvarn.server.access.auth import Authenticator
 from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
 from kvarn.server.api.system import health, metrics, requests, tokens
-from kvarn.server.call import Call
 from kvarn.server.collections import rerank_routes
 from kvarn.server.collections import routes as collections
-from kvarn.server.failures import failure_response, refuse
+from kvarn.server.dependencies import request_context
+from kvarn.server.failures import failure_response
+from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.disconnect import while_awaited
-from kvarn.server.http.edge import Edge
+from kvarn.server.http.pipeline import REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
-from kvarn.server.process.lifecycle import LifecycleGate
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
@@ -42,45 +37,47 @@ ROUTES = (
 
 def make_app(state: ServerState) -> FastAPI:
     """The ASGI application of one server."""
-    keys, is_loopback = state.keys, state.config.is_loopback
+    pipeline = Middleware(
+        RequestPipeline,
+        browsers=BrowserPolicy(state.config),
+        auth=Authenticator(state.keys, is_loopback=state.config.is_loopback),
+        lifecycle=state.lifecycle,
+        traffic=state.traffic,
+    )
     app = FastAPI(
         title="Kvarn",
         version=__version__,
-        openapi_url=None,  # ours is made beside the event loop, see below
+        openapi_url=None,  # ours is made in a thread, see below
         docs_url=None,  # the usual pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[
-            Middleware(Edge, config=state.config),
-            Middleware(AuthMiddleware, keys=keys, refuse=refuse, is_loopback=is_loopback),
-            Middleware(LifecycleGate, lifecycle=state.lifecycle, refuse=refuse),
-            Middleware(PriorityGate),
-        ],
-        exception_handlers={KvarnError: _fail, HTTPException: _fail},  # the edge answers for all others
+        middleware=[pipeline],
+        exception_handlers={KvarnError: _fail, HTTPException: _fail},  # the pipeline answers for all others
     )
     app.state.kvarn = state
     for module in ROUTES:
         app.include_router(module.router)
-    app.openapi = lambda: describe(app, needs_key=not keys.is_open)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, needs_key=not state.keys.is_open)  # type: ignore[method-assign]
     app.add_route(DOCUMENT, _document, include_in_schema=False)
     return app
 
 
 async def _document(http: Request) -> Response:
     """Making the document takes a third of a second, once."""
-    return JSONResponse(await while_awaited(Call(http), asyncio.to_thread(http.app.openapi)))
+    async with request_context(http) as request:
+        return JSONResponse(await while_awaited(request, asyncio.to_thread(http.app.openapi)))
 
 
 async def _fail(http: Request, error: Exception) -> Response:
     path = http.scope["path"]
-    response = failure_response(error, path, http.scope.get("kvarn.request_id", ""))
-    if "allow" in response.headers:  # the router tells of the first route with this path only
+    response = failure_response(error, path, http.scope[REQUEST_ID])
+    if "allow" in response.headers:  # the router knows the first route with this path only
         response.headers["allow"] = ", ".join(_methods(path))
     return response
 
 
 def _methods(path: str) -> list[str]:
-    """The methods of all routes with a path; the edge makes GET of HEAD."""
+    """The methods of all routes with a path; the pipeline makes GET of HEAD."""
     routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
     methods = {method for route in routes if route.path_regex.match(path) for method in route.methods or ()}
     return sorted(methods | ({"HEAD"} if "GET" in methods else set()))

@@ -1,7 +1,7 @@
-"""Exceptions become HTTP: the only place that knows status codes and the shapes of error bodies.
+"""Exceptions become HTTP: the only place that decides status codes. The shapes of bodies are in api/*/errors.py.
 
-What a client caused is told in the exception's own words. What went wrong on our side is logged and told in general
-words, because those messages may name files, devices or other requests.
+For what a client caused, the body has the exception's message. What failed on our side is logged and gets a general
+message, because the exception's may name files, devices or other requests.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvarn import errors
-from kvarn.server.api.field_names import AS_SENT, renamed
+from kvarn.server.api.anthropic import errors as anthropic
+from kvarn.server.api.openai import errors as openai
+from kvarn.server.api.responses import errors as responses
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 
@@ -27,9 +26,8 @@ log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
 STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
 MAX_MESSAGE = 1000
-TOKEN_FIELD = re.compile(r"token id \S+ in (?:the )?(\w+) is outside the vocabulary")  # as Admission says it
-# Anthropic's client takes back its wish for a thread, which it has by default, only when it is told so.
-THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+# Errors about the names in a body as it was sent: the client knows them, whether or not we do.
+AS_SENT = frozenset({"unknown_field", "unsupported_parameter", "missing_field"})
 
 
 class BadBody(errors.RequestError):
@@ -45,7 +43,7 @@ class UnsupportedMediaType(errors.RequestError):
 
 
 class UnknownRequest(errors.RequestError):
-    """No running request has this id, or it belongs to somebody else."""
+    """No running request of this key has this id."""
 
 
 class RetrievalUnavailable(errors.RequestError):
@@ -53,17 +51,17 @@ class RetrievalUnavailable(errors.RequestError):
 
 
 class ClientGone(errors.RequestError):
-    """The client closed the connection; nobody will read the answer."""
+    """The client closed the connection; the answer will not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRule:
-    """How one class of exceptions is told."""
+    """The response to one class of exceptions."""
 
     status: int
     type: str
     code: str | None
-    told: str | None = None  # instead of the exception's own words
+    message: str | None = None  # instead of the exception's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +74,19 @@ class Failure:
     message: str
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    mentions: tuple[str, ...] = ()  # names of fields in the message
 
-    def openai(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
-
-    def anthropic(self) -> dict[str, Any]:
-        kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        error: dict[str, Any] = {"type": kind, "message": self.message}
-        if (self.code, self.param) == ("unsupported_parameter", "thread"):
-            error["details"] = THREADS
-        return {"type": "error", "error": error}
-
-    def on(self, path: str) -> Failure:
-        """With the fields called as clients of a path call them."""
-        if self.status != 400 or self.code in AS_SENT:
+    def renamed(self, field_name: Callable[[str], str]) -> Failure:
+        """With the fields called as a dialect calls them; names that the client itself sent stay."""
+        if self.code in AS_SENT:
             return self
-        param = None if self.param is None else renamed(path, self.param)
-        return replace(self, message=renamed(path, self.message), param=param)
+        message = self.message
+        for name in self.mentions:
+            message = message.replace(name, field_name(name), 1)
+        return replace(self, message=message, param=None if self.param is None else field_name(self.param))
 
 
-# The rule of the nearest class in an exception's family counts.
+# The rule of the nearest base class counts.
 RULES: Mapping[type[BaseException], StatusRule] = {
     errors.RequestError: StatusRule(400, "invalid_request_error", "invalid_request"),
     errors.InvalidParameter: StatusRule(400, "invalid_request_error", "invalid_value"),
@@ -127,38 +118,34 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     BaseException: StatusRule(500, "api_error", "internal_error", OUR_FAULT),
 }
 HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported"}
-ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a client is told about an exception."""
+    """The response to an exception."""
     if isinstance(error, HTTPException):  # the router's: unknown path, wrong method
         code = HTTP_CODES.get(error.status_code)
         headers = dict(error.headers or {})
         return Failure(error.status_code, "invalid_request_error", code, str(error.detail), headers=headers)
-    rule = next(RULES[family] for family in type(error).__mro__ if family in RULES)
+    rule = next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
     if isinstance(error, errors.AuthError) and error.reason == "forbidden":
         rule = StatusRule(403, "permission_error", "forbidden")
-    message = rule.told or str(error)[:MAX_MESSAGE] or OUR_FAULT
+    message = rule.message or str(error)[:MAX_MESSAGE] or OUR_FAULT
     headers = _headers(error)
     if isinstance(error, InvalidField):
-        return Failure(rule.status, rule.type, error.code or rule.code, message, error.param, headers)
-    return Failure(rule.status, rule.type, rule.code, message, _param(error), headers)
+        code = error.code or rule.code
+        return Failure(rule.status, rule.type, code, message, error.field, headers, error.mentions)
+    param = "model" if isinstance(error, errors.ModelNotFound) else None
+    return Failure(rule.status, rule.type, rule.code, message, param, headers)
 
 
 def failure_body(error: BaseException, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
-    failure = failure_of(error).on(path)
-    shape = failure.anthropic() if speaks_anthropic(path) else failure.openai()
-    return json.dumps(shape, separators=(",", ":")).encode()
+    failure = failure_of(error)
+    if anthropic.is_path(path):
+        body = anthropic.error_body(failure)
+    else:
+        body = openai.error_body(failure.renamed(responses.field_name) if path == responses.PATH else failure)
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def failure_response(error: BaseException, path: str, request_id: str = "") -> Response:
@@ -168,32 +155,10 @@ def failure_response(error: BaseException, path: str, request_id: str = "") -> R
     return Response(failure_body(error, path), failure.status, dict(failure.headers), "application/json")
 
 
-def refuse(error: BaseException) -> ASGIApp:
-    """An ASGI application that answers with an exception; for what stands before the routes."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = scope.get("kvarn.request_id", "")
-        await failure_response(error, scope["path"], request_id)(scope, receive, send)
-
-    return answer
-
-
 def report(error: BaseException, request_id: str) -> None:
     """Log what is our fault."""
     if failure_of(error).status == 500 or isinstance(error, errors.StorageError):
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
-
-
-def speaks_anthropic(path: str) -> bool:
-    return path == "/v1/messages" or path.startswith("/v1/messages/")
-
-
-def _param(error: BaseException) -> str | None:
-    """The field at fault, where the error is not of a field but tells it."""
-    if isinstance(error, errors.ModelNotFound):
-        return "model"
-    found = TOKEN_FIELD.match(str(error)) if isinstance(error, errors.InvalidParameter) else None
-    return found and found[1]
 
 
 def _headers(error: BaseException) -> dict[str, str]:

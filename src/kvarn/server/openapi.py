@@ -7,39 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from kvarn.server.failures import speaks_anthropic
+from kvarn.server.api.anthropic import errors as anthropic
+from kvarn.server.api.openai import errors as openai
 
 METHODS = ("get", "post", "delete")
-OPENAI_ERROR = {
-    "type": "object",
-    "title": "Error",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ANTHROPIC_ERROR = {
-    "type": "object",
-    "title": "AnthropicError",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
 
 
 def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
@@ -54,7 +25,7 @@ def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
                     _complete(path, operations[method], schemas)
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
-        schemas.update(Error=OPENAI_ERROR, AnthropicError=ANTHROPIC_ERROR)
+        schemas.update(Error=openai.SCHEMA, AnthropicError=anthropic.SCHEMA)
         if needs_key:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]
@@ -72,7 +43,7 @@ def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> 
             media["schema"] = {"$ref": f"#/components/schemas/{name}"}
     answers = operation["responses"]
     answers.pop("422", None)
-    kind = "AnthropicError" if speaks_anthropic(path) else "Error"
+    kind = "AnthropicError" if anthropic.is_path(path) else "Error"
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
     for status, words in (("4XX", "the request cannot be served as asked"), ("5XX", "the server could not serve it")):
         answers.setdefault(status, {"description": words, "content": content})

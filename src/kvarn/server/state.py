@@ -1,4 +1,4 @@
-"""Everything the routes of one server share, made once. Owns nothing itself."""
+"""The parts of one server, made once by serve.py. Owns nothing itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
     from kvarn.server.access.keys import KeyRing
     from kvarn.server.access.limits import RateLimits
-    from kvarn.server.chat.running_requests import RunningRequests
+    from kvarn.server.chat.generation import Generations
     from kvarn.server.collections.collection_pool import CollectionPool
     from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.prefix_warmup import PrefixWarmup
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Found by routes as request.app.state.kvarn."""
+    """Kept as app.state.kvarn; dependencies.py hands its parts to the routes."""
 
     config: ServerConfig
-    shelf: ModelPool
+    models: ModelPool
     collections: CollectionPool
     keys: KeyRing
     limits: RateLimits
     metrics: Metrics
     lifecycle: Lifecycle
-    requests: RunningRequests
-    primer: PrefixWarmup
+    generations: Generations
+    prefix_warmup: PrefixWarmup
     traffic: Traffic
-    pdfs: DocumentReader
+    document_reader: DocumentReader
     workers: WorkerThreads

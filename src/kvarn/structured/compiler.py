@@ -1,4 +1,4 @@
-"""Constraints compiled for one vocabulary, in the caller's thread: bounded in time, number and kept bytes.
+"""Constraints compiled for one vocabulary, in the caller's thread: bounded in time, concurrency and cached bytes.
 
 llguidance is imported with the first constraint, and the vocabulary is laid out for it then.
 """
@@ -15,31 +15,31 @@ from kvarn.errors import CapacityError, ConstraintError
 from kvarn.observe.histogram import SECONDS, Histogram, HistogramSnapshot
 from kvarn.sampling.token_masks import num_words
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
-from kvarn.structured.grammar_sandbox import ParserLimits, SandboxLimits, SandboxVocabulary, try_grammar
-from kvarn.structured.matcher import AnswerMatcher, explain
-from kvarn.structured.token_table import TokenTable, VocabularyWords
+from kvarn.structured.grammar_sandbox import ParserLimits, SandboxLimits, SandboxVocabulary, compile_in_sandbox
+from kvarn.structured.matcher import GrammarMatcher, explain
+from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 MAX_COMPILING = 2
-MAX_KEPT_BYTES = 64 << 20
-MIN_BYTES = 64 << 10  # that a compiled grammar is counted as: the lexer grows with use ...
+MAX_CACHED_BYTES = 64 << 20
+MIN_BYTES = 64 << 10  # least size that a compiled grammar is counted with: the lexer grows with use ...
 BYTES_PER_CHARACTER = 64  # ... and small growth is not always seen
-# Small models like to write blanks without end where JSON allows them.
+# Small models tend to write whitespace without end where JSON allows it.
 JSON_DEFAULTS: dict[str, Any] = {"whitespace_pattern": r"[ \n\t]{1,32}"}
 JSON_OVERRIDES: dict[str, Any] = {"lenient": False}  # a keyword that cannot be enforced is refused, never ignored
 
 
 @dataclass(frozen=True, slots=True)
 class CompilerLimits:
-    """What constraints may cost."""
+    """Limits of compiling and caching constraints."""
 
     parser: ParserLimits = field(default_factory=ParserLimits)
-    trial: SandboxLimits = field(default_factory=SandboxLimits)
+    sandbox: SandboxLimits = field(default_factory=SandboxLimits)
     max_compiling: int = MAX_COMPILING
-    wait_s: float = 20.0  # for one of these
-    kept_bytes: int = MAX_KEPT_BYTES
+    wait_s: float = 20.0  # for a free compile slot
+    cached_bytes: int = MAX_CACHED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +50,40 @@ class CompiledConstraint:
     num_words: int
     num_bytes: int
 
-    def matcher(self) -> AnswerMatcher:
-        return AnswerMatcher(self.start, self.num_words)
+    def matcher(self) -> GrammarMatcher:
+        return GrammarMatcher(self.start, self.num_words)
 
 
 class ConstraintCompiler:
-    """Compiles and remembers; safe to use from several threads."""
+    """Compiles constraints and caches them; safe to use from several threads."""
 
-    def __init__(self, words: VocabularyWords, vocab_size: int, limits: CompilerLimits | None = None) -> None:
-        self._words = words
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int, limits: CompilerLimits | None = None) -> None:
+        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._limits = limits or CompilerLimits()
-        self._kept: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()  # the least recently used first
-        self._kept_bytes = 0
+        self._cache: OrderedDict[Constraint, CompiledConstraint] = OrderedDict()  # the least recently used first
+        self._cached_bytes = 0
         self._table: TokenTable | None = None
         self._compile_times = Histogram(SECONDS)
         self._num_reused = 0
         self._lock = threading.Lock()
-        self._building = threading.Lock()
+        self._table_lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(self._limits.max_compiling)
 
     @property
-    def kept_bytes(self) -> int:
-        """Of the constraints kept for later, as measured when they were compiled."""
-        return self._kept_bytes
+    def cached_bytes(self) -> int:
+        """Bytes of the cached constraints, as measured when they were compiled."""
+        return self._cached_bytes
 
     @property
     def compile_times(self) -> HistogramSnapshot:
-        """Seconds of each compilation that came to an end, good or bad."""
+        """Seconds of each compilation, successful or not."""
         with self._lock:
             return self._compile_times.snapshot()
 
     @property
     def num_reused(self) -> int:
-        """How often a constraint had been compiled before."""
+        """Cache hits."""
         return self._num_reused
 
     def compile(self, constraint: Constraint) -> CompiledConstraint:
@@ -94,34 +94,34 @@ class ConstraintCompiler:
         if not self._slots.acquire(timeout=self._limits.wait_s):
             raise CapacityError("too many constraints are being compiled; try again", retry_after_s=1.0)
         try:
-            found = self._find(constraint)  # somebody may have compiled the same one meanwhile
-            return found if found is not None else self._keep(constraint, self._timed(constraint))
+            found = self._find(constraint)  # another thread may have compiled it meanwhile
+            return found if found is not None else self._store(constraint, self._compile_timed(constraint))
         finally:
             self._slots.release()
 
-    def _timed(self, constraint: Constraint) -> CompiledConstraint:
-        began = time.perf_counter()
+    def _compile_timed(self, constraint: Constraint) -> CompiledConstraint:
+        started = time.perf_counter()
         try:
             return self._compile(constraint)
         finally:
             with self._lock:
-                self._compile_times.observe(time.perf_counter() - began)
+                self._compile_times.observe(time.perf_counter() - started)
 
     def _find(self, constraint: Constraint) -> CompiledConstraint | None:
         with self._lock:
-            found = self._kept.get(constraint)
+            found = self._cache.get(constraint)
             if found is not None:
-                self._kept.move_to_end(constraint)
+                self._cache.move_to_end(constraint)
                 self._num_reused += 1
             return found
 
-    def _keep(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:
+    def _store(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:
         with self._lock:
-            self._kept[constraint] = compiled
-            self._kept_bytes += compiled.num_bytes
-            while self._kept_bytes > self._limits.kept_bytes:
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_bytes -= dropped.num_bytes
+            self._cache[constraint] = compiled
+            self._cached_bytes += compiled.num_bytes
+            while self._cached_bytes > self._limits.cached_bytes:
+                _, dropped = self._cache.popitem(last=False)
+                self._cached_bytes -= dropped.num_bytes
         return compiled
 
     def _compile(self, constraint: Constraint) -> CompiledConstraint:
@@ -133,7 +133,7 @@ class ConstraintCompiler:
             raise ConstraintError(f"the constraint cannot be used: {explain(str(error))}") from error
         tokens = self._tokens()
         vocabulary = SandboxVocabulary(self._vocab_size, tokens.eos_ids, tokens.special)
-        num_bytes = try_grammar(grammar, vocabulary, self._limits.parser, self._limits.trial)
+        num_bytes = compile_in_sandbox(grammar, vocabulary, self._limits.parser, self._limits.sandbox)
         limits = LLParserLimits(**asdict(self._limits.parser))
         start = LLMatcher(tokens.trie, grammar, log_level=0, limits=limits)
         if start.is_error():
@@ -147,9 +147,9 @@ class ConstraintCompiler:
         return compiled
 
     def _tokens(self) -> TokenTable:
-        with self._building:
+        with self._table_lock:
             if self._table is None:
-                self._table = TokenTable(self._words, self._vocab_size)
+                self._table = TokenTable(self._tokenizer, self._vocab_size)
             return self._table
 
 

@@ -1,4 +1,4 @@
-"""What an answer may look like: a JSON schema, a regular expression or a grammar. Frozen; checked for form when made.
+"""Constraints on an answer: a JSON schema, a regular expression or a grammar. Frozen; checked for form when made.
 
 Knows no tokens: structured/compiler.py turns one of these into masks for a vocabulary.
 """
@@ -67,22 +67,22 @@ Constraint = JsonSchema | Regex | Grammar
 
 
 class Matcher(Protocol):
-    """Where one answer stands in its constraint."""
+    """The position of one answer in its constraint."""
 
     error: ConstraintError | None  # why nothing may follow
 
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.uint32]:
         """One bit per token that may follow a prompt of num_prompt tokens and an answer; no bit: see error."""
 
-    def take(self, token_id: int) -> bool:
-        """Take a chosen token; whether the answer is complete and nothing more may follow."""
+    def accept_token(self, token_id: int) -> bool:
+        """Take a sampled token; whether the answer is complete and nothing more may follow."""
 
 
 class Compiled(Protocol):
     """A constraint ready for one vocabulary."""
 
     def matcher(self) -> Matcher:
-        """A matcher at the beginning of an answer."""
+        """A matcher at the start of an answer."""
 
 
 def _schema_text(schema: object) -> str:

@@ -1,7 +1,7 @@
-"""Try a grammar in a process of its own before it is compiled in ours.
+"""Compile a grammar in a child process first, under kernel limits, before it is compiled in this one.
 
 llguidance bounds most of its work, but not its stack (a chain of 10,000 rules) nor all of its memory and time (a
-multipleOf of 10,000,019): found by trying, see docs/LOG.md. The class is closed here, by limits of the kernel.
+multipleOf of 10,000,019): found by experiment, see docs/LOG.md. The kernel's limits on the child bound all of it.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ class ParserLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What trying one grammar may cost."""
+    """Resource limits of the child process."""
 
     cpu_s: int = 2
-    timeout_s: float = 20.0  # on the wall clock, its start included: a busy machine is no fault of the grammar
+    timeout_s: float = 20.0  # wall clock, process start included: long, as a busy machine is no fault of the grammar
     memory_bytes: int = 256 << 20
     stack_bytes: int = 1 << 20  # threads that compile and match afterwards have more
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxVocabulary:
-    """What compiling needs to know of a vocabulary: which tokens a grammar may name."""
+    """The part of a vocabulary that compiling depends on: the tokens a grammar may name."""
 
     vocab_size: int
     eos_ids: tuple[int, ...]
     special: Mapping[int, str]
 
 
-def try_grammar(grammar: str, vocabulary: SandboxVocabulary, parser: ParserLimits, limits: SandboxLimits) -> int:
-    """Compile a grammar in another process; the bytes it took there, or ConstraintError."""
-    asked = asdict(limits) | asdict(vocabulary) | {"grammar": grammar, "limits": asdict(parser)}
+def compile_in_sandbox(grammar: str, vocabulary: SandboxVocabulary, parser: ParserLimits, limits: SandboxLimits) -> int:
+    """Compile a grammar in a child process; the bytes it took there, or ConstraintError."""
+    job = asdict(limits) | asdict(vocabulary) | {"grammar": grammar, "limits": asdict(parser)}
     script = Path(__file__).with_name("grammar_sandbox_child.py")
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-B", str(script), _library()],
-            input=json.dumps(asked).encode("utf-8"),
+            input=json.dumps(job).encode("utf-8"),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=limits.timeout_s,
             check=False,
-            start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
+            start_new_session=True,  # Ctrl-C in a terminal must not reach it
         )
     except subprocess.TimeoutExpired:
-        # Its time on a processor is limited in the child: this one did not get any.
+        # The child limits its own CPU time: this one did not get any.
         message = f"the machine is too busy: the constraint was not compiled within {limits.timeout_s:g} s; try again"
         raise CapacityError(message, retry_after_s=1.0) from None
     except OSError as error:
@@ -75,13 +75,13 @@ def try_grammar(grammar: str, vocabulary: SandboxVocabulary, parser: ParserLimit
             f"the constraint is too complex: compiling it takes more than {limits.cpu_s} s, "
             f"{limits.memory_bytes >> 20} MiB or nests too deeply; simplify it"
         )
-    answer = json.loads(done.stdout)
-    problem = explain(answer["problem"])
+    result = json.loads(done.stdout)
+    problem = explain(result["problem"])
     if problem == NOTHING_MAY_FOLLOW:
         raise ConstraintError("the constraint allows no text at all; look for contradictions in it")
     if problem:
         raise ConstraintError(f"the constraint cannot be used: {problem}")
-    return int(answer["num_bytes"])
+    return int(result["num_bytes"])
 
 
 @cache

@@ -1,7 +1,7 @@
-"""The process that tries a constraint first: a script, run with `python -I -S`, never imported by Kvarn.
+"""The child process that compiles a constraint first: a script, run with `python -I -S`, never imported by Kvarn.
 
-A hostile schema or grammar can make llguidance run out of stack, memory or time. Then this process dies, and nothing
-else is touched; what passes here is compiled again by the process that serves.
+A hostile schema or grammar can make llguidance run out of stack, memory or time. Then only this process
+dies; what passes here is compiled again by the process that serves.
 """
 
 from __future__ import annotations
@@ -15,52 +15,53 @@ from typing import Any
 
 
 def main() -> None:
-    """Read one constraint from stdin, compile it, write what happened to stdout."""
-    library = load(sys.argv[1])
-    asked = json.loads(sys.stdin.buffer.read())
-    limit(asked["memory_bytes"], asked["cpu_s"])
-    threading.stack_size(asked["stack_bytes"])
-    thread = threading.Thread(target=lambda: answer(library, asked))
+    """Read one job from stdin, compile its grammar, write the result to stdout."""
+    library = load_library(sys.argv[1])
+    job = json.loads(sys.stdin.buffer.read())
+    limit_resources(job["memory_bytes"], job["cpu_s"])
+    threading.stack_size(job["stack_bytes"])
+    thread = threading.Thread(target=lambda: run_job(library, job))
     thread.start()
     thread.join()
 
 
-def answer(library: Any, asked: dict[str, Any]) -> None:
+def run_job(library: Any, job: dict[str, Any]) -> None:
     """Write the problem, if any, and the memory that the grammar took."""
-    words = Bytes(asked)
-    tokens = library.LLTokenizer(words, n_vocab=len(words.tokens), eos_token=asked["eos_ids"])
+    vocabulary = ByteVocabulary(job)
+    tokens = library.LLTokenizer(vocabulary, n_vocab=len(vocabulary.tokens), eos_token=job["eos_ids"])
     any_json = library.LLMatcher.grammar_from_json_schema({"type": "object"})
-    warm, _ = compiled(library, tokens, asked | {"grammar": any_json})  # what the first grammar pays for all others
+    # The first grammar bears one-time costs, which are kept out of the measurement.
+    warm, _ = compile_grammar(library, tokens, job | {"grammar": any_json})
     before = resident_bytes()
-    matcher, problem = compiled(library, tokens, asked)
+    matcher, problem = compile_grammar(library, tokens, job)
     sys.stdout.write(json.dumps({"problem": problem, "num_bytes": max(0, resident_bytes() - before)}))
     sys.stdout.flush()
     del warm, matcher
 
 
-class Bytes:
+class ByteVocabulary:
     """A vocabulary of the model's control tokens and single bytes: all that compiling depends on."""
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self.first_byte = asked["vocab_size"]
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.first_byte = job["vocab_size"]
         self.tokens = [b""] * self.first_byte + [bytes([byte]) for byte in range(256)]
-        self.special_token_ids = [int(token_id) for token_id in asked["special"]]
-        for token_id, text in asked["special"].items():
+        self.special_token_ids = [int(token_id) for token_id in job["special"]]
+        for token_id, text in job["special"].items():
             self.tokens[int(token_id)] = text.encode()
-        self.eos_token_id = asked["eos_ids"][0]
+        self.eos_token_id = job["eos_ids"][0]
         self.bos_token_id = None
 
     def __call__(self, text: str) -> list[int]:
         return [self.first_byte + byte for byte in text.encode()]
 
 
-def compiled(library: Any, tokens: Any, asked: dict[str, Any]) -> tuple[Any, str]:
+def compile_grammar(library: Any, tokens: Any, job: dict[str, Any]) -> tuple[Any, str]:
     """A matcher of the grammar, and why it cannot be used; empty: it can."""
     try:
-        limits = library.LLParserLimits(**asked["limits"])
-        matcher = library.LLMatcher(tokens, asked["grammar"], log_level=0, limits=limits)
+        limits = library.LLParserLimits(**job["limits"])
+        matcher = library.LLMatcher(tokens, job["grammar"], log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return matcher, str(matcher.get_error())
@@ -70,7 +71,7 @@ def compiled(library: Any, tokens: Any, asked: dict[str, Any]) -> tuple[Any, str
         return None, str(error) or type(error).__name__
 
 
-def load(path: str) -> Any:
+def load_library(path: str) -> Any:
     """Load llguidance's native part alone: its package imports much more."""
     spec = importlib.util.spec_from_file_location("llguidance._lib", path)
     assert spec is not None
@@ -80,10 +81,10 @@ def load(path: str) -> Any:
     return library
 
 
-def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Bound what this process may map beyond what it has, and its time on a processor; leave no core file.
+def limit_resources(memory_bytes: int, cpu_s: int) -> None:
+    """Bound the memory that this process may still map and its CPU time; write no core file.
 
-    Whoever computes an answer goes first.
+    Runs at a low priority: processes that serve go first.
     """
     try:
         import resource

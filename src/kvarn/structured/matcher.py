@@ -1,6 +1,6 @@
-"""Where one answer stands in its constraint: which tokens may follow. One thread at a time; knows no logits.
+"""The position of one answer in its grammar: which tokens may follow. One thread at a time; knows no logits.
 
-The position is a function of the answer's tokens alone, so preemption, retries and neighbours do not change it.
+The position is a function of the answer's tokens alone, so preemption, retries and batch composition do not change it.
 """
 
 from __future__ import annotations
@@ -16,59 +16,59 @@ from kvarn.errors import ConstraintError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-NOTHING_MAY_FOLLOW = "NoExtensionBias"  # as llguidance says it
+NOTHING_MAY_FOLLOW = "NoExtensionBias"  # llguidance's error
 
 UInt32 = npt.NDArray[np.uint32]
 
 
-class AnswerMatcher:
+class GrammarMatcher:
     """Follows the tokens of one answer; start is a matcher at the beginning, which stays there."""
 
     def __init__(self, start: LLMatcher, num_words: int) -> None:
         self._start = start
         self._num_words = num_words
         self._matcher = start.deep_copy()
-        self._num_taken = 0
+        self._num_accepted = 0
         self.error: ConstraintError | None = None  # why nothing may follow
 
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> UInt32:
         """One bit per token that may follow token_ids; no bit at a dead end, and then error says why."""
-        self._follow(token_ids, num_prompt)
+        self._advance_to(token_ids, num_prompt)
         mask = np.zeros(self._num_words, np.uint32)
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            # A matcher in trouble allows the end of the text, whatever the constraint says: look at its error first.
+            # A failed matcher allows the end of the text, whatever the grammar says: look at its error first.
             if self._matcher.is_error() or not mask.any():
                 self._fail()
                 mask[:] = 0
         return mask
 
-    def take(self, token_id: int) -> bool:
-        """Take a chosen token; whether the answer is complete with it and nothing more may follow."""
-        self._num_taken += 1
+    def accept_token(self, token_id: int) -> bool:
+        """Take a sampled token; whether the answer is complete with it and nothing more may follow."""
+        self._num_accepted += 1
         if not self._matcher.consume_token(token_id):
             self._fail()
             return False
         return self._matcher.is_stopped()
 
-    def _follow(self, token_ids: Sequence[int], num_prompt: int) -> None:
-        if self._num_taken > len(token_ids) - num_prompt:  # a step was undone: begin again
-            self._matcher, self._num_taken, self.error = self._start.deep_copy(), 0, None
-        for token_id in token_ids[num_prompt + self._num_taken :]:
-            self.take(token_id)
+    def _advance_to(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        if self._num_accepted > len(token_ids) - num_prompt:  # a step was undone: start again
+            self._matcher, self._num_accepted, self.error = self._start.deep_copy(), 0, None
+        for token_id in token_ids[num_prompt + self._num_accepted :]:
+            self.accept_token(token_id)
 
     def _fail(self) -> None:
         reason = explain(self._matcher.get_error())
         if not reason or reason == NOTHING_MAY_FOLLOW:
             reason = "no token of the vocabulary may follow"
         self.error = ConstraintError(
-            f"the answer came to a dead end of its constraint after {self._num_taken:,} tokens: {reason}; "
+            f"the answer came to a dead end of its constraint after {self._num_accepted:,} tokens: {reason}; "
             "simplify the constraint"
         )
 
 
 def explain(error: str) -> str:
-    """One line of what llguidance says: the one called an error, else the first."""
+    """One line of llguidance's message: the one that begins with "error:", else the first."""
     lines = [line.strip() for line in error.splitlines() if line.strip() and "<non-verbose/>" not in line]
     text = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "".join(lines[:1]))
     return text if len(text) <= 200 else text[:197] + "..."

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it: the bytes of every token, and which tokens are no text."""
+"""A model's vocabulary as llguidance needs it: the bytes of every token, and which tokens are control tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvarn.errors import ConstraintError
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-MAX_FORCED_CHARACTERS = 256  # of a text without alternatives that are turned into tokens ahead of time
-TEXT_BYTES = (*b"\n", *range(0x20, 0x7F))  # without which no constraint makes sense
+MAX_FORCED_CHARACTERS = 256  # of a forced text (one without alternatives) that are tokenised ahead of time
+TEXT_BYTES = (*b"\n", *range(0x20, 0x7F))  # that every vocabulary must be able to write
 
 
-class VocabularyWords(Protocol):
+class GrammarTokenizer(Protocol):
     """kvarn.tokenizer.Tokenizer, as this module needs it."""
 
     @property
@@ -30,24 +30,24 @@ class VocabularyWords(Protocol):
 
 
 class TokenTable:
-    """What llguidance's LLTokenizer asks of a tokenizer, over vocab_size ids; those it does not know are no text."""
+    """The interface that llguidance's LLTokenizer wraps, over vocab_size ids; unknown ids have no text."""
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, words: VocabularyWords, vocab_size: int) -> None:
-        known = range(min(vocab_size, words.vocab_size))
-        # Control tokens are no text: a constraint names them, or they are not allowed. The end is one even where the
-        # file calls it a normal token.
-        self.eos_ids = tuple(token_id for token_id in words.eos_ids if token_id in known)
+    def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
+        known = range(min(vocab_size, tokenizer.vocab_size))
+        # Control tokens are no text: allowed only where a grammar names them. The end token is one, even where the
+        # file marks it as a normal token.
+        self.eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id in known)
         if not self.eos_ids:
             raise ConstraintError("the model has no token that ends a text, so no answer could end; use another model")
-        self.special_token_ids = [i for i in known if words.is_control(i) or i in self.eos_ids]
-        self.tokens = [words.token_bytes(i) for i in known] + [b""] * (vocab_size - len(known))
+        self.special_token_ids = [i for i in known if tokenizer.is_control(i) or i in self.eos_ids]
+        self.tokens = [tokenizer.token_bytes(i) for i in known] + [b""] * (vocab_size - len(known))
         self._special = frozenset(self.special_token_ids)
         self._require_bytes()
         self.eos_token_id = self.eos_ids[0]
-        self.bos_token_id = words.bos_id
-        self._words = words
+        self.bos_token_id = tokenizer.bos_id
+        self._tokenizer = tokenizer
 
     @cached_property
     def trie(self) -> LLTokenizer:
@@ -61,18 +61,18 @@ class TokenTable:
         return {i: self.tokens[i].decode("utf-8", "replace") for i in self.special_token_ids}
 
     def __call__(self, text: str) -> Sequence[int]:
-        """The tokens of a text without alternatives; of a long one its beginning, which is asked for at every step."""
+        """The tokens of a forced text; of a long one only its beginning, since llguidance calls this at every step."""
         text = text[:MAX_FORCED_CHARACTERS]
         data = text.encode("utf-8")
-        # Behind a line break, as some tokenizers put a space before a text; what does not come out as it went in
+        # After a line break, as some tokenizers put a space before a text; what does not come out as it went in
         # is cut into the longest tokens instead.
-        ids = self._words.encode("\n" + text, add_special=False)
+        ids = self._tokenizer.encode("\n" + text, add_special=False)
         while ids and self._bytes(ids) != data:
             ids = ids[1:] if len(self._bytes(ids)) > len(data) else []
         return ids or self.trie.greedy_tokenize(text)
 
     def _require_bytes(self) -> None:
-        """Every plain text must have tokens; one that has none comes to a dead end when there is no alternative."""
+        """Every printable ASCII byte needs a token: forced text without tokens would be a dead end."""
         single = {token for i, token in enumerate(self.tokens) if len(token) == 1 and i not in self._special}
         missing = [byte for byte in TEXT_BYTES if bytes([byte]) not in single]
         if missing:

@@ -1,4 +1,4 @@
-"""A server on a real socket that answers every request with bytes a test has written, whatever was asked."""
+"""A server on a real socket that answers every request with bytes a test has written, whatever it is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Answer = Sequence[bytes | float]  # bytes to send; numbers are seconds to wait in between
-OnAsked = Callable[[int, bytes], Answer]  # (number of the request, its head and body)
+OnRequest = Callable[[int, bytes], Answer]  # (number of the request, its head and body)
 
 
 class CannedServer:
-    """`with CannedServer(lambda number, request: ...) as url:`; requests has what was asked."""
+    """`with CannedServer(lambda number, request: ...) as url:`; requests has what was sent."""
 
-    def __init__(self, on_asked: OnAsked) -> None:
+    def __init__(self, on_request: OnRequest) -> None:
         self.requests: list[bytes] = []
         self.times: list[float] = []
         self.num_connections = 0
@@ -33,7 +33,7 @@ class CannedServer:
                         number = len(self.requests)
                         self.requests.append(request)
                         self.times.append(time.monotonic())
-                    for part in on_asked(number, request):
+                    for part in on_request(number, request):
                         if isinstance(part, bytes):
                             talk.wfile.write(part)
                         elif part < 0:

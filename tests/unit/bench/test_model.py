@@ -12,7 +12,7 @@ from kvarn.backends.select import has_native
 from kvarn.bench.limits import Limits, Work, measure_limits
 from kvarn.bench.model import ModelBench, block_table, measure
 from kvarn.bench.report import report
-from kvarn.bench.rows import ROWS, Row, Samples, chosen_rows
+from kvarn.bench.rows import ROWS, Row, Samples, select_rows
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError
 
@@ -23,7 +23,7 @@ MACHINE = Limits(threads=2, table="avx2", read_gbps=28, dot_gops=316)
 
 
 def _row(name: str) -> Row:
-    return chosen_rows([name])[0]
+    return select_rows([name])[0]
 
 
 @native
@@ -98,10 +98,10 @@ def test_sequences_share_the_whole_blocks_of_a_prefix_and_nothing_else() -> None
 
 
 def test_rows_are_chosen_by_name_in_the_tables_order() -> None:
-    assert [row.name for row in chosen_rows(["batch-8", "decode"])] == ["decode", "batch-8"]
-    assert chosen_rows([]) == ROWS
+    assert [row.name for row in select_rows(["batch-8", "decode"])] == ["decode", "batch-8"]
+    assert select_rows([]) == ROWS
     with pytest.raises(ConfigError, match="choose from prefill-128"):
-        chosen_rows(["decode-7"])
+        select_rows(["decode-7"])
 
 
 def test_spread_is_the_distance_of_the_extremes_over_the_median() -> None:

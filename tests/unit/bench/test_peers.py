@@ -15,18 +15,18 @@ from benchmarks.peers import Runs, compare, parse_arguments
 from benchmarks.plot import svg
 
 from kvarn.backends.select import has_native
-from kvarn.bench.rows import chosen_rows
+from kvarn.bench.rows import select_rows
 from tests.results import ROOT
 
-ROWS = chosen_rows(["prefill-128", "decode"])
+ROWS = select_rows(["prefill-128", "decode"])
 
 
-def _runs(*speeds: tuple[float | None, float], facts: dict[str, Any] | None = None) -> Runs:
+def _runs(*speeds: tuple[float | None, float], roofline: dict[str, Any] | None = None) -> Runs:
     launches = [
         {
             "is_protected": True,
             "peak_rss_mb": 100,
-            "facts": facts or {},
+            "roofline": roofline or {},
             "rows": {"prefill-128": prefill and {"tokens_per_s": prefill}, "decode": {"tokens_per_s": decode}},
         }
         for prefill, decode in speeds
@@ -35,8 +35,8 @@ def _runs(*speeds: tuple[float | None, float], facts: dict[str, Any] | None = No
 
 
 def test_ours_is_compared_with_the_best_peer_of_each_row() -> None:
-    facts = {"limits": {"read_gbps": 20.0, "dot_gops": 300.0}, "ceilings": {"prefill-128": 1000.0, "decode": 200.0}}
-    ours = _runs((600, 90), (500, 100), (700, 120), facts=facts)
+    roofline = {"limits": {"read_gbps": 20.0, "dot_gops": 300.0}, "ceilings": {"prefill-128": 1000.0, "decode": 200.0}}
+    ours = _runs((600, 90), (500, 100), (700, 120), roofline=roofline)
     found = compare("smollm2", {"kvarn": ours, "a": _runs((500, 40)), "b": _runs((None, 50))}, ROWS)
     prefill, decode = found["rows"]["prefill-128"], found["rows"]["decode"]
     assert (prefill["ours"], prefill["best_peer"], prefill["ratio"], prefill["goal"]) == (600, "a", 1.2, 1.4)

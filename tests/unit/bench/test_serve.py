@@ -33,7 +33,7 @@ COMMENT = chunk(b": 40% of the prompt\n\n")
 
 
 def good(*pauses: float) -> list[bytes | float]:
-    """Three events with text, told as seven tokens of a prompt of nine."""
+    """Three events with text, counted by the server as seven tokens of a prompt of nine."""
     first, second = pauses or (0.0, 0.0)
     return [stream_head(), COMMENT, first, said("one"), second, said(" two"), said(" three"), *ended(9, 7)]
 
@@ -47,7 +47,7 @@ def test_tokens_come_from_usage_and_times_from_the_events() -> None:
         report = run(server)
     assert (report["requests"], report["succeeded"], report["failed"], report["refused_429"]) == (4, 4, 0, 0)
     assert (report["prompt_tokens"], report["completion_tokens"]) == (36, 28)
-    # An event may be read late, which makes the gap behind it shorter: only times since the request are certain.
+    # An event may be read late, which makes the gap after it shorter: only times since the request are certain.
     first, gaps, mean_gap = (report[name] for name in ("first_token_ms", "inter_token_ms", "token_time_ms"))
     rounding = 0.1
     assert first["p50"] >= 50 - rounding

@@ -178,27 +178,27 @@ def test_control_c_stops_the_answer_and_keeps_the_session(endless: str, environm
 
 def test_control_c_while_an_answer_is_prepared_ends_it_at_once() -> None:
     client, interrupt = EngineClient(make_engine()), Interrupt()
-    with interrupt.handled():
+    with interrupt.installed():
         signal.raise_signal(signal.SIGINT)
         events = EventStream(submit_to(client, [1, 2, 3], SamplingParams(max_tokens=190, ignore_eos=True)))
-        interrupt.cancels(events)
+        interrupt.cancel_on_signal(events)
         assert events.completion().finish_reason is FinishReason.CANCELLED
 
 
 def test_control_c_before_the_prompt_does_not_end_the_next_answer() -> None:
     client, interrupt = EngineClient(make_engine()), Interrupt()
-    with interrupt.handled():
+    with interrupt.installed():
         signal.raise_signal(signal.SIGINT)
-        with interrupt.raised():
+        with interrupt.raising():
             pass
         events = EventStream(submit_to(client, [1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True)))
-        interrupt.cancels(events)
+        interrupt.cancel_on_signal(events)
         assert events.completion().finish_reason is FinishReason.LENGTH
 
 
 def test_control_c_at_the_prompt_raises() -> None:
     interrupt = Interrupt()
-    with interrupt.handled(), pytest.raises(KeyboardInterrupt), interrupt.raised():
+    with interrupt.installed(), pytest.raises(KeyboardInterrupt), interrupt.raising():
         signal.raise_signal(signal.SIGINT)
 
 

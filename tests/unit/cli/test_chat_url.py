@@ -14,7 +14,7 @@ from tests.unit.bench.canned import (
     MODELS,
     Answer,
     CannedServer,
-    OnAsked,
+    OnRequest,
     chunk,
     ended,
     event,
@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "Hello"}]
 GOOD = [stream_head(), chunk(b": waiting\n\n"), said("Good "), said("day"), said(".", "stop"), *ended(5, 3)]
 
 
-def listing(answer: Answer) -> OnAsked:
+def listing(answer: Answer) -> OnRequest:
     """A server that lists its models and gives this answer to everything else."""
     return lambda _, request: [reply(200, MODELS)] if request.startswith(b"GET /v1/models ") else answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.cli.terminal.text import printable
+from kvarn.cli.terminal.text import printable, table_lines
 
 
 @pytest.mark.parametrize("code", [0, 7, 8, 13, 27, 127, 0x9B])
@@ -14,3 +14,11 @@ def test_control_characters_are_replaced(code: int) -> None:
 
 def test_text_tabs_and_newlines_pass() -> None:
     assert printable("größe\t一\n🙂") == "größe\t一\n🙂"
+
+
+def test_columns_are_as_wide_as_their_longest_cell_and_the_last_is_not_padded() -> None:
+    assert list(table_lines([("NAME", "N", "PATH"), ("a", "10", "/b c"), ("long name", "1", "/")])) == [
+        "NAME       N   PATH",
+        "a          10  /b c",
+        "long name  1   /",
+    ]

@@ -105,9 +105,9 @@ def test_block_diffusion_gives_the_same_with_and_without_its_cache(sdar: Diffusi
 def test_tokens_come_at_the_end_of_their_block_and_stay(llada: DiffusionModel) -> None:
     engine, events = llada.engine(), []
     completion = run(engine, [submit(engine, PROMPT, denoise(12, block_length=4, events=True))], events)[0]
-    told = [event.token_id for event in events if event.canvas is None]
-    assert tuple(told) == completion.token_ids
-    assert len(told) == 12
+    streamed = [event.token_id for event in events if event.canvas is None]
+    assert tuple(streamed) == completion.token_ids
+    assert len(streamed) == 12
     views = [event.canvas for event in events if event.canvas is not None]
     assert [view.step for view in views] == list(range(1, 13))
     assert [sum(token is None for token in view.token_ids) for view in views] == list(range(11, -1, -1))

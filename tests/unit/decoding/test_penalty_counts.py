@@ -23,23 +23,23 @@ def recount(prompt: list[int], answer: list[int], window: int | None) -> dict[in
 def test_a_window_that_moves_holds_what_a_recount_finds(
     prompt: list[int], answer: list[int], window: int | None, stride: int
 ) -> None:
-    seen = PenaltyCounts(prompt, window)
+    counts_so_far = PenaltyCounts(prompt, window)
     for end in [*range(0, len(answer), stride), len(answer)]:
-        seen.update(prompt + answer[:end])
-        found = dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
+        counts_so_far.update(prompt + answer[:end])
+        found = dict(zip(counts_so_far.ids.tolist(), counts_so_far.counts.tolist(), strict=True))
         assert found == recount(prompt, answer[:end], window)
-        assert len(seen.ids) == len(found)
+        assert len(counts_so_far.ids) == len(found)
 
 
 def test_more_tokens_than_there_was_room_for_are_kept() -> None:
-    seen = PenaltyCounts(range(1000))
-    seen.update([*range(1000), 999, 5, 2000])
-    found = dict(zip(seen.ids.tolist(), seen.counts.tolist(), strict=True))
+    counts_so_far = PenaltyCounts(range(1000))
+    counts_so_far.update([*range(1000), 999, 5, 2000])
+    found = dict(zip(counts_so_far.ids.tolist(), counts_so_far.counts.tolist(), strict=True))
     assert found == dict.fromkeys(range(1000), 0) | {999: 1, 5: 1, 2000: 1}
 
 
 def test_what_was_handed_out_does_not_change_later() -> None:
-    seen = PenaltyCounts([1, 2], window=2)
-    ids, counts = seen.ids, seen.counts
-    seen.update([1, 2, 3, 3])
+    counts_so_far = PenaltyCounts([1, 2], window=2)
+    ids, counts = counts_so_far.ids, counts_so_far.counts
+    counts_so_far.update([1, 2, 3, 3])
     assert (ids.tolist(), counts.tolist()) == ([1, 2], [0, 0])

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvarn.decoding.remasking import RULES, Candidates, edited
+from kvarn.decoding.remasking import RULES, Candidates, positions_to_edit
 from kvarn.decoding.schedules import even_count, first_filling_step, steps_of_block, timestep_count, transfer_share
 from kvarn.diffusion import POLICIES, DiffusionParams
 
 
-def seen(confidences: list[float], count: int = 1, positions: list[int] | None = None, **more: Any) -> Candidates:
+def candidates_of(
+    confidences: list[float], count: int = 1, positions: list[int] | None = None, **more: Any
+) -> Candidates:
     values = np.array(confidences)
     given = {
         "positions": np.array(positions or range(10, 10 + len(values))),
@@ -37,59 +39,61 @@ def test_every_policy_is_known() -> None:
 
 @pytest.mark.parametrize("policy", ["low_confidence", "maskgit_plus", "topk_margin", "entropy"])
 def test_ranking_policies_take_the_count_best_and_ties_go_left(policy: str) -> None:
-    assert filled(policy, seen([0.2, 0.7, 0.7, 0.9, 0.7], count=3)) == [1, 2, 3]
+    assert filled(policy, candidates_of([0.2, 0.7, 0.7, 0.9, 0.7], count=3)) == [1, 2, 3]
 
 
 def test_entropy_prefers_the_smallest() -> None:
-    assert filled("entropy", seen([0.9, 0.1], entropies=np.array([2.0, 0.3]))) == [1]
+    assert filled("entropy", candidates_of([0.9, 0.1], entropies=np.array([2.0, 0.3]))) == [1]
 
 
 def test_random_looks_at_noise_alone() -> None:
-    assert filled("random", seen([0.9, 0.8, 0.1], count=2, noise=np.array([0.1, 0.9, 0.5]))) == [1, 2]
+    assert filled("random", candidates_of([0.9, 0.8, 0.1], count=2, noise=np.array([0.1, 0.9, 0.5]))) == [1, 2]
 
 
-def test_origin_draws_lots_for_each_position() -> None:
-    assert filled("origin", seen([0.9, 0.8, 0.1], noise=np.array([0.6, 0.4, 0.1]), share=0.5)) == [1, 2]
+def test_origin_draws_at_random_for_each_position() -> None:
+    assert filled("origin", candidates_of([0.9, 0.8, 0.1], noise=np.array([0.6, 0.4, 0.1]), share=0.5)) == [1, 2]
 
 
 def test_threshold_takes_all_that_reach_it_and_at_least_the_best() -> None:
-    assert filled("threshold", seen([0.9, 0.5, 0.95, 0.89])) == [0, 2]
-    assert filled("threshold", seen([0.1, 0.3, 0.2])) == [1]
-    assert filled("threshold", seen([0.1, 0.3, 0.2], count=2)) == [1, 2]
+    assert filled("threshold", candidates_of([0.9, 0.5, 0.95, 0.89])) == [0, 2]
+    assert filled("threshold", candidates_of([0.1, 0.3, 0.2])) == [1]
+    assert filled("threshold", candidates_of([0.1, 0.3, 0.2], count=2)) == [1, 2]
 
 
 def test_factor_takes_the_largest_number_whose_last_is_sure_enough() -> None:
     # With factor 1 the n-th best needs 1 - 1 / (n + 1): 0.5, 0.667, 0.75, 0.8.
-    assert filled("factor", seen([0.76, 0.9, 0.7, 0.95])) == [0, 1, 3]
-    assert filled("factor", seen([0.3, 0.4])) == [1]
+    assert filled("factor", candidates_of([0.76, 0.9, 0.7, 0.95])) == [0, 1, 3]
+    assert filled("factor", candidates_of([0.3, 0.4])) == [1]
 
 
 def test_entropy_exit_takes_all_that_are_calm() -> None:
-    assert filled("entropy_exit", seen([0.1] * 4, entropies=np.array([1.4, 1.5, 0.2, 3.0]))) == [0, 2]
-    assert filled("entropy_exit", seen([0.1] * 3, entropies=np.array([3.0, 2.0, 2.5]))) == [1]
+    assert filled("entropy_exit", candidates_of([0.1] * 4, entropies=np.array([1.4, 1.5, 0.2, 3.0]))) == [0, 2]
+    assert filled("entropy_exit", candidates_of([0.1] * 3, entropies=np.array([3.0, 2.0, 2.5]))) == [1]
 
 
 def test_local_leap_reaches_out_from_sure_positions() -> None:
-    candidates = seen([0.8, 0.95, 0.8, 0.7, 0.8], positions=[10, 14, 18, 15, 19])
+    candidates = candidates_of([0.8, 0.95, 0.8, 0.7, 0.8], positions=[10, 14, 18, 15, 19])
     assert filled("local_leap", candidates) == [0, 1, 2]
-    assert filled("local_leap", seen([0.8, 0.85])) == [1]
+    assert filled("local_leap", candidates_of([0.8, 0.85])) == [1]
 
 
 def test_hierarchy_halves_every_run_of_masked_positions() -> None:
-    candidates = seen([0.5, 0.6, 0.3, 0.35, 0.95], positions=[10, 11, 20, 21, 30])
+    candidates = candidates_of([0.5, 0.6, 0.3, 0.35, 0.95], positions=[10, 11, 20, 21, 30])
     assert filled("hierarchy", candidates) == [1, 4]
 
 
 def test_joint_threshold_replaces_what_is_surely_something_else() -> None:
     confidences, is_other = np.array([0.95, 0.95, 0.6]), np.array([True, False, True])
-    assert edited(confidences, is_other, DiffusionParams()).tolist() == [True, False, False]
+    assert positions_to_edit(confidences, is_other, DiffusionParams()).tolist() == [True, False, False]
 
 
 def test_alg_temp_draws_positions_and_a_small_one_changes_nothing() -> None:
     confidences = [0.2, 0.7, 0.6, 0.9]
-    assert filled("entropy", seen(confidences, count=2), alg_temp=1e-6) == [1, 3]
+    assert filled("entropy", candidates_of(confidences, count=2), alg_temp=1e-6) == [1, 3]
     rng = np.random.default_rng(0)
-    draws = [filled("low_confidence", seen([0.0, 1.0], noise=rng.random(2)), alg_temp=1.0)[0] for _ in range(4000)]
+    draws = [
+        filled("low_confidence", candidates_of([0.0, 1.0], noise=rng.random(2)), alg_temp=1.0)[0] for _ in range(4000)
+    ]
     assert np.mean(draws) == pytest.approx(np.e / (1 + np.e), abs=0.03)
 
 

@@ -1,4 +1,4 @@
-"""What a choice depends on: defaults, biases before min_tokens, counts of tokens seen."""
+"""What sampling a token depends on: defaults, biases before min_tokens, token counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvarn.types import SamplingParams
 
 def row(params: SamplingParams, defaults: SamplingDefaults | None = None, output: tuple[int, ...] = ()) -> RowSampling:
     request = Request("r1", (5, 6, 5), params, max_total_tokens=100, seed=params.seed or 0)
-    choice = SamplingState(request, defaults or SamplingDefaults(), eos_ids=(2,))
+    state = SamplingState(request, defaults or SamplingDefaults(), eos_ids=(2,))
     for token_id in output:
-        choice.row(request)
+        state.row(request)
         request.append(token_id)
-    return choice.row(request)
+    return state.row(request)
 
 
 def test_what_the_caller_leaves_open_is_filled_in() -> None:

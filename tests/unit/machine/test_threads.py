@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.machine import choose_threads, cpu_limits, excess_of_threads, parse_cpu_list
+from kvarn.machine import choose_threads, cpu_limits, excess_threads_warning, parse_cpu_list
 from tests.unit.machine.tree import cpus, v1, v2
 
 FOUR_CORES = {cpu: str(cpu) for cpu in range(4)}
@@ -60,23 +60,23 @@ def test_the_reason_names_the_quota_and_its_file(tmp_path: Path) -> None:
     assert "quota of 1 cores (/sys/fs/cgroup/app/cpu.max)" in choice.reason
 
 
-@pytest.mark.parametrize(("threads", "is_told"), [(1, False), (8, False), (9, True), (1000, True)])
+@pytest.mark.parametrize(("threads", "is_warned"), [(1, False), (8, False), (9, True), (1000, True)])
 def test_more_threads_than_cpus_are_warned_of_and_siblings_are_cpus(
-    tmp_path: Path, threads: int, is_told: bool
+    tmp_path: Path, threads: int, is_warned: bool
 ) -> None:
     cpus(tmp_path, "0-7", {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)})
-    excess = excess_of_threads(threads, tmp_path)
-    assert (excess is not None) == is_told
-    if excess is not None:
-        assert f"threads is {threads:,}" in excess
-        assert "at most 8" in excess
+    warning = excess_threads_warning(threads, tmp_path)
+    assert (warning is not None) == is_warned
+    if warning is not None:
+        assert f"threads is {threads:,}" in warning
+        assert "at most 8" in warning
 
 
 def test_more_threads_than_a_quota_rounded_up_are_warned_of(tmp_path: Path) -> None:
     cpus(tmp_path, "0-3", FOUR_CORES)
     v2(tmp_path, "/app", {"app/cpu.max": "150000 100000"})
-    assert excess_of_threads(2, tmp_path) is None
-    assert "quota of 1.5 cores, /sys/fs/cgroup/app/cpu.max" in (excess_of_threads(3, tmp_path) or "")
+    assert excess_threads_warning(2, tmp_path) is None
+    assert "quota of 1.5 cores, /sys/fs/cgroup/app/cpu.max" in (excess_threads_warning(3, tmp_path) or "")
 
 
 def test_an_ancestors_quota_counts_too(tmp_path: Path) -> None:

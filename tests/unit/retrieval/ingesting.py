@@ -14,7 +14,7 @@ BATCH = 8
 
 
 def main(folder: str, first: int) -> None:
-    index_sync.CHECKPOINT = 20  # so that kills also fall into the writing of graph and manifest
+    index_sync.MIN_CHECKPOINT_CHUNKS = 20  # so that kills also fall into the writing of graph and manifest
     collection = Collection("c", folder=Path(folder), model=WordEmbedder(dim=16))
     print("open", flush=True)
     batch = first

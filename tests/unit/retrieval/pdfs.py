@@ -1,4 +1,4 @@
-"""PDFs made by hand: good ones, and such as a stranger might send."""
+"""PDFs made by hand: good ones and hostile ones."""
 
 from __future__ import annotations
 

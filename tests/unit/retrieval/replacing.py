@@ -11,15 +11,15 @@ import sys
 import numpy as np
 
 from kvarn.retrieval.milvus import MilvusIndex
-from kvarn.retrieval.types import ChunkRecord, TextChunk
+from kvarn.retrieval.types import EmbeddedDocument, TextChunk
 
 DOCUMENTS = 3
 
 
 def main(uri: str) -> None:
     index = MilvusIndex(uri, "c")
-    found = index.chunks([key for key, _ in index.dense(np.ones(2, np.float32), 100, None)])
-    generations = sorted(int(chunk.piece.text) for chunk in found.values())
+    found = index.store.chunks([key for key, _ in index.dense(np.ones(2, np.float32), 100, None)])
+    generations = sorted(int(chunk.chunk.text) for chunk in found.values())
     print(json.dumps(generations), flush=True)
     generation = max(generations, default=-1) + 1
     while True:
@@ -28,11 +28,13 @@ def main(uri: str) -> None:
         generation += 1
 
 
-def entry(generation: int, number: int) -> ChunkRecord:
+def entry(generation: int, number: int) -> EmbeddedDocument:
     """A document whose text is its generation; it has more chunks every second time."""
     text = str(generation)
-    pieces = [TextChunk(text, 0, len(text))] * num_chunks(generation)
-    return ChunkRecord(f"d{number}", "", f"{text} {number}".encode(), {}, pieces, np.ones((len(pieces), 2), np.float32))
+    chunks = [TextChunk(text, 0, len(text))] * num_chunks(generation)
+    return EmbeddedDocument(
+        f"d{number}", "", f"{text} {number}".encode(), {}, chunks, np.ones((len(chunks), 2), np.float32)
+    )
 
 
 def num_chunks(generation: int) -> int:

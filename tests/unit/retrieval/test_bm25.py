@@ -13,7 +13,7 @@ import pytest
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.search.search import highlights
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
-from kvarn.retrieval.storage.text_analysis import terms
+from kvarn.retrieval.text_analysis import terms
 from tests.conftest import Size
 from tests.unit.retrieval.words import entry
 
@@ -55,8 +55,8 @@ def test_after_removals_and_optimise_scores_equal_a_fresh_build(tmp_path: Path) 
     used.optimise()
     fresh = _filled(tmp_path / "fresh", texts, skip=3)
     for query in _queries(20):
-        mine = [(used.chunks([key])[key].document, score) for key, score in used.sparse(query, 10, None)]
-        theirs = [(fresh.chunks([key])[key].document, score) for key, score in fresh.sparse(query, 10, None)]
+        mine = [(used.store.chunks([key])[key].document, score) for key, score in used.sparse(query, 10, None)]
+        theirs = [(fresh.store.chunks([key])[key].document, score) for key, score in fresh.sparse(query, 10, None)]
         assert mine == theirs
     used.close()
     fresh.close()

@@ -78,7 +78,7 @@ def test_a_document_has_the_same_chunks_after_reopening(tmp_path: Path) -> None:
         assert collection.stats()["documents"] == 4
 
 
-def test_a_collection_remembers_how_it_cuts(tmp_path: Path) -> None:
+def test_a_collection_remembers_its_chunking(tmp_path: Path) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder(), chunking=Chunking(16, 2)) as collection:
         collection.add("one")
     with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
@@ -149,7 +149,7 @@ def test_a_document_of_100_mb_is_refused_by_its_size(tmp_path: Path) -> None:
         collection.add("x" * 100_000_000)
 
 
-def test_a_long_document_without_joints_is_cut(tmp_path: Path) -> None:
+def test_a_long_document_without_paragraphs_is_split(tmp_path: Path) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder(), chunking=Chunking(50, 10)) as collection:
         text = " ".join(f"w{n}" for n in range(5_000))
         collection.add(text)
@@ -242,7 +242,7 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:
     with _filled(tmp_path) as collection:
         index = collection._index
         assert isinstance(index, EmbeddedIndex)
-        writer = index._truth._writer
+        writer = index.store._writer
         assert writer is not None
         (pages,) = writer.execute("PRAGMA page_count").fetchone()
         writer.execute(f"PRAGMA max_page_count = {pages}")  # what SQLite says then is what it says of a full disk

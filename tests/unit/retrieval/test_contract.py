@@ -73,7 +73,7 @@ def test_filters_mean_the_same(opener: Opener) -> None:
     index.put([entry(number, np.ones(2, np.float32), **row) for number, row in enumerate(ROWS)])
     for given, expected in FILTERS:
         found = [key for key, _ in index.dense(np.ones(2, np.float32), 10, parse_filter(given))]
-        assert {int(index.chunks([key])[key].document[1:]) for key in found} == expected, given
+        assert {int(index.store.chunks([key])[key].document[1:]) for key in found} == expected, given
     index.close()
 
 
@@ -84,11 +84,11 @@ def test_the_nearest_are_found_with_their_cosines(opener: Opener) -> None:
     for query in clustered(5, 24, seed=3):
         best = np.argsort(-(vectors @ query))[:5]
         found = index.dense(query, 5, None)
-        assert [index.chunks([key])[key].document for key, _ in found] == [f"d{n}" for n in best]
+        assert [index.store.chunks([key])[key].document for key, _ in found] == [f"d{n}" for n in best]
         assert [score for _, score in found] == pytest.approx([float(vectors[n] @ query) for n in best], abs=1e-4)
         assert len(index.dense(query, 100, parse_filter({"group": 1}))) == 100
     (key, score), *_ = index.sparse("word42", 3, None)
-    assert index.chunks([key])[key].document == "d42"
+    assert index.store.chunks([key])[key].document == "d42"
     assert score == pytest.approx(_alone(300), rel=0.02)
     with pytest.raises(RetrievalError, match="dimensions"):
         index.put([entry(999, np.ones(7, np.float32))])
@@ -104,7 +104,7 @@ def test_the_reported_documents_are_plain_data(opener: Opener) -> None:
     index = opener()
     index.put([entry(1, np.ones(2, np.float32), lang="en")])
     expected: list[dict[str, Any]] = [{"id": "d1", "source": "folder/1.txt", "metadata": {"lang": "en"}, "chunks": 1}]
-    assert index.documents() == expected
-    index.set_facts({"a": b"\x00\x01", "b": 7})
-    assert (index.fact("a"), index.fact("b"), index.fact("c", "none")) == (b"\x00\x01", 7, "none")
+    assert index.store.documents() == expected
+    index.store.set_meta({"a": b"\x00\x01", "b": 7})
+    assert (index.store.meta("a"), index.store.meta("b"), index.store.meta("c", "none")) == (b"\x00\x01", 7, "none")
     index.close()

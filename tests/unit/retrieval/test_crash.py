@@ -1,4 +1,4 @@
-"""kill -9 at any moment loses at most the batch in flight; a damaged part is made again."""
+"""kill -9 at any moment loses at most the batch in flight; a damaged index is rebuilt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
         "empty",
     ],
 )
-def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     vectors = clustered(200, 24)
     index = EmbeddedIndex(tmp_path)
     index.put([entry(n, vectors[n], f"common word{n}") for n in range(200)])
@@ -80,7 +80,7 @@ def test_a_damaged_part_is_made_again(tmp_path: Path, damage: Callable[[Path], o
     index.close()
 
 
-def test_a_reader_mends_what_it_finds_damaged(tmp_path: Path) -> None:
+def test_a_reader_repairs_a_damaged_index(tmp_path: Path) -> None:
     with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
         collection.add("a mill grinds grain")
     _overwrite(next((tmp_path / "c").glob("sparse-*/*.idx")))
@@ -92,12 +92,12 @@ def test_a_text_index_that_failed_once_catches_up(tmp_path: Path) -> None:
     index = EmbeddedIndex(tmp_path)
     vectors = clustered(3, 8)
     index.put([entry(0, vectors[0], "first")])
-    for path in index._parts.sparse.folder.iterdir():  # as a disk that fails: the next segment cannot be written
+    for path in index._sync.sparse.folder.iterdir():  # as a disk that fails: the next segment cannot be written
         path.unlink()
-    index._parts.sparse.folder.rmdir()
+    index._sync.sparse.folder.rmdir()
     with pytest.raises(StorageError):
         index.put([entry(1, vectors[1], "second")])
-    index._parts.sparse.folder.mkdir()
+    index._sync.sparse.folder.mkdir()
     index.close()
     index = EmbeddedIndex(tmp_path)
     index.check()

@@ -48,7 +48,7 @@ def test_a_filter_lets_the_right_documents_pass(tmp_path: Path, given: dict[str,
     index = EmbeddedIndex(tmp_path)
     index.put([entry(number, ONE, **row) for number, row in enumerate(ROWS)])
     found = [key for key, _ in index.dense(ONE, 10, parse_filter(given))]
-    assert {int(index.chunks([key])[key].document[1:]) for key in found} == expected
+    assert {int(index.store.chunks([key])[key].document[1:]) for key in found} == expected
     index.close()
 
 

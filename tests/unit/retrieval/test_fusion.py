@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.search.fusion import fuse, marginal_relevance, top_k
+from kvarn.retrieval.search.fusion import fuse, marginal_relevance
+from kvarn.retrieval.top_k import top_k
 from kvarn.retrieval.types import Fusion, Scored, Tuning
 from tests.conftest import Size
 from tests.unit.retrieval.words import unit

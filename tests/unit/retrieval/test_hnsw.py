@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from kvarn.errors import RetrievalError
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
+from kvarn.retrieval.types import Scored
 from tests.conftest import Size
 from tests.unit.retrieval.words import Float32, clustered, entry, unit
 
@@ -18,9 +20,9 @@ def test_recall_at_10_is_at_least_98_percent(tmp_path: Path, size: Size) -> None
     num = size(3_000, 20_000)
     vectors = clustered(num + 100)
     index = _filled(tmp_path, vectors[:num])
-    truth = np.argsort(-(vectors[num:] @ vectors[:num].T), axis=1)[:, :10]
-    found = [{int(index.chunks([key])[key].document[1:]) for key, _ in index.dense(q, 10, None)} for q in vectors[num:]]
-    assert np.mean([len(mine & set(best)) / 10 for mine, best in zip(found, truth, strict=True)]) >= 0.98
+    nearest = np.argsort(-(vectors[num:] @ vectors[:num].T), axis=1)[:, :10]
+    found = [_documents(index, index.dense(query, 10, None)) for query in vectors[num:]]
+    assert np.mean([len(mine & set(best)) / 10 for mine, best in zip(found, nearest, strict=True)]) >= 0.98
     index.close()
 
 
@@ -28,7 +30,7 @@ def test_scores_are_exact_cosines(tmp_path: Path) -> None:
     vectors = clustered(500, 48)
     index = _filled(tmp_path, vectors)
     for key, score in index.dense(vectors[7], 10, None):
-        assert score == pytest.approx(float(index.vectors([key])[key] @ vectors[7]), abs=1e-6)
+        assert score == pytest.approx(float(index.store.vectors([key])[key] @ vectors[7]), abs=1e-6)
     index.close()
 
 
@@ -67,7 +69,7 @@ def test_filtered_hits_are_the_nearest_that_match(tmp_path: Path) -> None:
     for query in clustered(10, 32, seed=2):
         best = 1_950 + np.argsort(-(vectors[1_950:] @ query))[:5]
         keys = [key for key, _ in index.dense(query, 5, where)]
-        assert [index.chunks([key])[key].document for key in keys] == [f"d{n}" for n in best]
+        assert [index.store.chunks([key])[key].document for key in keys] == [f"d{n}" for n in best]
     index.close()
 
 
@@ -75,7 +77,7 @@ def test_a_removed_document_is_not_found(tmp_path: Path) -> None:
     vectors = clustered(300, 32)
     index = _filled(tmp_path, vectors)
     assert index.remove(["d5", "d6", "missing"]) == 2
-    documents = {index.chunks([key])[key].document for key, _ in index.dense(vectors[5], 50, None)}
+    documents = {index.store.chunks([key])[key].document for key, _ in index.dense(vectors[5], 50, None)}
     assert not {"d5", "d6"} & documents
     assert len(documents) == 50
     index.check()
@@ -90,6 +92,12 @@ def test_a_vector_of_another_length_is_refused(tmp_path: Path) -> None:
         index.put([entry(99, unit(np.ones((1, 16)))[0])])
     assert index.num_chunks == 10
     index.close()
+
+
+def _documents(index: EmbeddedIndex, scored: Sequence[Scored]) -> set[int]:
+    """The numbers of the documents of chunks."""
+    chunks = index.store.chunks([key for key, _ in scored])
+    return {int(chunk.document[1:]) for chunk in chunks.values()}
 
 
 def _filled(folder: Path, vectors: Float32, seed: int = 0) -> EmbeddedIndex:

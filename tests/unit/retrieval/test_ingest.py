@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import ConfigError, DocumentError, InvalidParameter
-from kvarn.retrieval.ingest.chunking import Chunking, cut
+from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
 from kvarn.retrieval.ingest.html import html_to_text
 from kvarn.retrieval.types import Document, Kind
@@ -43,34 +43,34 @@ def _count(text: str) -> int:
     return len(text.split())
 
 
-def test_every_piece_is_a_slice_of_its_document_and_within_the_limit() -> None:
+def test_every_chunk_is_a_slice_of_its_document_and_within_the_limit() -> None:
     text = "\n\n".join(" ".join(f"w{p}-{n}." for n in range(p * 7 % 60 + 1)) for p in range(40))
-    pieces = cut(Document(text), Chunking(50, 10), _count)
-    assert all(text[piece.start : piece.end] == piece.text and _count(piece.text) <= 50 for piece in pieces)
+    chunks = split(Document(text), Chunking(50, 10), _count)
+    assert all(text[chunk.start : chunk.end] == chunk.text and _count(chunk.text) <= 50 for chunk in chunks)
 
 
-def test_pieces_cover_everything_and_overlap() -> None:
+def test_chunks_cover_everything_and_overlap() -> None:
     text = " ".join(f"word{n}." for n in range(500))
-    pieces = cut(Document(text), Chunking(50, 10), _count)
-    assert {word for piece in pieces for word in piece.text.split()} == set(text.split())
-    assert all(after.start < before.end for before, after in pairwise(pieces))
+    chunks = split(Document(text), Chunking(50, 10), _count)
+    assert {word for chunk in chunks for word in chunk.text.split()} == set(text.split())
+    assert all(after.start < before.end for before, after in pairwise(chunks))
 
 
-def test_markdown_is_cut_at_headings_and_remembers_them() -> None:
-    pieces = cut(Document(MARKDOWN, kind="markdown"), Chunking(50, 10), _count)
-    assert [piece.heading for piece in pieces] == ["Mills", "Mills > Water", "Mills > Wind"]
-    assert "# no heading" in pieces[1].text
+def test_markdown_is_split_at_headings_and_keeps_them() -> None:
+    chunks = split(Document(MARKDOWN, kind="markdown"), Chunking(50, 10), _count)
+    assert [chunk.heading for chunk in chunks] == ["Mills", "Mills > Water", "Mills > Wind"]
+    assert "# no heading" in chunks[1].text
 
 
-def test_code_is_cut_at_definitions() -> None:
-    pieces = cut(Document(CODE, kind="code"), Chunking(50, 0), _count)
-    assert [piece.text.split("\n")[0] for piece in pieces] == ["import os", "def first():", "@cached"]
+def test_code_is_split_at_definitions() -> None:
+    chunks = split(Document(CODE, kind="code"), Chunking(50, 0), _count)
+    assert [chunk.text.split("\n")[0] for chunk in chunks] == ["import os", "def first():", "@cached"]
 
 
-def test_a_word_longer_than_a_chunk_is_cut() -> None:
-    pieces = cut(Document("x" * 1000), Chunking(100, 0), len)
-    assert "".join(piece.text for piece in pieces) == "x" * 1000
-    assert max(len(piece.text) for piece in pieces) <= 100
+def test_a_word_longer_than_a_chunk_is_split() -> None:
+    chunks = split(Document("x" * 1000), Chunking(100, 0), len)
+    assert "".join(chunk.text for chunk in chunks) == "x" * 1000
+    assert max(len(chunk.text) for chunk in chunks) <= 100
 
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(0, 0), (7, 0), (100, 51), (100, -1), (True, 0)])
@@ -93,22 +93,22 @@ def test_a_wrong_chunking_is_refused(tokens: int, overlap: int) -> None:
     ],
     ids=["blanks", "hashes", "fences", "long heading", "decorators", "definitions", "blank lines", "sentences"],
 )
-def test_hostile_texts_are_cut_in_time_in_proportion(kind: Kind, text: str, patience: float) -> None:
+def test_hostile_texts_are_split_in_linear_time(kind: Kind, text: str, patience: float) -> None:
     began = time.process_time()
-    pieces = cut(Document(text, kind=kind), Chunking(), lambda part: len(part) // 4)
+    chunks = split(Document(text, kind=kind), Chunking(), lambda part: len(part) // 4)
     assert time.process_time() - began < 1.0 * patience  # when it grew with the square: many times that
-    assert all(len(piece.heading) <= 200 for piece in pieces)
+    assert all(len(chunk.heading) <= 200 for chunk in chunks)
 
 
 def test_a_definition_begins_with_its_decorators() -> None:
     code = "@a\nx = 1\n@b(1)\n@c\nasync def f():\n    pass\n"
-    pieces = cut(Document(code, kind="code"), Chunking(), len)
-    assert [piece.text.split()[0] for piece in pieces] == ["@a", "@b(1)"]
+    chunks = split(Document(code, kind="code"), Chunking(), len)
+    assert [chunk.text.split()[0] for chunk in chunks] == ["@a", "@b(1)"]
 
 
 def test_headings_lose_closing_marks() -> None:
     text = "# Mill ##\nx\n## Wind \t\ny\n```\n# no\n```\n### ###\nz"
-    headings = [piece.heading for piece in cut(Document(text, kind="markdown"), Chunking(), len)]
+    headings = [chunk.heading for chunk in split(Document(text, kind="markdown"), Chunking(), len)]
     assert headings == ["Mill", "Mill > Wind", "Mill > Wind > #"]
 
 
@@ -149,7 +149,7 @@ def test_html_is_read_however_broken(page: str, text: str) -> None:
         *("<svg><x></head>", " <b></b>", "<li> ", "<pre> ", "&#9", "&#", "&a", "#", " \n\t"),
     ],
 )
-def test_hostile_html_takes_time_in_proportion(unit: str, patience: float) -> None:
+def test_hostile_html_takes_linear_time(unit: str, patience: float) -> None:
     began = time.process_time()
     for end in ("", ">", "'", '"', "-->"):
         html_to_text(unit * (60_000 // len(unit)) + end)

@@ -16,7 +16,7 @@ import pytest
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.milvus.commits import VersionRecord, last_commit
-from kvarn.retrieval.types import ChunkRecord, TextChunk
+from kvarn.retrieval.types import EmbeddedDocument, TextChunk
 
 pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
@@ -67,7 +67,7 @@ def test_a_replacement_that_is_cut_short_is_seen_wholly_or_not_at_all(tmp_path: 
         index = MilvusIndex(uri, "c")
         index.put([_entry(id_, texts) for id_, texts in OLD.items()])
         index.remove(["c", "d"])  # of the round before
-        index._client = CutConnection(index._client, num_calls, is_done=is_done)
+        index.store.client = CutConnection(index.store.client, num_calls, is_done=is_done)
         with pytest.raises(Cut):
             index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
         index = MilvusIndex(uri, "c")  # as after a crash
@@ -84,12 +84,12 @@ def test_a_replacement_that_is_cut_short_is_seen_wholly_or_not_at_all(tmp_path: 
 def test_a_failed_change_may_be_made_again_by_the_same_process(tmp_path: Path) -> None:
     index = MilvusIndex(str(tmp_path / "c.db"), "c")
     index.put([_entry(id_, texts) for id_, texts in OLD.items()])
-    client = index._client
+    client = index.store.client
     for num_calls in range(3):
-        index._client = CutConnection(client, num_calls, is_done=True)
+        index.store.client = CutConnection(client, num_calls, is_done=True)
         with pytest.raises(Cut):
             index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
-    index._client = client
+    index.store.client = client
     index.put([_entry(id_, NEW[id_]) for id_ in ("a", "c")])
     assert _contents(index) == NEW
     assert _num_rows(index) == 4
@@ -113,7 +113,7 @@ def test_a_reader_sees_what_another_process_has_committed(tmp_path: Path) -> Non
 def test_a_collection_of_an_older_format_is_refused(tmp_path: Path) -> None:
     index = MilvusIndex(str(tmp_path / "c.db"), "c")
     index.put([_entry("a", ["x"])])
-    index.set_facts({"format": 1})
+    index.store.set_meta({"format": 1})
     index.close()
     with pytest.raises(StorageError, match="another version of Kvarn"):
         MilvusIndex(str(tmp_path / "c.db"), "c")
@@ -123,37 +123,37 @@ def test_the_newest_record_counts_and_never_overwrites_the_last() -> None:
     commit, facts = VersionRecord(), {}
     for version in (1, 1, 2, 3):
         before, commit = commit, commit.after(version)
-        facts |= commit.fact()
+        facts |= commit.meta()
         assert last_commit(facts) == commit
         if before.number:
-            assert last_commit({k: v for k, v in facts.items() if k not in commit.fact()}) == before
+            assert last_commit({k: v for k, v in facts.items() if k not in commit.meta()}) == before
     assert last_commit({}) == VersionRecord()
 
 
-def _entry(document: str, texts: list[str]) -> ChunkRecord:
-    pieces = [TextChunk(text, 0, len(text)) for text in texts]
-    return ChunkRecord(document, "", " ".join(texts).encode(), {}, pieces, np.ones((len(texts), 2), np.float32))
+def _entry(document: str, texts: list[str]) -> EmbeddedDocument:
+    chunks = [TextChunk(text, 0, len(text)) for text in texts]
+    return EmbeddedDocument(document, "", " ".join(texts).encode(), {}, chunks, np.ones((len(texts), 2), np.float32))
 
 
 def _contents(index: MilvusIndex) -> Contents:
     """What every way of looking sees; they must agree."""
     found = index.dense(np.ones(2, np.float32), 100, None)
-    chunks = sorted(index.chunks([key for key, _ in found]).values(), key=lambda one: (one.document, one.ordinal))
+    chunks = sorted(index.store.chunks([key for key, _ in found]).values(), key=lambda one: (one.document, one.ordinal))
     contents: Contents = {}
     for chunk in chunks:
-        contents.setdefault(chunk.document, []).append(chunk.piece.text)
-    counts = {one["id"]: one["chunks"] for one in index.documents()}
+        contents.setdefault(chunk.document, []).append(chunk.chunk.text)
+    counts = {one["id"]: one["chunks"] for one in index.store.documents()}
     assert counts == {id_: len(texts) for id_, texts in contents.items()}
     assert index.num_chunks == len(found)
-    assert set(index.digests(["a", "b", "c", "d"])) == set(contents)
-    words = {index.chunks([key])[key].piece.text for key, _ in index.sparse("old", 100, None)}
+    assert set(index.store.digests(["a", "b", "c", "d"])) == set(contents)
+    words = {index.store.chunks([key])[key].chunk.text for key, _ in index.sparse("old", 100, None)}
     assert words == {text for texts in contents.values() for text in texts if "old" in text}
     return contents
 
 
 def _num_rows(index: MilvusIndex) -> int:
     """Rows that are there, whether they count or not."""
-    return len(index._all(("document",), "version >= 0"))
+    return len(index.store.rows(("document",), "version >= 0"))
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Hot queries: the sketch, the cache, and when both forget."""
+"""Frequent queries: the count-min sketch, the cache, and when both expire."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ def test_counts_halve_with_every_half_life_and_over_years() -> None:
     assert abs(sketch.add("mill") - 1.0) < 1e-9
 
 
-def test_only_what_is_asked_again_is_kept() -> None:
+def test_only_repeated_queries_are_cached() -> None:
     cache: QueryCache[str] = QueryCache()
-    assert cache.ask("q", 1) is None
-    assert not cache.tell("q", 1, "answer")
-    assert cache.ask("q", 1) is None
-    assert cache.tell("q", 1, "answer")
-    assert cache.ask("q", 1) == "answer"
-    assert cache.ask("q", 2) is None
+    assert cache.get("q", 1) is None
+    assert not cache.put("q", 1, "answer")
+    assert cache.get("q", 1) is None
+    assert cache.put("q", 1, "answer")
+    assert cache.get("q", 1) == "answer"
+    assert cache.get("q", 2) is None
     assert (cache.counts.hits, cache.counts.misses, cache.counts.stale) == (1, 3, 1)
-    assert cache.questions() == ["q"]
+    assert cache.keys() == ["q"]
 
 
 def test_the_cache_is_bounded() -> None:
     cache: QueryCache[int] = QueryCache(max_cached=3)
     for number in range(10):
-        cache.ask(f"q{number}", 1)
-        cache.ask(f"q{number}", 1)
-        cache.tell(f"q{number}", 1, number)
-    assert set(cache.questions()) == {"q7", "q8", "q9"}
+        cache.get(f"q{number}", 1)
+        cache.get(f"q{number}", 1)
+        cache.put(f"q{number}", 1, number)
+    assert set(cache.keys()) == {"q7", "q8", "q9"}
 
 
-def test_a_hot_search_embeds_nothing_until_the_collection_changes(tmp_path: Path) -> None:
+def test_a_cached_search_embeds_nothing_until_the_collection_changes(tmp_path: Path) -> None:
     embedder = WordEmbedder()
     with Collection("c", folder=tmp_path, model=embedder) as collection:
         collection.add([Document("a mill grinds grain", id="mill")])

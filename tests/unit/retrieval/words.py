@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.retrieval.types import ChunkRecord, TextChunk
+from kvarn.retrieval.types import EmbeddedDocument, TextChunk
 
 Float32 = npt.NDArray[np.float32]
 
@@ -60,10 +60,10 @@ def clustered(num: int, dim: int = 384, seed: int = 0) -> Float32:
     return unit(inner @ rng.standard_normal((24, dim)) + 0.3 * rng.standard_normal((num, dim)))
 
 
-def entry(number: int, vector: Float32, text: str = "", **metadata: str | int | float | bool) -> ChunkRecord:
+def entry(number: int, vector: Float32, text: str = "", **metadata: str | int | float | bool) -> EmbeddedDocument:
     """A document of one chunk."""
     words = text or f"text number {number}"
     digest = hashlib.sha256(f"{number}\0{words}".encode()).digest()
-    return ChunkRecord(
+    return EmbeddedDocument(
         f"d{number}", f"folder/{number}.txt", digest, metadata, [TextChunk(words, 0, len(words))], vector[None]
     )

@@ -1,4 +1,4 @@
-"""Filters, penalties and the choice of a token."""
+"""Filters, penalties and the sampling of a token."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kvarn.backends.batch import RowSampling
-from kvarn.sampling.filters import drop_most_probable, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from kvarn.sampling.filters import drop_top_choices, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from kvarn.sampling.penalties import penalise_counts, penalise_repetition
 from kvarn.sampling.philox import uniform
-from kvarn.sampling.sampler import candidates, choose, penalised, xtc_strikes
+from kvarn.sampling.sampler import applies_xtc, apply_penalties, candidates, choose
 
 Float32 = npt.NDArray[np.float32]
 
@@ -99,7 +99,7 @@ def test_frequency_counts_and_presence_counts_once_and_not_the_prompt() -> None:
 
 def test_the_caller_s_logits_are_left_alone() -> None:
     logits = np.array([1.0, 2.0], np.float32)
-    choice = RowSampling(
+    row = RowSampling(
         bias_ids=ids(0),
         bias_values=np.array([5], np.float32),
         seen_ids=ids(1),
@@ -107,7 +107,7 @@ def test_the_caller_s_logits_are_left_alone() -> None:
         repetition_penalty=2.0,
         presence_penalty=1.0,
     )
-    assert list(penalised(logits, choice)) == [6.0, 0.0]
+    assert list(apply_penalties(logits, row)) == [6.0, 0.0]
     assert list(logits) == [1.0, 2.0]
 
 
@@ -124,10 +124,10 @@ def test_equal_logits_are_ordered_by_id() -> None:
 
 @given(logit_rows, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1))
 def test_a_choice_depends_on_its_counter_only(logits: Float32, seed: int, position: int) -> None:
-    choice = RowSampling(temperature=0.8, top_k=5, top_p=0.9, seed=seed, position=position)
-    token = choose(logits, choice)
-    assert token == choose(logits.copy(), choice)
-    assert token in candidates(logits / np.float32(0.8), choice)[0]
+    row = RowSampling(temperature=0.8, top_k=5, top_p=0.9, seed=seed, position=position)
+    token = choose(logits, row)
+    assert token == choose(logits.copy(), row)
+    assert token in candidates(logits / np.float32(0.8), row)[0]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -156,21 +156,21 @@ def test_a_tiny_temperature_is_greedy_and_finite() -> None:
 def test_xtc_keeps_the_least_probable_of_those_above_the_threshold_and_all_below(logits: Float32, share: float) -> None:
     weights = weights_of(logits)
     p = weights / np.cumsum(weights)[-1]
-    kept = drop_most_probable(weights, share)
+    kept = drop_top_choices(weights, share)
     num_above = int((weights >= share * np.cumsum(weights)[-1]).sum())
     assert list(kept) == list(range(max(num_above - 1, 0), len(p)))
 
 
 def test_xtc_leaves_a_single_probable_token_alone() -> None:
     weights = np.array([0.9, 0.05, 0.05])
-    assert list(drop_most_probable(weights, 0.5)) == [0, 1, 2]
-    assert list(drop_most_probable(weights, 0.05)) == [2]
+    assert list(drop_top_choices(weights, 0.5)) == [0, 1, 2]
+    assert list(drop_top_choices(weights, 0.05)) == [2]
 
 
 def test_xtc_comes_after_min_p_and_counts_what_that_kept() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
-    choice = RowSampling(temperature=1.0, min_p=0.6, xtc_probability=1.0, xtc_threshold=0.4)
-    assert list(candidates(logits, choice)[0]) == [1]  # of 4/7 and 3/7 the second stays
+    row = RowSampling(temperature=1.0, min_p=0.6, xtc_probability=1.0, xtc_threshold=0.4)
+    assert list(candidates(logits, row)[0]) == [1]  # of 4/7 and 3/7 the second stays
     assert list(candidates(logits, RowSampling(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.35))[0]) == [
         0,
         1,
@@ -181,11 +181,11 @@ def test_xtc_comes_after_min_p_and_counts_what_that_kept() -> None:
 
 def test_xtc_strikes_as_often_as_asked_and_not_by_the_draw_of_the_token() -> None:
     rows = [RowSampling(seed=3, position=i, xtc_probability=0.3) for i in range(4000)]
-    struck = [xtc_strikes(row) for row in rows]
+    struck = [applies_xtc(row) for row in rows]
     assert abs(np.mean(struck) - 0.3) < 5 * np.sqrt(0.3 * 0.7 / 4000)
     draws = np.array([uniform(3, i, 0) for i in range(4000)])
     assert abs(np.mean(draws[struck]) - 0.5) < 0.05  # else the token's draws would lie below 0.3
-    assert not any(xtc_strikes(row.at(i, xtc_probability=0.0)) for i, row in enumerate(rows))
+    assert not any(applies_xtc(row.at(i, xtc_probability=0.0)) for i, row in enumerate(rows))
 
 
 def test_greedy_ignores_xtc() -> None:

@@ -1,4 +1,4 @@
-"""PDFs and HTML of strangers: read in a process that may fail, be late or be killed without harm."""
+"""Clients' PDFs and HTML: read in a child process that may fail, be late or be killed without harm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from kvarn.behalf import caller_priority
 from kvarn.errors import DocumentError
 from kvarn.server.collections.document_reader import DocumentReader, ReadingLimits
 from tests.unit.retrieval.pdfs import bomb, make_pdf
@@ -15,7 +14,7 @@ pytest.importorskip("pypdf")
 
 
 def _read(data: bytes, limits: ReadingLimits) -> str:
-    return asyncio.run(DocumentReader(limits).text_of(data, "a.pdf"))
+    return asyncio.run(DocumentReader(limits).pdf_text(data, "a.pdf"))
 
 
 def test_the_text_of_all_pages_comes_back() -> None:
@@ -39,38 +38,38 @@ def test_what_takes_too_much_is_refused_with_the_limit(data: bytes, limits: Read
     assert words in str(caught.value)
 
 
-def test_a_reader_that_nobody_waits_for_ends_its_process() -> None:
+def test_a_cancelled_read_kills_its_process() -> None:
     async def abandon() -> None:
         reader = DocumentReader(max_at_once=1)
-        task = asyncio.ensure_future(reader.text_of(bomb(30_000_000), "a.pdf"))
+        task = asyncio.ensure_future(reader.pdf_text(bomb(30_000_000), "a.pdf"))
         await asyncio.sleep(0.3)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await reader.text_of(make_pdf("next"), "b.pdf") == "next"  # its place is free again
+        assert await reader.pdf_text(make_pdf("next"), "b.pdf") == "next"  # its slot is free again
 
     asyncio.run(abandon())
 
 
 def test_pages_are_read_together() -> None:
     pages = ["<h1>Mill</h1><p>Grain", "<p>Flour \u20ac &amp; \U0001f35e"]
-    texts = asyncio.run(DocumentReader().texts_of_html(pages, "HTML"))
+    texts = asyncio.run(DocumentReader().html_texts(pages, "HTML"))
     assert texts == ["# Mill\n\nGrain\n", "Flour \u20ac & \U0001f35e\n"]
 
 
 def test_pages_that_take_too_long_are_refused() -> None:
     with pytest.raises(DocumentError) as caught:
-        asyncio.run(DocumentReader(ReadingLimits(cpu_s=1)).texts_of_html(["<!" * 3_000_000], "page.html"))
+        asyncio.run(DocumentReader(ReadingLimits(cpu_s=1)).html_texts(["<!" * 3_000_000], "page.html"))
     assert "page.html: takes more than 1 s" in str(caught.value)
 
 
 def test_a_paid_page_is_read_before_free_ones_that_wait() -> None:
     async def run() -> list[str]:
-        parser, read = DocumentReader(max_at_once=1), []
+        reader, read = DocumentReader(max_at_once=1), []
 
         async def ask(name: str, priority: int) -> None:
-            caller_priority.set(priority)
-            await parser.texts_of_html(["<!" * 400_000 if name == "slow" else name], name)
+            pages = ["<!" * 400_000 if name == "slow" else name]
+            await reader.html_texts(pages, name, priority=priority)
             read.append(name)
 
         tasks = []

@@ -23,7 +23,7 @@ from tests.unit.server.ringing import add, bearer, refusal
 
 def look_again(ring: KeyRing) -> None:
     """Let the next call look at the file, as it does after half a second."""
-    ring._looked_at -= 10 * keys_module.LOOK_EVERY_S
+    ring._checked_at -= 10 * keys_module.RELOAD_INTERVAL_S
 
 
 def test_a_key_opens_as_bearer_token_and_as_api_key_header(file: Path) -> None:

@@ -34,9 +34,9 @@ def caller(name: str = "alice", **limits: int) -> Principal:
     return Principal(name, Tier("test", **limits), name)  # type: ignore[arg-type]
 
 
-def reserve(book: RateLimits, principal: Principal, num_tokens: int) -> Reservation:
+def reserve(limits: RateLimits, principal: Principal, num_tokens: int) -> Reservation:
     """What a call does: enter, then take what it may take; one that is refused gives its place back."""
-    reservation = book.enter(principal)
+    reservation = limits.enter(principal)
     try:
         reservation.grow(num_tokens)
     except (RateLimited, InvalidParameter):
@@ -45,32 +45,32 @@ def reserve(book: RateLimits, principal: Principal, num_tokens: int) -> Reservat
     return reservation
 
 
-def refusal(book: RateLimits, principal: Principal, num_tokens: int = 1) -> RateLimited:
+def refusal(limits: RateLimits, principal: Principal, num_tokens: int = 1) -> RateLimited:
     with pytest.raises(RateLimited) as caught:
-        reserve(book, principal, num_tokens)
+        reserve(limits, principal, num_tokens)
     return caught.value
 
 
 def test_requests_beyond_the_minute_are_refused_until_the_first_has_left_it(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=3)
+    limits, alice = RateLimits(clock), caller(requests_per_min=3)
     for _ in range(3):
-        reserve(book, alice, 1).settle(1)
+        reserve(limits, alice, 1).settle(1)
         clock.now += 1
-    error = refusal(book, alice)
+    error = refusal(limits, alice)
     assert error.reason == "requests"
     clock.now += error.retry_after_s - 0.01
-    refusal(book, alice)
+    refusal(limits, alice)
     clock.now += 0.02
-    reserve(book, alice, 1)
+    reserve(limits, alice, 1)
 
 
 def test_whoever_comes_again_when_told_to_is_let_in(clock: Clock) -> None:
-    book, alice, dice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=300), random.Random(1)
+    limits, alice, dice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=300), random.Random(1)
     for _ in range(300):
         num_tokens, met = dice.randint(1, 300), []
         while True:
             try:
-                reserve(book, alice, num_tokens).settle(dice.randint(0, num_tokens))
+                reserve(limits, alice, num_tokens).settle(dice.randint(0, num_tokens))
                 break
             except RateLimited as error:
                 met.append(error)
@@ -84,13 +84,13 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
     dice = random.Random(7)
     for _ in range(size(20, 200)):
         limit = dice.randint(1, 50)
-        book, alice = RateLimits(clock), caller(tokens_per_min=limit)
+        limits, alice = RateLimits(clock), caller(tokens_per_min=limit)
         taken: list[tuple[float, int]] = []
         for _ in range(400):
             clock.now += dice.choice([0.0, dice.random(), dice.random() * 10])
             num_tokens = dice.randint(1, limit)
             try:
-                reserve(book, alice, num_tokens)
+                reserve(limits, alice, num_tokens)
             except RateLimited:
                 continue
             taken.append((clock.now, num_tokens))
@@ -99,50 +99,50 @@ def test_no_minute_ever_has_more_than_the_limit(clock: Clock, size: Size) -> Non
 
 
 def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100)
-    reservation = reserve(book, alice, 100)
-    assert refusal(book, alice).reason == "tokens"
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100)
+    reservation = reserve(limits, alice, 100)
+    assert refusal(limits, alice).reason == "tokens"
     clock.now += 5
     reservation.settle(30)
-    reserve(book, alice, 70)
-    refusal(book, alice)
+    reserve(limits, alice, 70)
+    refusal(limits, alice)
 
 
 def test_a_cancelled_request_gives_everything_back_but_its_place_among_the_requests(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
-    reserve(book, alice, 100).settle(0)
-    reserve(book, alice, 100).settle(0)
-    assert refusal(book, alice).reason == "requests"
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=2, concurrency=1)
+    reserve(limits, alice, 100).settle(0)
+    reserve(limits, alice, 100).settle(0)
+    assert refusal(limits, alice).reason == "requests"
 
 
 def test_only_the_first_settlement_counts(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100, concurrency=2)
-    first, second = reserve(book, alice, 40), reserve(book, alice, 40)
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100, concurrency=2)
+    first, second = reserve(limits, alice, 40), reserve(limits, alice, 40)
     for _ in range(3):
         first.settle(0)
     assert first.headers["x-ratelimit-remaining-tokens"] == "60"
-    reserve(book, alice, 1)
-    assert refusal(book, alice).reason == "concurrency"  # second and the last one still run
+    reserve(limits, alice, 1)
+    assert refusal(limits, alice).reason == "concurrency"  # second and the last one still run
     second.settle(40)
 
 
 def test_more_than_was_reserved_is_counted_too(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100)
-    reserve(book, alice, 10).settle(95)
-    assert refusal(book, alice, 6).reason == "tokens"
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100)
+    reserve(limits, alice, 10).settle(95)
+    assert refusal(limits, alice, 6).reason == "tokens"
 
 
 def test_more_than_was_reserved_is_counted_even_when_the_reservation_has_left_the_minute(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100)
-    reservation = reserve(book, alice, 10)
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100)
+    reservation = reserve(limits, alice, 10)
     clock.now += WINDOW_S + 2
     reservation.settle(95)
-    assert refusal(book, alice, 16).reason == "tokens"
+    assert refusal(limits, alice, 16).reason == "tokens"
 
 
 def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
-    reservation = reserve(book, alice, 40)
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100, requests_per_min=1, concurrency=1)
+    reservation = reserve(limits, alice, 40)
     clock.now += 30
     reservation.grow(50)
     assert reservation.num_tokens == 90
@@ -153,9 +153,9 @@ def test_a_request_may_take_more_while_it_runs(clock: Clock) -> None:
 
 
 def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Clock) -> None:
-    book, alice, other = RateLimits(clock), caller(tokens_per_min=100), 50
-    reserve(book, alice, other)
-    reservation = reserve(book, alice, 40)
+    limits, alice, other = RateLimits(clock), caller(tokens_per_min=100), 50
+    reserve(limits, alice, other)
+    reservation = reserve(limits, alice, 40)
     with pytest.raises(RateLimited) as caught:
         reservation.grow(11)
     assert caught.value.reason == "tokens"
@@ -166,37 +166,37 @@ def test_what_a_growing_request_has_stays_its_own_when_more_is_refused(clock: Cl
 
 
 def test_a_request_settled_after_its_minute_changes_nothing(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100)
-    old = reserve(book, alice, 100)
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100)
+    old = reserve(limits, alice, 100)
     clock.now += WINDOW_S + 2
-    reserve(book, alice, 100)
+    reserve(limits, alice, 100)
     old.settle(0)
-    refusal(book, alice)
+    refusal(limits, alice)
 
 
 def test_at_most_so_many_run_at_once(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(concurrency=2)
-    running = [reserve(book, alice, 1) for _ in range(2)]
-    error = refusal(book, alice)
+    limits, alice = RateLimits(clock), caller(concurrency=2)
+    running = [reserve(limits, alice, 1) for _ in range(2)]
+    error = refusal(limits, alice)
     assert (error.reason, error.retry_after_s) == ("concurrency", 1.0)
     running[0].settle(1)
-    reserve(book, alice, 1)
+    reserve(limits, alice, 1)
 
 
 def test_a_request_takes_its_place_before_its_size_is_known(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=2, concurrency=1)
-    running = book.enter(alice)
+    limits, alice = RateLimits(clock), caller(requests_per_min=2, concurrency=1)
+    running = limits.enter(alice)
     with pytest.raises(RateLimited, match="at once"):
-        book.enter(alice)
+        limits.enter(alice)
     running.settle(0)
-    book.enter(alice).settle(0)
+    limits.enter(alice).settle(0)
     with pytest.raises(RateLimited, match="a minute"):
-        book.enter(alice)
+        limits.enter(alice)
 
 
 def test_every_answer_takes_a_place(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(concurrency=4)
-    first, second = book.enter(alice), book.enter(alice)
+    limits, alice = RateLimits(clock), caller(concurrency=4)
+    first, second = limits.enter(alice), limits.enter(alice)
     first.grow(10, num_answers=3)
     with pytest.raises(RateLimited, match="4 answers at once"):
         second.grow(10, num_answers=2)
@@ -206,81 +206,81 @@ def test_every_answer_takes_a_place(clock: Clock) -> None:
     with pytest.raises(InvalidParameter, match="5 answers at once"):
         second.grow(10, num_answers=5)
     second.settle(0)
-    assert [book.enter(alice).num_places for _ in range(4)] == [1, 1, 1, 1]
+    assert [limits.enter(alice).num_slots for _ in range(4)] == [1, 1, 1, 1]
 
 
 def test_requests_that_computed_nothing_say_nothing_about_how_long_others_take(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(concurrency=1)
+    limits, alice = RateLimits(clock), caller(concurrency=1)
     for used in (1, 0) * 30:
-        running = reserve(book, alice, 1)
+        running = reserve(limits, alice, 1)
         clock.now += 20 * used
         running.settle(used)
-    reserve(book, alice, 1)
-    assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
+    reserve(limits, alice, 1)
+    assert refusal(limits, alice).retry_after_s == pytest.approx(10, rel=0.1)
 
 
 def test_whoever_meets_long_requests_is_told_to_come_again_later(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(concurrency=1)
+    limits, alice = RateLimits(clock), caller(concurrency=1)
     for _ in range(30):
-        running = reserve(book, alice, 1)
+        running = reserve(limits, alice, 1)
         clock.now += 20
         running.settle(1)
-    reserve(book, alice, 1)
-    assert refusal(book, alice).retry_after_s == pytest.approx(10, rel=0.1)
+    reserve(limits, alice, 1)
+    assert refusal(limits, alice).retry_after_s == pytest.approx(10, rel=0.1)
 
 
 def test_those_turned_away_are_told_to_come_one_after_the_other(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(concurrency=4)
+    limits, alice = RateLimits(clock), caller(concurrency=4)
     for _ in range(30):
-        running = reserve(book, alice, 1)
+        running = reserve(limits, alice, 1)
         clock.now += 8
         running.settle(1)
     for _ in range(4):
-        reserve(book, alice, 1)
-    told = [refusal(book, alice).retry_after_s for _ in range(40)]
+        reserve(limits, alice, 1)
+    told = [refusal(limits, alice).retry_after_s for _ in range(40)]
     assert told[:3] == pytest.approx([4, 6, 8], rel=0.1)  # a place becomes free every two seconds
     assert told[-1] == 30  # and nobody is told to stay away for long
     clock.now += 60
-    assert refusal(book, alice).retry_after_s == pytest.approx(4, rel=0.1)
+    assert refusal(limits, alice).retry_after_s == pytest.approx(4, rel=0.1)
 
 
 def test_a_refused_request_takes_nothing(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=10, tokens_per_min=100)
-    reserve(book, alice, 60)
+    limits, alice = RateLimits(clock), caller(requests_per_min=10, tokens_per_min=100)
+    reserve(limits, alice, 60)
     for _ in range(50):
-        assert refusal(book, alice, 60).reason == "tokens"
-    reserve(book, alice, 40)
+        assert refusal(limits, alice, 60).reason == "tokens"
+    reserve(limits, alice, 40)
 
 
 def test_a_request_may_be_withdrawn_after_it_was_settled_and_once_only(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
-    reservation = reserve(book, alice, 60)
+    limits, alice = RateLimits(clock), caller(requests_per_min=2, tokens_per_min=100, concurrency=1)
+    reservation = reserve(limits, alice, 60)
     reservation.settle(0)
     assert reservation.num_tokens == 0
     for _ in range(3):
         reservation.withdraw()
-    headers = book.headers(alice)
+    headers = limits.headers(alice)
     assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("2", "100")
-    reserve(book, alice, 100)
+    reserve(limits, alice, 100)
 
 
 def test_keys_do_not_see_each_other(clock: Clock) -> None:
-    book = RateLimits(clock)
+    limits = RateLimits(clock)
     alice, bob = caller("alice", requests_per_min=1), caller("bob", requests_per_min=1)
-    reserve(book, alice, 1)
-    reserve(book, bob, 1)
-    refusal(book, alice)
+    reserve(limits, alice, 1)
+    reserve(limits, bob, 1)
+    refusal(limits, alice)
 
 
 def test_what_could_never_fit_is_refused_as_a_wrong_request(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(tokens_per_min=100)
+    limits, alice = RateLimits(clock), caller(tokens_per_min=100)
     with pytest.raises(InvalidParameter, match=r"101.*100"):
-        reserve(book, alice, 101)
+        reserve(limits, alice, 101)
 
 
 def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=1000)
-    headers = reserve(book, alice, 250).headers
+    limits, alice = RateLimits(clock), caller(requests_per_min=5, tokens_per_min=1000)
+    headers = reserve(limits, alice, 250).headers
     assert headers == {
         "x-ratelimit-limit-requests": "5",
         "x-ratelimit-remaining-requests": "4",
@@ -290,46 +290,46 @@ def test_the_headers_tell_limit_rest_and_reset(clock: Clock) -> None:
         "x-ratelimit-reset-tokens": "1m1s",
     }
     clock.now += 60.5
-    assert book.headers(alice)["x-ratelimit-reset-tokens"] == "500ms"
+    assert limits.headers(alice)["x-ratelimit-reset-tokens"] == "500ms"
     clock.now += 1
-    assert book.headers(alice)["x-ratelimit-remaining-requests"] == "5"
-    assert book.headers(alice)["x-ratelimit-reset-requests"] == "0ms"
+    assert limits.headers(alice)["x-ratelimit-remaining-requests"] == "5"
+    assert limits.headers(alice)["x-ratelimit-reset-requests"] == "0ms"
 
 
 def test_a_refusal_carries_the_headers_too(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=1)
-    reserve(book, alice, 1)
-    error = refusal(book, alice)
+    limits, alice = RateLimits(clock), caller(requests_per_min=1)
+    reserve(limits, alice, 1)
+    error = refusal(limits, alice)
     assert error.headers["x-ratelimit-remaining-requests"] == "0"
     assert "tokens" not in "".join(error.headers)
 
 
 def test_a_tier_without_limits_has_no_headers_and_refuses_nobody(clock: Clock) -> None:
-    book = RateLimits(clock)
+    limits = RateLimits(clock)
     for _ in range(5_000):
-        reservation = reserve(book, ANONYMOUS, 10**9)
+        reservation = reserve(limits, ANONYMOUS, 10**9)
     assert reservation.headers == {}
 
 
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, -0.5])
 def test_a_clock_that_goes_back_neither_frees_nor_locks(clock: Clock, jump: float) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=2)
+    limits, alice = RateLimits(clock), caller(requests_per_min=2)
     began = clock.now
-    reserve(book, alice, 1)
+    reserve(limits, alice, 1)
     clock.now = began + jump
-    reserve(book, alice, 1)
-    assert refusal(book, alice).retry_after_s <= WINDOW_S + 1
+    reserve(limits, alice, 1)
+    assert refusal(limits, alice).retry_after_s <= WINDOW_S + 1
     clock.now = began + WINDOW_S + 1.01
-    reserve(book, alice, 1)
+    reserve(limits, alice, 1)
 
 
 def test_a_clock_that_leaps_ahead_begins_a_new_minute(clock: Clock) -> None:
-    book, alice = RateLimits(clock), caller(requests_per_min=1)
-    running = reserve(book, alice, 1)
+    limits, alice = RateLimits(clock), caller(requests_per_min=1)
+    running = reserve(limits, alice, 1)
     clock.now += 1e12
-    reserve(book, alice, 1)
+    reserve(limits, alice, 1)
     running.settle(1)
-    refusal(book, alice)
+    refusal(limits, alice)
 
 
 def test_the_clock_by_default_is_the_one_nobody_can_set() -> None:
@@ -337,18 +337,18 @@ def test_the_clock_by_default_is_the_one_nobody_can_set() -> None:
 
 
 def test_a_changed_tier_counts_from_the_next_request_on(clock: Clock) -> None:
-    book = RateLimits(clock)
-    reserve(book, caller(requests_per_min=1), 1)
-    reserve(book, caller(requests_per_min=2), 1)
-    refusal(book, caller(requests_per_min=2))
+    limits = RateLimits(clock)
+    reserve(limits, caller(requests_per_min=1), 1)
+    reserve(limits, caller(requests_per_min=2), 1)
+    refusal(limits, caller(requests_per_min=2))
 
 
 def test_many_keys_leave_little_behind(clock: Clock) -> None:
-    book = RateLimits(clock)
+    limits = RateLimits(clock)
     for number in range(20 * MIN_ACCOUNTS):
-        reserve(book, caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
+        reserve(limits, caller(f"k{number}", requests_per_min=5, tokens_per_min=50), 1).settle(1)
         clock.now += 0.1
-    assert book.num_accounts <= 2 * MIN_ACCOUNTS
+    assert limits.num_accounts <= 2 * MIN_ACCOUNTS
 
 
 def test_the_size_of_a_window_does_not_depend_on_the_traffic(clock: Clock) -> None:

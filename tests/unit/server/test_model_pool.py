@@ -1,4 +1,4 @@
-"""The shelf: models come when asked for, stay while they fit, and go when others need the room."""
+"""The model pool: models are loaded when asked for, stay while they fit, and are evicted for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.errors import CapacityError, ConfigError, DoesNotFit, ModelError, ModelNotFound
-from kvarn.server.models.catalog import MemoryRoom, make_offer
+from kvarn.server.models.catalog import MemoryRoom, plan_load
 from kvarn.server.models.model_pool import ModelPool, ServedModel
 from kvarn.server.process.settings import ServerConfig, default_engine
 from kvarn.types import SamplingParams
@@ -34,17 +34,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def needed_bytes(files: list[str]) -> int:
-    return make_offer("a", files[0], EngineConfig(), MemoryRoom(1 << 30, 1 << 30, True)).card.needed_bytes
+    return plan_load("a", files[0], EngineConfig(), MemoryRoom(1 << 30, 1 << 30, True)).entry.needed_bytes
 
 
 @asynccontextmanager
 async def started(files: list[str], memory_bytes: int = 1 << 30, **options: Any) -> AsyncIterator[ModelPool]:
-    shelf = ModelPool(ServerConfig(models=tuple(files), memory_bytes=memory_bytes, **options))
-    await shelf.start()
+    pool = ModelPool(ServerConfig(models=tuple(files), memory_bytes=memory_bytes, **options))
+    await pool.start()
     try:
-        yield shelf
+        yield pool
     finally:
-        await shelf.close()
+        await pool.close()
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -57,92 +57,92 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-async def use(shelf: ModelPool, name: str) -> ServedModel:
-    async with shelf.use(name) as served:
-        return served
+async def use(pool: ModelPool, name: str) -> ServedModel:
+    async with pool.use(name) as model:
+        return model
 
 
-def loaded(shelf: ModelPool) -> set[str]:
-    return {served.id for served in shelf.loaded}
+def loaded(pool: ModelPool) -> set[str]:
+    return {model.id for model in pool.loaded}
 
 
 @in_a_loop
 async def test_only_the_first_model_is_loaded_at_the_start_and_others_when_asked_for(files: list[str]) -> None:
-    async with started(files) as shelf:
-        assert loaded(shelf) == {"a.gguf"}
-        async with shelf.use("c.gguf") as served:
-            assert (await served.llm.generate("ab", GREEDY)).usage.completion_tokens > 0
-        assert loaded(shelf) == {"a.gguf", "c.gguf"}
+    async with started(files) as pool:
+        assert loaded(pool) == {"a.gguf"}
+        async with pool.use("c.gguf") as model:
+            assert (await model.llm.generate("ab", GREEDY)).usage.completion_tokens > 0
+        assert loaded(pool) == {"a.gguf", "c.gguf"}
 
 
 @in_a_loop
 async def test_alternating_between_models_that_fit_loads_each_of_them_once(files: list[str]) -> None:
-    async with started(files) as shelf:
-        seen = [await use(shelf, f"{name}.gguf") for name in "abcabcacb"]
-    assert len({id(served) for served in seen}) == 3
+    async with started(files) as pool:
+        seen = [await use(pool, f"{name}.gguf") for name in "abcabcacb"]
+    assert len({id(model) for model in seen}) == 3
 
 
 @in_a_loop
 async def test_the_least_recently_used_model_makes_room(files: list[str], needed_bytes: int) -> None:
-    async with started(files, 2 * needed_bytes + MIB) as shelf:
+    async with started(files, 2 * needed_bytes + MIB) as pool:
         for name in "aba":
-            await use(shelf, f"{name}.gguf")
-        await use(shelf, "c.gguf")
-        assert loaded(shelf) == {"a.gguf", "c.gguf"}
-        await use(shelf, "b.gguf")
-        assert loaded(shelf) == {"b.gguf", "c.gguf"}
+            await use(pool, f"{name}.gguf")
+        await use(pool, "c.gguf")
+        assert loaded(pool) == {"a.gguf", "c.gguf"}
+        await use(pool, "b.gguf")
+        assert loaded(pool) == {"b.gguf", "c.gguf"}
 
 
 @in_a_loop
 async def test_an_unloaded_model_leaves_no_thread_behind(files: list[str], needed_bytes: int) -> None:
-    async with started(files, needed_bytes + MIB) as shelf:
+    async with started(files, needed_bytes + MIB) as pool:
         before = num_engines()
         for name in "bcab":
-            await use(shelf, f"{name}.gguf")
+            await use(pool, f"{name}.gguf")
         assert num_engines() == before
     assert num_engines() == before - 1
 
 
 @in_a_loop
 async def test_a_pinned_model_stays_however_long_it_is_idle(files: list[str], needed_bytes: int) -> None:
-    async with started(files, 2 * needed_bytes + MIB, pinned=(files[1],)) as shelf:
-        assert loaded(shelf) == {"a.gguf", "b.gguf"}  # pinned ones are loaded at the start too
+    async with started(files, 2 * needed_bytes + MIB, pinned=(files[1],)) as pool:
+        assert loaded(pool) == {"a.gguf", "b.gguf"}  # pinned ones are loaded at the start too
         for name in "acac":
-            await use(shelf, f"{name}.gguf")
-            assert "b.gguf" in loaded(shelf)
-        assert [card.is_pinned for card in shelf.cards()] == [False, True, False]
+            await use(pool, f"{name}.gguf")
+            assert "b.gguf" in loaded(pool)
+        assert [entry.is_pinned for entry in pool.entries()] == [False, True, False]
 
 
 @in_a_loop
 async def test_a_model_in_use_is_not_unloaded_and_the_refusal_has_the_numbers(
     files: list[str], needed_bytes: int
 ) -> None:
-    async with started(files, needed_bytes + MIB) as shelf:
-        async with shelf.use("a.gguf") as served:
+    async with started(files, needed_bytes + MIB) as pool:
+        async with pool.use("a.gguf") as model:
             with pytest.raises(CapacityError, match=r"'b.gguf' needs .*MiB.* in use \(a.gguf .*MiB\)") as refused:
-                await use(shelf, "b.gguf")
+                await use(pool, "b.gguf")
             assert refused.value.retry_after_s > 0
-            assert (await served.llm.generate("ab", GREEDY)).text is not None
-        await use(shelf, "b.gguf")
-        assert loaded(shelf) == {"b.gguf"}
+            assert (await model.llm.generate("ab", GREEDY)).text is not None
+        await use(pool, "b.gguf")
+        assert loaded(pool) == {"b.gguf"}
 
 
 @in_a_loop
 async def test_callers_that_come_during_a_load_wait_for_that_load(files: list[str]) -> None:
-    async with started(files) as shelf:
-        served = await asyncio.gather(*(use(shelf, "b.gguf") for _ in range(8)))
-        assert len({id(one) for one in served}) == 1
+    async with started(files) as pool:
+        model = await asyncio.gather(*(use(pool, "b.gguf") for _ in range(8)))
+        assert len({id(one) for one in model}) == 1
 
 
 @in_a_loop
 async def test_a_caller_that_gives_up_does_not_end_the_load_of_the_others(files: list[str]) -> None:
-    async with started(files) as shelf:
-        first, second = asyncio.create_task(use(shelf, "b.gguf")), asyncio.create_task(use(shelf, "b.gguf"))
+    async with started(files) as pool:
+        first, second = asyncio.create_task(use(pool, "b.gguf")), asyncio.create_task(use(pool, "b.gguf"))
         await asyncio.sleep(0)
         first.cancel()
         assert (await second).id == "b.gguf"
         assert first.cancelled()
-        assert loaded(shelf) == {"a.gguf", "b.gguf"}
+        assert loaded(pool) == {"a.gguf", "b.gguf"}
 
 
 @in_a_loop
@@ -150,62 +150,62 @@ async def test_a_model_that_cannot_be_loaded_fails_its_callers_without_paths_and
     files: list[str],
 ) -> None:
     path = Path(files[1])
-    async with started(files) as shelf:
+    async with started(files) as pool:
         hidden = path.rename(path.with_suffix(".away"))
         try:
-            results = await asyncio.gather(*(use(shelf, "b.gguf") for _ in range(3)), return_exceptions=True)
+            results = await asyncio.gather(*(use(pool, "b.gguf") for _ in range(3)), return_exceptions=True)
             assert all(isinstance(result, ModelError) for result in results), results
             assert "'b.gguf'" in str(results[0])
             assert "/" not in str(results[0])
-            assert (await use(shelf, "a.gguf")).id == "a.gguf"
+            assert (await use(pool, "a.gguf")).id == "a.gguf"
         finally:
             hidden.rename(path)
-        assert (await use(shelf, "b.gguf")).id == "b.gguf"
+        assert (await use(pool, "b.gguf")).id == "b.gguf"
 
 
 @in_a_loop
 async def test_names_from_requests_are_compared_and_never_opened(files: list[str]) -> None:
     hostile = ["../../etc/passwd", "/etc/passwd", files[1], "https://example.org/m.gguf", "hf:org/repo", "b", "", "\0"]
-    async with started(files) as shelf:
+    async with started(files) as pool:
         for name in [*hostile, "b.gguf" * 700, "a.gguf\0", "A.GGUF", "./a.gguf"]:
             with pytest.raises(ModelNotFound) as refused:
-                await use(shelf, name)
+                await use(pool, name)
             assert len(str(refused.value)) < 300
             assert str(Path(files[0]).parent) not in str(refused.value).replace(repr(name)[:80], "")
-        assert loaded(shelf) == {"a.gguf"}
+        assert loaded(pool) == {"a.gguf"}
 
 
 @in_a_loop
 async def test_a_card_tells_kind_context_digest_and_whether_it_is_loaded(files: list[str]) -> None:
-    async with started(files) as shelf:
-        first, second, _third = shelf.cards()
+    async with started(files) as pool:
+        first, second, _third = pool.entries()
         assert (first.id, first.kind, first.context, first.is_loaded) == ("a.gguf", "generate", CONTEXT, True)
         assert first.digest == hashlib.sha256(Path(files[0]).read_bytes()).hexdigest()
         assert first.created == int(Path(files[0]).stat().st_mtime)
         assert (second.is_loaded, second.context) == (False, CONTEXT)
-        assert shelf.card("b.gguf") == second
+        assert pool.entry("b.gguf") == second
         with pytest.raises(ModelNotFound):
-            shelf.card("d")
+            pool.entry("d")
 
 
 @in_a_loop
-async def test_a_closed_shelf_refuses_everybody(files: list[str]) -> None:
-    async with started(files) as shelf:
+async def test_a_closed_pool_refuses_every_use(files: list[str]) -> None:
+    async with started(files) as pool:
         pass
     with pytest.raises(CapacityError, match="shutting down"):
-        await use(shelf, "a.gguf")
-    assert shelf.loaded == ()
+        await use(pool, "a.gguf")
+    assert pool.loaded == ()
 
 
 @in_a_loop
-async def test_loads_that_wait_while_the_shelf_closes_leave_nothing_loaded(files: list[str]) -> None:
+async def test_loads_that_wait_while_the_pool_closes_leave_nothing_loaded(files: list[str]) -> None:
     before = num_engines()
-    async with started(files) as shelf:
-        loads = [asyncio.create_task(use(shelf, name)) for name in ("b.gguf", "c.gguf")]
+    async with started(files) as pool:
+        loads = [asyncio.create_task(use(pool, name)) for name in ("b.gguf", "c.gguf")]
         await asyncio.sleep(0)
     results = await asyncio.gather(*loads, return_exceptions=True)
     assert isinstance(results[1], CapacityError)
-    assert shelf.loaded == ()
+    assert pool.loaded == ()
     assert num_engines() == before
 
 
@@ -226,10 +226,10 @@ async def test_a_model_that_can_never_fit_is_refused_at_the_start_with_the_numbe
 @in_a_loop
 async def test_one_context_for_all_is_an_upper_bound_for_models_made_for_less(files: list[str]) -> None:
     small = write_chat_model(Path(files[0]).parent / "small.gguf", **{"llama.context_length": 512})
-    async with started([files[0], str(small)], engine=replace(default_engine(), context=1024)) as shelf:
-        assert [card.context for card in shelf.cards()] == [1024, 512]
-        async with shelf.use("small.gguf") as served:
-            assert served.llm.llm.context == 512
+    async with started([files[0], str(small)], engine=replace(default_engine(), context=1024)) as pool:
+        assert [entry.context for entry in pool.entries()] == [1024, 512]
+        async with pool.use("small.gguf") as model:
+            assert model.llm.llm.context == 512
     with pytest.raises(ConfigError, match="512"):  # alone, it is a mistake to say so
         async with started([str(small)], engine=replace(default_engine(), context=1024)):
             pass
@@ -248,14 +248,14 @@ def test_a_pinned_name_that_is_not_a_model_is_refused() -> None:
 
 def test_a_long_context_shrinks_to_the_models_share_so_that_all_stay_loaded(tmp_path: Path) -> None:
     path = str(write_chat_model(tmp_path / "long.gguf", **{"llama.context_length": 65536}))
-    full = make_offer("long", path, EngineConfig(), MemoryRoom(1 << 30, 1 << 30, True))
-    assert full.card.context == 65536
-    shared = make_offer("long", path, EngineConfig(), MemoryRoom(full.card.needed_bytes - 16 * MIB, 1 << 30, True))
-    assert 4096 <= shared.card.context < 65536
-    assert shared.card.needed_bytes <= full.card.needed_bytes - 16 * MIB
+    full = plan_load("long", path, EngineConfig(), MemoryRoom(1 << 30, 1 << 30, True))
+    assert full.entry.context == 65536
+    shared = plan_load("long", path, EngineConfig(), MemoryRoom(full.entry.needed_bytes - 16 * MIB, 1 << 30, True))
+    assert 4096 <= shared.entry.context < 65536
+    assert shared.entry.needed_bytes <= full.entry.needed_bytes - 16 * MIB
     # A share too small for a useful context is no reason to give it less than there is.
-    alone = make_offer("long", path, EngineConfig(), MemoryRoom(full.card.needed_bytes - 31 * MIB, 1 << 30, True))
-    assert alone.card.context == 65536
+    alone = plan_load("long", path, EngineConfig(), MemoryRoom(full.entry.needed_bytes - 31 * MIB, 1 << 30, True))
+    assert alone.entry.context == 65536
 
 
 def num_engines() -> int:

@@ -80,4 +80,4 @@ def test_a_page_is_a_part_of_the_list(query: dict[str, str], wanted: str, has_mo
 def test_a_page_that_cannot_be_is_refused_by_name(query: dict[str, str], param: str) -> None:
     with pytest.raises(InvalidField) as refused:
         Page.of(query).cut(IDS)
-    assert refused.value.param == param
+    assert refused.value.field == param

@@ -1,4 +1,4 @@
-"""Threads for work that waits: who gets one, and when it is free again."""
+"""Worker threads: which caller gets one, and when it is free again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from kvarn.behalf import caller_priority
 from kvarn.server.process.worker_threads import WorkerThreads
 
 FREE, PAID, TOP = 0, 10, 20
@@ -26,12 +25,7 @@ class Work:
 
     def ask(self, name: str, priority: int) -> asyncio.Task[str]:
         self._gates[name] = threading.Event()
-
-        async def run() -> str:
-            caller_priority.set(priority)
-            return await self._workers.run(self._do, name)
-
-        return asyncio.create_task(run())
+        return asyncio.create_task(self._workers.run(priority, self._do, name))
 
     def let_go(self, *names: str) -> None:
         for name in names:
@@ -41,7 +35,7 @@ class Work:
         self.began.append(name)
         assert self._gates[name].wait(20)
         self.ended.append(name)
-        return f"{name} for {caller_priority.get()}"
+        return f"{name} is done"
 
 
 def running(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -62,13 +56,13 @@ def test_a_free_thread_goes_to_the_highest_priority_and_then_to_the_first() -> N
             tasks.append(work.ask(name, priority))
             await asyncio.sleep(0)
         work.let_go(*"abcdef")
-        assert await asyncio.gather(*tasks) == [f"{name} for {priority}" for name, priority in asked]
+        assert await asyncio.gather(*tasks) == [f"{name} is done" for name, _ in asked]
         assert "".join(work.began) == "adcebf"
 
     running(run)
 
 
-def test_some_threads_are_kept_for_those_above_the_crowd() -> None:
+def test_some_threads_are_reserved_for_higher_priorities() -> None:
     async def run() -> None:
         work = Work(WorkerThreads(4, 1))
         tasks = [work.ask(name, FREE) for name in "abcd"]
@@ -86,7 +80,7 @@ def test_some_threads_are_kept_for_those_above_the_crowd() -> None:
     running(run)
 
 
-def test_who_leaves_the_queue_never_has_it_begun() -> None:
+def test_work_cancelled_in_the_queue_never_begins() -> None:
     async def run() -> None:
         work = Work(workers := WorkerThreads(1, 0))
         first, second, third = (work.ask(name, FREE) for name in "abc")
@@ -94,7 +88,7 @@ def test_who_leaves_the_queue_never_has_it_begun() -> None:
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
-        assert len(workers._places._waiting) == 1
+        assert len(workers._slots._waiting) == 1
         work.let_go("a", "c")
         await asyncio.gather(first, third)
         assert work.began == ["a", "c"]
@@ -102,7 +96,7 @@ def test_who_leaves_the_queue_never_has_it_begun() -> None:
     running(run)
 
 
-def test_who_leaves_while_the_thread_works_makes_no_room() -> None:
+def test_cancelling_running_work_frees_no_thread() -> None:
     async def run() -> None:
         work = Work(workers := WorkerThreads(1, 0))
         first, second = work.ask("a", FREE), work.ask("b", FREE)
@@ -115,17 +109,17 @@ def test_who_leaves_while_the_thread_works_makes_no_room() -> None:
         work.let_go("a", "b")
         await second
         assert work.ended == ["a", "b"]
-        await until(lambda: workers._places._taken.total() == 0)
+        await until(lambda: workers._slots._held.total() == 0)
 
     running(run)
 
 
-def test_a_turn_that_comes_when_its_caller_leaves_goes_to_the_next() -> None:
+def test_a_slot_granted_to_a_cancelled_caller_goes_to_the_next() -> None:
     async def run() -> None:
         work = Work(workers := WorkerThreads(1, 0))
         first, second, third = (work.ask(name, FREE) for name in "abc")
         await until(lambda: work.began == ["a"])
-        workers._places.leave(FREE)  # as if the thread were free: the turn of the second comes ...
+        workers._slots.release(FREE)  # as if the thread were free: the second is granted the slot ...
         second.cancel()  # ... before it could take it
         await asyncio.sleep(0.02)
         assert second.cancelled()
@@ -141,6 +135,6 @@ def test_what_work_raises_reaches_the_caller_and_frees_the_thread() -> None:
         workers = WorkerThreads(1, 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
-                await workers.run(lambda: 1 / 0)
+                await workers.run(FREE, lambda: 1 / 0)
 
     running(run)

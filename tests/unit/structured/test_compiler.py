@@ -12,7 +12,7 @@ import pytest
 
 import kvarn
 from kvarn.errors import CapacityError, ConstraintError, InvalidParameter
-from kvarn.sampling.token_masks import allowed_tokens, forbid, is_allowed, num_words
+from kvarn.sampling.token_masks import allowed_tokens, apply_mask, is_allowed, num_words
 from kvarn.structured.compiler import CompilerLimits, ConstraintCompiler
 from kvarn.structured.constraints import MAX_CONSTRAINT_BYTES, Grammar, JsonSchema, Regex
 from tests.unit.structured.constrained import accepts, compiler, first_texts, tokenizer
@@ -121,7 +121,7 @@ def test_a_step_that_was_undone_changes_nothing() -> None:
     wanted = compiled.matcher().mask_after(ids, 0)
     matcher = compiled.matcher()
     matcher.mask_after(ids, 0)
-    matcher.take(tokenizer("byte").encode("}", add_special=False)[0])
+    matcher.accept_token(tokenizer("byte").encode("}", add_special=False)[0])
     np.testing.assert_array_equal(matcher.mask_after(ids, 0), wanted)
 
 
@@ -134,7 +134,7 @@ def test_a_prompt_is_no_part_of_the_answer() -> None:
 def test_a_token_that_is_not_allowed_is_a_dead_end() -> None:
     matcher = compiler().compile(Regex("ab")).matcher()
     b = tokenizer("byte").encode("b", add_special=False)[0]
-    assert not matcher.take(b)
+    assert not matcher.accept_token(b)
     assert not matcher.mask_after([b], 0).any()
     assert isinstance(matcher.error, ConstraintError)
 
@@ -146,20 +146,20 @@ def test_the_same_constraint_is_compiled_once() -> None:
 
 
 def test_compiled_constraints_are_kept_up_to_a_number_of_bytes() -> None:
-    limits = CompilerLimits(kept_bytes=1_500_000)
+    limits = CompilerLimits(cached_bytes=1_500_000)
     one = ConstraintCompiler(tokenizer("byte"), tokenizer("byte").vocab_size, limits)
     first = one.compile(Regex("a0"))
     for i in range(1, 12):
         one.compile(Regex(f"a{i}"))
-        assert 0 < one.kept_bytes <= 1_500_000
+        assert 0 < one.cached_bytes <= 1_500_000
     assert one.compile(Regex("a0")) is not first  # the least recently used went first
-    assert accepts(first, tokenizer("byte"), "a0")  # whoever holds it may go on
+    assert accepts(first, tokenizer("byte"), "a0")  # a holder of an evicted constraint can still use it
 
 
 def test_one_that_is_too_large_to_keep_is_used_all_the_same() -> None:
-    one = ConstraintCompiler(tokenizer("byte"), tokenizer("byte").vocab_size, CompilerLimits(kept_bytes=1))
+    one = ConstraintCompiler(tokenizer("byte"), tokenizer("byte").vocab_size, CompilerLimits(cached_bytes=1))
     assert accepts(one.compile(Regex("a")), tokenizer("byte"), "a")
-    assert one.kept_bytes == 0
+    assert one.cached_bytes == 0
 
 
 def test_more_compilers_than_allowed_are_told_to_come_back() -> None:
@@ -227,9 +227,9 @@ def test_a_keyword_that_cannot_be_enforced_is_refused_even_when_the_schema_asks_
 def test_masked_logits_are_minus_infinity() -> None:
     mask = np.zeros(2, np.uint32)
     mask[1] = 1 << 5
-    logits = forbid(np.ones(40, np.float32), mask)
+    logits = apply_mask(np.ones(40, np.float32), mask)
     assert np.flatnonzero(np.isfinite(logits)).tolist() == [37]
-    assert forbid(logits, None) is logits
+    assert apply_mask(logits, None) is logits
 
 
 def test_importing_and_making_a_compiler_leaves_llguidance_alone() -> None:

@@ -234,6 +234,8 @@ def test_a_dead_end_under_a_users_sampler_is_a_dead_end() -> None:
 
 def test_nothing_is_kept_of_an_answer_that_ended() -> None:
     engine = make_engine()
-    for _ in range(3):
-        ask(engine, "p", Regex(NAME))
-    assert engine.decoder._choices == {}  # type: ignore[attr-defined]
+    request = submit(engine, "p", Regex(NAME))
+    engine.step()
+    assert request.sampling is not None
+    run_to_end(engine)
+    assert request.sampling is None

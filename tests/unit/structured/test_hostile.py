@@ -169,17 +169,17 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
 )
 def test_a_compile_that_takes_too_much_time_or_memory_is_ended(change: dict[str, Any], schema: dict[str, Any]) -> None:
     words = tokenizer("byte")
-    limits = CompilerLimits(trial=replace(SandboxLimits(), **change))
+    limits = CompilerLimits(sandbox=replace(SandboxLimits(), **change))
     one = ConstraintCompiler(words, words.vocab_size, limits)
     before = resident_bytes()
     with pytest.raises(ConstraintError, match=r"simplify it|memory"):
         one.compile(JsonSchema(json.dumps(schema)))
     assert resident_bytes() - before < MAX_GROWTH_BYTES
-    assert one.kept_bytes == 0
+    assert one.cached_bytes == 0
 
 
 def test_a_machine_too_busy_to_compile_says_come_back() -> None:
     words = tokenizer("byte")
-    limits = CompilerLimits(trial=SandboxLimits(timeout_s=0.001))
+    limits = CompilerLimits(sandbox=SandboxLimits(timeout_s=0.001))
     with pytest.raises(CapacityError, match="too busy"):
         ConstraintCompiler(words, words.vocab_size, limits).compile(Regex("a"))

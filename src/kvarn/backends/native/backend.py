@@ -26,8 +26,7 @@ from kvarn.backends.batch import (
     Scored,
 )
 from kvarn.backends.native import _native
-from kvarn.backends.native.names import matrix_names, vector_names
-from kvarn.backends.native.segments import SegmentedWeights
+from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, vector_names
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError

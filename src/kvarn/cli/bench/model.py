@@ -31,16 +31,16 @@ def bench_model(
     """Prefill, decode and batched decode in tokens per second, beside what this machine could do at most."""
     from kvarn.bench.model import ModelBench, measure
     from kvarn.bench.report import report
-    from kvarn.bench.rows import chosen_rows
+    from kvarn.bench.rows import select_rows
     from kvarn.cli.terminal.progress import download_bar
     from kvarn.config import EngineConfig, is_offline
     from kvarn.hub import resolve
 
-    plan = ModelBench(chosen_rows(row or ()), rounds, steps)
+    bench = ModelBench(select_rows(row or ()), rounds, steps)
     config = EngineConfig(threads=threads, kv_dtype=kv_dtype)
     with download_bar() as draw:
         path = resolve(model, offline=is_offline(), on_progress=draw)
-    figures = report(measure(path, plan, config, _say_round if sys.stderr.isatty() else None))
+    figures = report(measure(path, bench, config, _print_round if sys.stderr.isatty() else None))
     if not only_json:
         from rich.console import Console
 
@@ -67,7 +67,7 @@ def bench_make(
     print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB")
 
 
-def _say_round(done: int, total: int) -> None:
+def _print_round(done: int, total: int) -> None:
     print(f"\rround {done} of {total}", end="" if done < total else "\n", file=sys.stderr, flush=True)
 
 

@@ -37,7 +37,7 @@ def watch_canvas(events: EventStream, tokenizer: Tokenizer) -> Completion:
 
 
 def draw(canvas: CanvasView, tokenizer: Tokenizer) -> Text:
-    """What is final as it is, the block under way in colour, what comes after it faint."""
+    """Final text plain, the block being denoised in colour, the positions after it dimmed."""
     from rich.text import Text
 
     ids, start, end = canvas.token_ids, canvas.block_start, canvas.block_end

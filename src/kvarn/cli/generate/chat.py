@@ -1,6 +1,6 @@
-"""`kvarn chat`: a conversation with a model here or behind a URL.
+"""`kvarn chat`: a conversation with a model loaded here or behind a URL.
 
-Ctrl-C stops the answer and keeps the session, Ctrl-D ends it.
+Ctrl-C stops an answer and keeps the session, Ctrl-D ends the session.
 """
 
 from __future__ import annotations
@@ -10,25 +10,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from kvarn.cli.terminal.options import (
-    ApiKey,
-    Context,
-    MaxTokens,
-    Seed,
-    System,
-    Temperature,
-    Threads,
-    TopP,
-    opened,
-    sampling,
-    stats_line,
-)
-from kvarn.cli.terminal.text import Writer, checked, printable, system_sentence
+from kvarn.cli.terminal.options import ApiKey, EngineOptions, SamplingOptions, System, open_llm, stats_line
+from kvarn.cli.terminal.text import Writer, os_error_text, printable, require_utf8
 from kvarn.config import DEFAULT_MODEL, client_key
 from kvarn.errors import ConfigError, InvalidParameter, PromptTooLong, RequestError
 from kvarn.types import FinishReason, SamplingParams, TokenEvent
@@ -37,7 +26,7 @@ if TYPE_CHECKING:
     from kvarn.cli.generate.remote import RemoteModel
 
 PROMPT = "> "
-CONTINUED = ". "
+CONTINUATION = ". "
 QUOTES = '"""'
 HELP = '''/help          this text
 /reset         forget the conversation, keep the system message
@@ -63,43 +52,39 @@ def chat(
     ] = None,
     api_key: ApiKey = None,
     system: System = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    threads: Threads = None,
-    context: Context = None,
+    sampling: SamplingOptions,
+    engine: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what you can do inside."""
-    params = sampling(max_tokens, temperature, top_p, seed)
+    params = sampling.params()
     if system is not None:
-        checked(system, "--system")
+        require_utf8(system, "--system")
     if url is not None:
-        remote = _behind(url, model, api_key, {"--threads": threads, "--context": context})
-        conversation = ChatSession(remote, params, system)
-        conversation.greet(remote.name, remote.context)
-        conversation.run()
+        remote = _connect(url, model, api_key, engine)
+        session = ChatSession(remote, params, system)
+        session.print_banner(remote.name, remote.context)
+        session.run()
         return
     if api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url too")
-    with opened(model or DEFAULT_MODEL, threads, context) as llm:
-        conversation = ChatSession(llm, params, system)
-        conversation.rehearse()
-        conversation.greet(llm.spec.name, llm.context)
-        conversation.run()
+    with open_llm(model or DEFAULT_MODEL, engine) as llm:
+        session = ChatSession(llm, params, system)
+        session.require_chat_support()
+        session.print_banner(llm.spec.name, llm.context)
+        session.run()
 
 
-def _behind(url: str, model: str | None, key: str | None, local: dict[str, int | None]) -> RemoteModel:
-    """The model behind a URL; options that only a model here can follow are refused."""
+def _connect(url: str, model: str | None, key: str | None, engine: EngineOptions) -> RemoteModel:
+    """The model behind a URL; options that only a model loaded here can follow are refused."""
     from kvarn.cli.generate.remote import RemoteModel
 
-    if given := [name for name, value in local.items() if value is not None]:
+    if given := [f"--{name}" for name, value in asdict(engine).items() if value is not None]:
         raise ConfigError(f"{' and '.join(given)} cannot be set for a server from here; leave out that or --url")
     return RemoteModel(url, model, key or client_key())
 
 
 class Reply(Protocol):
-    """Events of one answer; the last has a completion."""
+    """The event stream of one answer; the last event has a completion."""
 
     def __iter__(self) -> Iterator[TokenEvent]: ...
     def __enter__(self) -> Reply: ...
@@ -108,90 +93,90 @@ class Reply(Protocol):
     def close(self) -> None: ...
 
 
-class Partner(Protocol):
-    """Who answers: a model here, or one behind a URL."""
+class ChatModel(Protocol):
+    """What a session talks with: a model loaded here, or one behind a URL."""
 
     def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Reply: ...
 
 
 class ChatSession:
-    """The messages so far, and what each line does to them."""
+    """The messages so far, and what each line of input does to them."""
 
-    def __init__(self, partner: Partner, params: SamplingParams, system: str | None) -> None:
-        self._partner = partner
+    def __init__(self, model: ChatModel, params: SamplingParams, system: str | None) -> None:
+        self._model = model
         self._params = params
         self._system = system
         self._messages: list[dict[str, str]] = []
         self._interrupt = Interrupt()
         self.reset()
 
-    def rehearse(self) -> None:
-        """Ask something and take it back: a model that cannot chat says so now, not after the first message."""
-        self._partner.stream([*self._messages, {"role": "user", "content": "?"}], self._params).close()
+    def require_chat_support(self) -> None:
+        """Submit a message and cancel it: a model without a chat template is refused now, not after the first line."""
+        self._model.stream([*self._messages, {"role": "user", "content": "?"}], self._params).close()
 
-    def greet(self, name: str, context: int | None) -> None:
+    def print_banner(self, name: str, context: int | None) -> None:
         with suppress(ImportError):
             import readline  # noqa: F401 - line editing and recall in input()
         size = "" if context is None else f", {context:,} tokens of context"
-        _say(f"{printable(name)}{size}. /help helps, Ctrl-D ends.")
+        _notify(f"{printable(name)}{size}. /help helps, Ctrl-D ends.")
 
     def run(self) -> None:
         """Read, answer, repeat, until the input ends."""
-        with self._interrupt.handled():
+        with self._interrupt.installed():
             while True:
                 try:
-                    with self._interrupt.raised():
+                    with self._interrupt.raising():
                         text = read_message()
                 except EOFError:
-                    _say("")
+                    _notify("")
                     return
                 except KeyboardInterrupt:
-                    _say("\nCtrl-D ends the chat.")
+                    _notify("\nCtrl-D ends the chat.")
                     continue
-                self._take(text)
+                self._handle(text)
 
     def reset(self) -> None:
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
-    def _take(self, text: str) -> None:
+    def _handle(self, text: str) -> None:
         try:
             if text.startswith("/"):
-                self._obey(*text[1:].split(maxsplit=1))
+                self._run_command(*text[1:].split(maxsplit=1))
             elif text.strip():
-                self._answer(checked(text, "the message"))
+                self._answer(require_utf8(text, "the message"))
         except PromptTooLong as error:
-            _say(f"{error}; /reset starts anew")
-        except BrokenPipeError:  # nobody reads the answers any more
+            _notify(f"{error}; /reset starts anew")
+        except BrokenPipeError:  # stdout is closed
             raise
         except OSError as error:
-            _say(system_sentence(error))
+            _notify(os_error_text(error))
         except RequestError as error:
-            _say(printable(str(error)))
+            _notify(printable(str(error)))
 
     def _answer(self, text: str) -> None:
-        question = {"role": "user", "content": text}
+        message = {"role": "user", "content": text}
         writer = Writer()
-        with self._partner.stream([*self._messages, question], self._params) as events:
-            self._interrupt.cancels(events)
+        with self._model.stream([*self._messages, message], self._params) as events:
+            self._interrupt.cancel_on_signal(events)
             for event in events:
                 writer.write(event.text)
         writer.end_line()
         completion = event.completion
         assert completion is not None
-        self._messages += [question, {"role": "assistant", "content": completion.text}]
+        self._messages += [message, {"role": "assistant", "content": completion.text}]
         stopped = "stopped, " if completion.finish_reason is FinishReason.CANCELLED else ""
-        _say(f"[{stopped}{stats_line(completion)}]")
+        _notify(f"[{stopped}{stats_line(completion)}]")
 
-    def _obey(self, command: str = "", argument: str = "") -> None:
+    def _run_command(self, command: str = "", argument: str = "") -> None:
         if command == "help":
-            _say(HELP)
+            _notify(HELP)
         elif command == "reset":
             self.reset()
-            _say("The conversation is forgotten.")
+            _notify("The conversation is forgotten.")
         elif command == "system":
-            self._system = checked(argument, "the system message") or None
+            self._system = require_utf8(argument, "the system message") or None
             self.reset()
-            _say("The system message is set; the conversation starts anew.")
+            _notify("The system message is set; the conversation starts anew.")
         elif command == "save":
             self._save(argument)
         else:
@@ -202,11 +187,11 @@ class ChatSession:
             raise InvalidParameter("/save needs the name of a file")
         path = Path(name).expanduser()
         path.write_text(json.dumps(self._messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
-        _say(f"Saved {len(self._messages)} messages to {path}.")
+        _notify(f"Saved {len(self._messages)} messages to {path}.")
 
 
 class Interrupt:
-    """What Ctrl-C does: at the prompt it raises, otherwise it ends the answer within one step."""
+    """What Ctrl-C does: at the prompt it raises KeyboardInterrupt, otherwise it ends the answer within one step."""
 
     def __init__(self) -> None:
         self._is_reading = False
@@ -214,8 +199,8 @@ class Interrupt:
         self._events: Reply | None = None
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
-        """Own the signal for a whole session, so that no moment of it is left to a traceback."""
+    def installed(self) -> Iterator[None]:
+        """Own SIGINT for a whole session, so that it never ends in a traceback."""
         before = signal.signal(signal.SIGINT, self._on_signal)
         try:
             yield
@@ -223,16 +208,16 @@ class Interrupt:
             signal.signal(signal.SIGINT, before)
 
     @contextmanager
-    def raised(self) -> Iterator[None]:
-        """Let Ctrl-C interrupt reading; what was pressed before is forgotten."""
+    def raising(self) -> Iterator[None]:
+        """Let Ctrl-C interrupt the reading of a line; what was pressed before is forgotten."""
         self._is_reading, self._is_pressed, self._events = True, False, None
         try:
             yield
         finally:
             self._is_reading = False
 
-    def cancels(self, events: Reply) -> None:
-        """Name the answer to end; at once when the key was pressed while it was prepared."""
+    def cancel_on_signal(self, events: Reply) -> None:
+        """Set the answer that Ctrl-C cancels; cancelled at once when it was pressed while the request was prepared."""
         self._events = events
         if self._is_pressed:
             events.cancel()
@@ -253,7 +238,7 @@ def read_message() -> str:
     lines = []
     while line.endswith("\\"):
         lines.append(line[:-1])
-        line = _line(CONTINUED)
+        line = _line(CONTINUATION)
     return "\n".join([*lines, line])
 
 
@@ -261,7 +246,7 @@ def _quoted(line: str) -> str:
     lines = []
     while not line.rstrip().endswith(QUOTES):
         lines.append(line)
-        line = _line(CONTINUED)
+        line = _line(CONTINUATION)
     return "\n".join([*lines, line.rstrip()[: -len(QUOTES)]])
 
 
@@ -270,8 +255,8 @@ def _line(prompt: str) -> str:
         try:
             return input(prompt if sys.stdin.isatty() else "")
         except UnicodeDecodeError:
-            _say("That line is not valid UTF-8; try again.")
+            _notify("That line is not valid UTF-8; try again.")
 
 
-def _say(text: str) -> None:
+def _notify(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -13,15 +13,15 @@ from kvarn.errors import InvalidParameter
 NAMES = tuple(field.name for field in fields(DiffusionParams) if field.name not in ("sparse", "pinned", "events"))
 
 
-def diffusion_params(options: Sequence[str], *, is_watched: bool = False) -> DiffusionParams | None:
-    """What the options say; None: nothing."""
+def diffusion_params(options: Sequence[str], *, wants_events: bool = False) -> DiffusionParams | None:
+    """Parameters from NAME=VALUE options; None: none was given."""
     given: dict[str, Any] = {}
     for option in options:
         name, equals, value = option.partition("=")
         if name not in NAMES or not equals:
             raise InvalidParameter(f"--diffusion is {option!r:.60}; give NAME=VALUE, NAME one of {', '.join(NAMES)}")
         given[name] = _value(value)
-    return DiffusionParams(**given, events=is_watched) if given or is_watched else None
+    return DiffusionParams(**given, events=wants_events) if given or wants_events else None
 
 
 def _value(text: str) -> Any:

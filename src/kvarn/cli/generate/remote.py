@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible server, with the part of kvarn.LLM's face that a conversation needs."""
+"""A model behind an OpenAI-compatible server, with the part of kvarn.LLM's interface that a chat session needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvarn.errors import RequestError
 from kvarn.types import Completion, FinishReason, Message, SamplingParams, Timings, TokenEvent, Usage
 
 CONNECT_TIMEOUT_S = 10.0
-SILENCE_S = 300.0  # a stream that says nothing for so long, not even a comment, is given up
+READ_TIMEOUT_S = 300.0  # a stream without a byte for this long, not even a comment, is given up
 MAX_LINE_BYTES = 16 << 20
 MAX_ERROR_BYTES = 1 << 20
 
@@ -27,39 +27,41 @@ class RemoteModel:
         """Look the model up; without a name, take the first that the server lists."""
         self._address = Address.of(url)
         self._key = api_key
-        cards = self._cards()
-        wanted = next((card for card in cards if model in (None, card.get("id"))), None)
-        if wanted is None:
-            listed = ", ".join(str(card.get("id")) for card in cards) or "none"
+        entries = self._list_models()
+        entry = next((entry for entry in entries if model in (None, entry.get("id"))), None)
+        if entry is None:
+            listed = ", ".join(str(entry.get("id")) for entry in entries) or "none"
             raise RequestError(f"the server has no model {model!r:.80}; it lists {listed:.400}")
-        self.name = str(wanted.get("id"))
-        context = wanted.get("max_model_len")
+        self.name = str(entry.get("id"))
+        context = entry.get("max_model_len")
         self.context = context if isinstance(context, int) else None
 
     def stream(self, messages: Sequence[Message], params: SamplingParams, /) -> RemoteStream:
-        """Ask for an answer; its events come as the server sends them."""
+        """Request an answer; its events come as the server sends them."""
         body: dict[str, Any] = {"model": self.name, "messages": list(messages), "stream": True}
         body["stream_options"] = {"include_usage": True}
         for name in ("max_tokens", "temperature", "top_p", "seed"):
             if (value := getattr(params, name)) is not None:
                 body[name] = value
-        connection, response = self._ask("POST", "/v1/chat/completions", body)
+        connection, response = self._request("POST", "/v1/chat/completions", body)
         return RemoteStream(connection, response)
 
-    def _cards(self) -> list[dict[str, Any]]:
-        connection, response = self._ask("GET", "/v1/models")
+    def _list_models(self) -> list[dict[str, Any]]:
+        connection, response = self._request("GET", "/v1/models")
         try:
-            told = json.loads(response.read(MAX_LINE_BYTES))
-            return [card for card in told["data"] if isinstance(card, dict)]
+            listing = json.loads(response.read(MAX_LINE_BYTES))
+            return [entry for entry in listing["data"] if isinstance(entry, dict)]
         except (OSError, HTTPException, ValueError, LookupError, TypeError):
             raise RequestError("the server's /v1/models is not a list of models; is it OpenAI-compatible?") from None
         finally:
             connection.close()
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[HTTPConnection, HTTPResponse]:
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[HTTPConnection, HTTPResponse]:
         address = self._address
-        make = HTTPSConnection if address.is_secure else HTTPConnection
-        connection = make(address.host, address.port, timeout=CONNECT_TIMEOUT_S)
+        connection_class = HTTPSConnection if address.is_secure else HTTPConnection
+        connection = connection_class(address.host, address.port, timeout=CONNECT_TIMEOUT_S)
         headers = {"user-agent": "kvarn-chat"}
         if body is not None:
             headers["content-type"] = "application/json"
@@ -67,7 +69,7 @@ class RemoteModel:
             headers["authorization"] = f"Bearer {self._key}"
         try:
             connection.connect()
-            connection.sock.settimeout(SILENCE_S)
+            connection.sock.settimeout(READ_TIMEOUT_S)
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, address.prefix + path, content, headers)
             response = connection.getresponse()
@@ -84,7 +86,7 @@ class RemoteModel:
 
 
 class RemoteStream:
-    """Events of one answer; the last one has the whole of it. Leaving it early ends the request on the server."""
+    """Events of one answer; the last one has the whole of it. Closing it early cancels the request on the server."""
 
     def __init__(self, connection: HTTPConnection, response: HTTPResponse) -> None:
         self._connection = connection
@@ -98,8 +100,8 @@ class RemoteStream:
         self._usage: dict[str, Any] = {}
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        for data in self._data():
-            text = self._read(data)
+        for chunk in self._chunks():
+            text = self._take(chunk)
             if text:
                 self._first_at = self._first_at or time.monotonic()
                 self._texts.append(text)
@@ -108,7 +110,7 @@ class RemoteStream:
         yield TokenEvent("", None, len(self._texts), completion.finish_reason, completion=completion)
 
     def cancel(self) -> None:
-        """End the answer: the next event is the last, with what was said so far. Safe in a signal handler."""
+        """End the answer: the next event is the last, with the text so far. Safe in a signal handler."""
         self._is_cancelled = True
         if self._socket is not None:
             with suppress(OSError):  # it is closed already
@@ -124,8 +126,8 @@ class RemoteStream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _data(self) -> Iterator[dict[str, Any]]:
-        """The objects of the stream, up to [DONE] or a cancellation."""
+    def _chunks(self) -> Iterator[dict[str, Any]]:
+        """The chunks of the stream, up to [DONE] or a cancellation."""
         while not self._is_cancelled:
             try:
                 line = self._response.readline(MAX_LINE_BYTES)
@@ -139,14 +141,14 @@ class RemoteStream:
             if data == b"[DONE]":
                 return
             if line.startswith(b"data:"):
-                yield _object(data)
+                yield _json_object(data)
 
-    def _read(self, told: dict[str, Any]) -> str:
-        """Take one chunk in; its text."""
-        if told.get("error"):
-            raise RequestError(error_text(told))
-        self._usage = told.get("usage") or self._usage
-        choices = told.get("choices") or [{}]
+    def _take(self, chunk: dict[str, Any]) -> str:
+        """Record one chunk and return its text."""
+        if chunk.get("error"):
+            raise RequestError(error_text(chunk))
+        self._usage = chunk.get("usage") or self._usage
+        choices = chunk.get("choices") or [{}]
         self._finish = choices[0].get("finish_reason") or self._finish
         delta = choices[0].get("delta") or {}
         text = delta.get("content") or ""
@@ -163,23 +165,23 @@ class RemoteStream:
         return Completion("".join(self._texts), (), finish, usage, timings, seed=0)
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _json_object(data: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(data)
+        parsed = json.loads(data)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise RequestError("the server sent an event that is not a JSON object; is it OpenAI-compatible?")
-    return told
+    return parsed
 
 
 def _refusal(response: HTTPResponse) -> RequestError:
     try:
-        told = json.loads(response.read(MAX_ERROR_BYTES))
+        body = json.loads(response.read(MAX_ERROR_BYTES))
     except ValueError:
-        told = {"error": response.reason}
-    message = f"the server refused ({response.status}): {error_text(told)}"
-    error = told.get("error") if isinstance(told, dict) else None
+        body = {"error": response.reason}
+    message = f"the server refused ({response.status}): {error_text(body)}"
+    error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
         message += "; /reset starts anew"
     return RequestError(message)

@@ -9,20 +9,8 @@ import typer
 
 from kvarn.cli.generate.canvas_view import watch_canvas
 from kvarn.cli.generate.diffusion_options import diffusion_params
-from kvarn.cli.terminal.options import (
-    Context,
-    MaxTokens,
-    Model,
-    Seed,
-    System,
-    Temperature,
-    Threads,
-    TopP,
-    opened,
-    sampling,
-    stats_line,
-)
-from kvarn.cli.terminal.text import Writer, checked, read_prompt
+from kvarn.cli.terminal.options import EngineOptions, Model, SamplingOptions, System, open_llm, stats_line
+from kvarn.cli.terminal.text import Writer, read_prompt, require_utf8
 from kvarn.config import DEFAULT_MODEL
 from kvarn.types import Completion
 
@@ -35,29 +23,24 @@ def run(
     *,
     model: Model = DEFAULT_MODEL,
     system: System = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
+    sampling: SamplingOptions,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how a diffusion model fills in its answer.")] = False,
     diffusion: Annotated[
         list[str], typer.Option("--diffusion", metavar="NAME=VALUE", help="How a diffusion model denoises; repeatable.")
     ] = [],  # noqa: B006 - typer reads the default and never changes it
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
-    threads: Threads = None,
-    context: Context = None,
+    engine: EngineOptions,
 ) -> None:
     """Answer one prompt. Text goes to stdout as it comes, speed to stderr."""
     if raw and system is not None:
         raise typer.BadParameter("--system is part of the chat template, which --raw leaves out; drop one of them")
     if watch and as_json:
         raise typer.BadParameter("--watch shows the answer on the way, --json only at its end; drop one of them")
-    params = sampling(max_tokens, temperature, top_p, seed)
-    params = params.replace(diffusion=diffusion_params(diffusion, is_watched=watch))
+    params = sampling.params().replace(diffusion=diffusion_params(diffusion, wants_events=watch))
     text = read_prompt(prompt)
-    asked = text if raw else _messages(text, system)
-    with opened(model, threads, context) as llm, llm.stream(asked, params) as events:
+    request = text if raw else _messages(text, system)
+    with open_llm(model, engine) as llm, llm.stream(request, params) as events:
         if watch:
             completion = watch_canvas(events, llm.tokenizer)
         else:
@@ -68,7 +51,7 @@ def run(
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": text}]
     if system is not None:
-        messages.insert(0, {"role": "system", "content": checked(system, "--system")})
+        messages.insert(0, {"role": "system", "content": require_utf8(system, "--system")})
     return messages
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvarn.cli.terminal.progress import download_bar
+from kvarn.cli.terminal.text import table_lines
 from kvarn.errors import ModelNotFound
 from kvarn.hub import locate, store
 from kvarn.hub.bundled import bundled_name
@@ -106,7 +107,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
     cells = [("NAME", "SIZE", "SOURCE", "SHA256", "PATH")]
     cells += [(r["name"], size_text(r["size"]), r["source"], r["sha256"][:12], r["path"]) for r in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(4)]
-    for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row[:4], widths, strict=True)]
-        typer.echo("  ".join([*padded, row[4]]))
+    for line in table_lines(cells):
+        typer.echo(line)

@@ -1,4 +1,4 @@
-"""`kvarn config explain` and `kvarn serve --explain`: every setting of the server, its value, and who gave it."""
+"""`kvarn config explain` and `kvarn serve --explain`: every setting of the server, its value and its source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.cli.terminal.options import Config
 
-WIDEST_VALUE = 48
+MAX_VALUE_WIDTH = 48
 
 
 def explain_config(config: Config = None) -> None:
@@ -24,21 +24,21 @@ def print_settings(config: Path | None, flags: Mapping[str, Any]) -> None:
     """One line for each setting: name, value, source."""
     from kvarn.server.process.setting_sources import explain
 
-    rows = [(one.name, _shown(one.value), one.source) for one in explain(config, flags)]
+    rows = [(setting.name, _toml_text(setting.value), setting.source) for setting in explain(config, flags)]
     name_width = max(len(name) for name, _, _ in rows)
-    value_width = min(max(len(value) for _, value, _ in rows), WIDEST_VALUE)
+    value_width = min(max(len(value) for _, value, _ in rows), MAX_VALUE_WIDTH)
     for name, value, source in rows:
         print(f"{name:<{name_width}}  {value:<{value_width}}  {source}")
 
 
-def _shown(value: object) -> str:
-    """As one would write it in TOML; a dash where nothing is set."""
+def _toml_text(value: object) -> str:
+    """A value as TOML writes it; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return "[" + ", ".join(_shown(one) for one in value) + "]"
+        return "[" + ", ".join(_toml_text(item) for item in value) + "]"
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvarn.cli.terminal.text import table_lines
 from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ def list_keys(
         tuple(column.upper() for column in columns),
         *(tuple(row[column] or "-" for column in columns) for row in rows),
     ]
-    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
-    for row in cells:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in table_lines(cells):
+        typer.echo(line)
 
 
 def revoke_key(name: Annotated[str, typer.Argument(help="Of the key.")], file: File = DEFAULT_FILE) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvarn.cli.serving.config import print_settings
-from kvarn.cli.terminal.options import Config, Context, Threads
+from kvarn.cli.terminal.options import Config, EngineOptions
 
 Models = Annotated[
     list[str] | None,
@@ -24,32 +25,53 @@ Models = Annotated[
 ]
 
 
-def serve(  # noqa: PLR0917 - one parameter per flag
-    model: Models = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None,
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Flags of the server; those that are not given leave the setting to sources of lower precedence."""
+
+    model: Models = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None
+    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None
     keys: Annotated[
         Path | None, typer.Option(help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]")
-    ] = None,
-    config: Config = None,
+    ] = None
+    config: Config = None
     drain_delay: Annotated[
         float | None,
         typer.Option(metavar="S", help="After SIGTERM, still take requests for so many seconds. [default: 5]"),
-    ] = None,
+    ] = None
     drain_timeout: Annotated[
         float | None, typer.Option(metavar="S", help="Then let what runs go on for so many. [default: 60]")
-    ] = None,
+    ] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without keys: everybody may ask.")
-    ] = False,
+    ] = False
     unknown_fields: Annotated[
         str | None, typer.Option(metavar="refuse|ignore", help="Request fields nobody knows. [default: refuse]")
-    ] = None,
+    ] = None
     metrics_compat: Annotated[
         str | None, typer.Option(metavar="vllm", help="Also tell metrics under vLLM's names.")
-    ] = None,
-    threads: Threads = None,
-    context: Context = None,
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Values of the flags by the names of ServerConfig; None where a flag was not given."""
+        return {
+            "models": tuple(self.model) if self.model else None,
+            "host": self.host,
+            "port": self.port,
+            "keys": self.keys,
+            "drain_delay_s": self.drain_delay,
+            "drain_timeout_s": self.drain_timeout,
+            "insecure": self.insecure or None,
+            "unknown_fields": self.unknown_fields,
+            "metrics_compat": self.metrics_compat,
+        }
+
+
+def serve(
+    *,
+    options: ServeOptions,
+    engine: EngineOptions,
     explain: Annotated[bool, typer.Option("--explain", help="Only print every setting and who gave it.")] = False,
 ) -> None:
     """Answer OpenAI and Anthropic clients over HTTP until SIGTERM or Ctrl-C.
@@ -62,29 +84,13 @@ def serve(  # noqa: PLR0917 - one parameter per flag
     """
     from kvarn.server.process.setting_sources import load_config
 
-    flags = {
-        "models": tuple(model) if model else None,
-        "host": host,
-        "port": port,
-        "keys": keys,
-        "drain_delay_s": drain_delay,
-        "drain_timeout_s": drain_timeout,
-        "insecure": insecure or None,
-        "unknown_fields": unknown_fields,
-        "metrics_compat": metrics_compat,
-        "engine.threads": threads,
-        "engine.context": context,
-    }
+    values = options.settings() | {"engine.threads": engine.threads, "engine.context": engine.context}
+    flags = {name: value for name, value in values.items() if value is not None}
     if explain:
-        return print_settings(config, given(flags))
-    settings = load_config(config, given(flags))  # wrong ones are told before the heavy imports
+        return print_settings(options.config, flags)
+    settings = load_config(options.config, flags)  # wrong ones are refused before the slow imports
     from kvarn.server.process.serve import serve as run_server
 
     code = run_server(settings)
     sys.stdout.flush()
-    os._exit(code)  # threads that cannot be interrupted must not hold up the end
-
-
-def given(flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags that were given; the others leave the word to weaker sources."""
-    return {name: value for name, value in flags.items() if value is not None}
+    os._exit(code)  # threads that cannot be interrupted must not delay the exit

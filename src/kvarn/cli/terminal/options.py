@@ -1,13 +1,19 @@
-"""Options several commands share, and how they become a loaded model."""
+"""Options that several commands share, alone or in groups, and how they become parameters and a loaded model.
+
+A command takes a group, a dataclass, as one keyword parameter; flatten_options() makes an option of each field.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -37,21 +43,66 @@ Config = Annotated[
 ApiKey = Annotated[str | None, typer.Option("--api-key", help="Key for the server. [default: KVARN_API_KEY]")]
 
 
-def sampling(
-    max_tokens: int | None, temperature: float | None, top_p: float | None, seed: int | None
-) -> SamplingParams:
-    """Sampling parameters from options; wrong values are refused before a model is loaded."""
-    return SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How an answer is sampled."""
+
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    seed: Seed = None
+
+    def params(self) -> SamplingParams:
+        """Sampling parameters; wrong values are refused before a model is loaded."""
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, seed=self.seed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a model runs on this machine."""
+
+    threads: Threads = None
+    context: Context = None
+
+
+def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace the option groups among a command's parameters, which are dataclasses, by one option for each field."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    if not groups:
+        return command
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{option.name: values.pop(option.name) for option in fields(group)})
+        command(**values)
+
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if group := groups.get(parameter.name):
+            options = get_type_hints(group, include_extras=True)
+            parameters += [
+                parameter.replace(name=option.name, default=option.default, annotation=options[option.name])
+                for option in fields(group)
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat
 
 
 @contextmanager
-def opened(model: str, threads: int | None, context: int | None) -> Iterator[LLM]:
+def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
     """Load a model, with a progress bar on stderr where it takes long."""
     from kvarn.cli.terminal.progress import download_bar
     from kvarn.config import EngineConfig
     from kvarn.llm import LLM
 
-    config = EngineConfig(threads=threads, context=context)
+    config = EngineConfig(threads=options.threads, context=options.context)
     started = time.perf_counter()
     with download_bar() as draw:
 
@@ -66,7 +117,7 @@ def opened(model: str, threads: int | None, context: int | None) -> Iterator[LLM
 
 
 def stats_line(completion: Completion) -> str:
-    """Speed for people."""
+    """Token counts and speed of an answer, as one line for people."""
     usage, timings = completion.usage, completion.timings
     parts = [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens"]
     speed = timings.tokens_per_s(usage.completion_tokens)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def download_bar() -> Iterator[OnProgress]:
-    """Give a callback that draws a bar from its first call on; nothing is shown, or imported, when it is not called."""
+    """Yield a callback that draws a bar from its first call on; without a call nothing is shown or imported."""
     bar = _LazyProgressBar()
     try:
         yield bar.update
@@ -64,7 +64,7 @@ class _LazyProgressBar:
 
 
 def _log_lines(console: Console) -> OnProgress:
-    """In a log, where a bar cannot move: one line per file or phase."""
+    """Where stderr is no terminal: one line per file or phase."""
     shown: set[str] = set()
 
     def draw(_done: int, total: int | None, label: str) -> None:

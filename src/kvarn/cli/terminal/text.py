@@ -1,8 +1,9 @@
-"""Text in and out of a terminal: nothing a model or a file says may drive it."""
+"""Text in and out of a terminal. Nothing that a model or a file holds may control the terminal."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 
 from kvarn.errors import InvalidParameter
 
@@ -13,14 +14,14 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 
 def printable(text: str) -> str:
-    """Replace control characters, so that text from outside cannot steer the terminal."""
+    """Replace control characters, so that text from outside cannot control the terminal."""
     return text.translate(_CONTROLS)
 
 
 def read_prompt(argument: str) -> str:
     """The prompt itself, or all of stdin for `-`."""
     if argument != "-":
-        return checked(argument, "the prompt")
+        return require_utf8(argument, "the prompt")
     data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
         raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt")
@@ -34,7 +35,7 @@ def read_prompt(argument: str) -> str:
         ) from None
 
 
-def checked(text: str, what: str) -> str:
+def require_utf8(text: str, what: str) -> str:
     """Refuse text that came from bytes which are not UTF-8 (they arrive as lone surrogates)."""
     try:
         text.encode("utf-8")
@@ -43,7 +44,14 @@ def checked(text: str, what: str) -> str:
     return text
 
 
-def system_sentence(error: OSError) -> str:
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows of cells as lines, all columns but the last padded to the width of their longest cell."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for row in rows:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+
+
+def os_error_text(error: OSError) -> str:
     """What the operating system refused, to which file, and what to look at."""
     if error.strerror is None:
         return printable(" ".join(str(error).split()))

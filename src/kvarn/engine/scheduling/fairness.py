@@ -85,7 +85,7 @@ class FairShare:
     def observe(
         self, spans: Sequence[Span], seconds: float, layerwise: Request | None = None, layerwise_s: float = 0.0
     ) -> None:
-        """Learn from a step that was just done; layerwise_s of its seconds went into a chunk of layerwise, a request."""
+        """Learn from the last step; layerwise_s of its seconds went into the layer-wise prefill of a request."""
         self._num_steps += 1
         for request in [span.request for span in spans] + ([] if layerwise is None else [layerwise]):
             request.served_in = self._num_steps
@@ -101,8 +101,8 @@ class FairShare:
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
 
-        Decodes or prompts, alternating: both together would make a long step. Beside prompts of higher priorities rather
-        decodes, which leave those most of the rows.
+        Decodes or prompts, alternating: both together would make a long step. Beside prompts of higher priorities
+        decodes are preferred, which leave those most of the rows.
         """
         if not self._is_owed:
             self._share.reset()

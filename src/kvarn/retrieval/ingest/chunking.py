@@ -1,8 +1,8 @@
-"""Documents to pieces of a bounded number of tokens, cut where the text itself has joints.
+"""Documents to chunks of a bounded number of tokens, split at the text's own boundaries.
 
-A document is first cut into sections (Markdown headings, definitions in code), sections into units (paragraphs, then
-lines, sentences, words), and units are packed again until a piece is full. Every piece is an exact slice of the
-document; the last units of one piece are repeated at the start of the next.
+A document is split into sections (Markdown headings, definitions in code), sections into units (paragraphs, then
+lines, sentences, words), and units are packed until a chunk is full. Every chunk is an exact slice of the document;
+the last units of one chunk are repeated at the start of the next.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from kvarn.errors import InvalidParameter
+from kvarn.checks import check_parameter
 from kvarn.retrieval.types import Document, Kind, TextChunk
 
 Count = Callable[[str], int]
 Span = tuple[int, int]
 MAX_HEADING_CHARS = 200
-_JOINTS = (  # from coarse to fine: where a unit that is too long may end
+_BOUNDARIES = (  # from coarse to fine: where a unit that is too long is split
     re.compile(r"\n[ \t]*\n\s*"),
     re.compile(r"\n"),
     re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])"),
     re.compile(r"\s+"),
 )
-# Strangers write these texts, and no other thread runs while an expression is matched: none may look far in vain.
+# The texts are untrusted, and matching holds the GIL: no expression may backtrack over a long text.
 _HEADING = re.compile(r"^(#{1,6})[ \t]+(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 _DEFINITION = re.compile(
@@ -33,11 +33,12 @@ _DEFINITION = re.compile(
     re.MULTILINE,
 )
 _DECORATOR = re.compile(r"@\w")
+_check = replace(check_parameter, show=lambda value: f"{value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How long pieces are, in tokens of the embedding model."""
+    """The length and overlap of chunks, in tokens of the embedding model."""
 
     tokens: int = 200
     overlap: int = 32
@@ -47,31 +48,30 @@ class Chunking:
             ("tokens", self.tokens, 8, 2**20),
             ("overlap", self.overlap, 0, self.tokens // 2),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidParameter(f"chunk {name} is {value!r:.40}; give a whole number from {low} to {high}")
+            _check.integer(f"chunk {name}", value, low, high)
 
 
-def cut(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
-    """The pieces of a document, in order; blank ones are left out."""
+def split(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
+    """The chunks of a document, in order; blank ones are left out."""
     text = document.text
-    pieces = []
+    chunks = []
     for start, end, heading in _sections(text, document.kind):
         head = heading[:MAX_HEADING_CHARS]
         room = chunking.tokens - (count(head) if head else 0)
         units = [(span, count(text[slice(*span)])) for span in _units(text, (start, end), max(room, 8), count)]
-        pieces += [TextChunk(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
-    return pieces
+        chunks += [TextChunk(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
+    return chunks
 
 
 def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
-    """Start, end and heading of the parts a document has by itself."""
+    """Start, end and heading of a document's sections."""
     marks: Iterable[tuple[int, str]] = ()
     if kind in ("markdown", "html"):
         marks = _heading_paths(text)
     elif kind == "code":
         marks = [(start, "") for start in _definitions(text)]
-    places = [(0, ""), *marks]
-    for (start, heading), (end, _) in zip(places, [*places[1:], (len(text), "")], strict=True):
+    starts = [(0, ""), *marks]
+    for (start, heading), (end, _) in zip(starts, [*starts[1:], (len(text), "")], strict=True):
         if text[start:end].strip():
             yield start, end, heading
 
@@ -88,7 +88,7 @@ def _definitions(text: str) -> Iterator[int]:
 
 
 def _heading_paths(text: str) -> list[tuple[int, str]]:
-    """Where each heading stands, with those above it: "Install > From source"."""
+    """Where each heading begins, with the path of those above it: "Install > From source"."""
     fences = [match.span() for match in _FENCE.finditer(text)]
     starts = [start for start, _ in fences]
     path: list[tuple[int, str]] = []
@@ -98,31 +98,31 @@ def _heading_paths(text: str) -> list[tuple[int, str]]:
         if number >= 0 and match.start() < fences[number][1]:
             continue
         level = len(match.group(1))
-        title = match.group(2)[: 2 * MAX_HEADING_CHARS]  # of every heading below it too
+        title = match.group(2)[: 2 * MAX_HEADING_CHARS]  # bounded: every heading below repeats it
         title = title.rstrip(" \t#") or title[0]
         path = [*(one for one in path if one[0] < level), (level, title[:MAX_HEADING_CHARS])]
         marks.append((match.start(), " > ".join(title for _, title in path)))
     return marks
 
 
-def _units(text: str, span: Span, room: int, count: Count, joint: int = 0) -> Iterator[Span]:
-    """Cut a span into parts of at most room tokens, at the coarsest joints that do."""
-    # A token has at least one character, and counting a long text is slow: cut it first.
+def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> Iterator[Span]:
+    """Split a span into units of at most room tokens, at the coarsest boundaries that suffice."""
+    # A token has at least one character, and counting a long text is slow: split it first.
     start, end = span
     if end - start <= room or (end - start <= 64 * room and count(text[start:end]) <= room):
         yield span
-    elif joint == len(_JOINTS):
+    elif level == len(_BOUNDARIES):
         middle = (start + end) // 2
-        yield from _units(text, (start, middle), room, count, joint)
-        yield from _units(text, (middle, end), room, count, joint)
+        yield from _units(text, (start, middle), room, count, level)
+        yield from _units(text, (middle, end), room, count, level)
     else:
-        for part in _split(text, span, _JOINTS[joint]):
-            yield from _units(text, part, room, count, joint + 1)
+        for part in _split_at(text, span, _BOUNDARIES[level]):
+            yield from _units(text, part, room, count, level + 1)
 
 
-def _split(text: str, span: Span, joint: re.Pattern[str]) -> Iterator[Span]:
+def _split_at(text: str, span: Span, boundary: re.Pattern[str]) -> Iterator[Span]:
     start, end = span
-    for match in joint.finditer(text, start, end):
+    for match in boundary.finditer(text, start, end):
         if match.end() > start:
             yield start, match.end()
             start = match.end()
@@ -131,7 +131,7 @@ def _split(text: str, span: Span, joint: re.Pattern[str]) -> Iterator[Span]:
 
 
 def _packed(text: str, units: list[tuple[Span, int]], room: int, overlap: int) -> Iterator[Span]:
-    """Join neighbours while they fit; start the next piece a little before the end of the last."""
+    """Join units while they fit; the next chunk starts with an overlap before the end of the last."""
     first = 0
     while first < len(units):
         last, total = first, units[first][1]
@@ -143,11 +143,11 @@ def _packed(text: str, units: list[tuple[Span, int]], room: int, overlap: int) -
             yield trimmed
         if last + 1 == len(units):
             return
-        first = _repeated_from(units, first, last, min(overlap, room - units[last + 1][1]))
+        first = _next_first(units, first, last, min(overlap, room - units[last + 1][1]))
 
 
-def _repeated_from(units: list[tuple[Span, int]], first: int, last: int, overlap: int) -> int:
-    """The first unit of the next piece: after last, less whole units that fit into the overlap."""
+def _next_first(units: list[tuple[Span, int]], first: int, last: int, overlap: int) -> int:
+    """The first unit of the next chunk: the one after last, or earlier by whole units that fit into the overlap."""
     start, total = last + 1, 0
     while start - 1 > first and total + units[start - 1][1] <= overlap:
         start -= 1

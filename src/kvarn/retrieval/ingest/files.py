@@ -1,4 +1,4 @@
-"""Files to documents: which ones a path means, how each kind is read. What cannot be read is an error."""
+"""Files to documents: which files a path names, and how each kind is read. What cannot be read is a DocumentError."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BY_SUFFIX: dict[str, Kind] = {f".{suffix}": kind for kind, suffixes in KINDS.it
 
 
 def list_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """The files that paths name: files as they are, of folders all files of known kinds, hidden ones left out."""
+    """The files that paths name: files as given, of folders all files of known kinds that are not hidden."""
     files: dict[Path, None] = {}
-    for given in paths:
-        path = Path(given)
+    for name in paths:
+        path = Path(name)
         if path.is_dir():
             files.update(dict.fromkeys(_walk(path)))
         elif path.exists():
@@ -53,7 +53,7 @@ def read_file(path: Path) -> Document:
 
 
 def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
-    """The content of a file as a document; its kind is told by the name if it is not given."""
+    """The content of a file as a document; without a kind, the name's suffix decides."""
     chosen: Kind = kind or _BY_SUFFIX.get(Path(source).suffix.lower(), "text")
     if chosen == "pdf" or data.startswith(b"%PDF-"):
         chosen, text = "pdf", pdf_to_text(data, source)
@@ -70,7 +70,7 @@ def read_bytes(data: bytes, source: str, kind: Kind | None = None) -> Document:
 
 
 def decode(data: bytes, source: str) -> str:
-    """Text of a file: UTF-8, or UTF-16 and UTF-32 with a mark; anything else is refused rather than guessed."""
+    """Text of a file: UTF-8, or UTF-16 and UTF-32 with a byte order mark; other encodings are refused, not guessed."""
     encoding = "utf-8-sig"
     for mark, name in (
         (b"\xff\xfe\0\0", "utf-32"),

@@ -1,7 +1,7 @@
 """HTML to text that keeps its structure: headings as Markdown's, blocks as paragraphs; no scripts, no styles.
 
-Takes time in proportion to the length, whatever strangers write: the standard library's parser looks for the end of
-every unfinished tag in all that follows.
+Takes time in proportion to the length of untrusted input, whereas the standard library's parser searches the rest of
+the page for the end of every unfinished tag.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from html import unescape
 
-SILENT = frozenset({"script", "style", "template", "noscript", "svg", "head"})
+SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "head"})
 RAW = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in ("script", "style")}  # where each one ends
 BLOCKS = frozenset(
     {"address", "article", "aside", "blockquote", "body", "br", "dd", "div", "dl", "dt", "fieldset", "figcaption"}
@@ -19,12 +19,12 @@ BLOCKS = frozenset(
 MARKERS = {"li": "- ", **{f"h{level}": "#" * level + " " for level in range(1, 7)}}
 
 _MARKUP = re.compile(r"<(?=[a-zA-Z!?/])")
-# Quoted values may hold < and >. A try that fails ends at a < outside of quotes, and no two tries are in the same state
-# (outside, in "", in '') at one place: so at most three of them read any character.
+# Quoted values may hold < and >. A failing match ends at a < outside of quotes, and no two matches are in one state
+# (outside, in "", in '') at one position: so at most three of them read any character.
 _TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)((?:[^<>"']++|"[^"]*+"|'[^']*+')*+)>""")
-_BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>\"']*)([^<>]*+)>")  # its quotes do not fit
+_BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>\"']*)([^<>]*+)>")  # with unbalanced quotes
 _DECLARATION = re.compile(r"<[!?/][^<>]*+>")
-_HUGE_NUMBER = re.compile(r"&#[0-9]{8,};?")  # no character has it, and long ones take long to be read
+_HUGE_NUMBER = re.compile(r"&#[0-9]{8,};?")  # beyond Unicode, and slow to convert
 
 
 def html_to_text(html: str) -> str:
@@ -35,7 +35,7 @@ def html_to_text(html: str) -> str:
 
 
 class _HtmlReader:
-    """Cuts a page into tags and what stands between them."""
+    """Splits a page into tags and the text between them."""
 
     def __init__(self, html: str) -> None:
         self.page = _Page()
@@ -45,29 +45,29 @@ class _HtmlReader:
     def read(self) -> None:
         at = 0
         while found := _MARKUP.search(self._html, at):
-            self._say(at, found.start())
-            at = self._pass(found.start())
-        self._say(at, len(self._html))
+            self._add_text(at, found.start())
+            at = self._read_markup(found.start())
+        self._add_text(at, len(self._html))
 
-    def _say(self, start: int, end: int) -> None:
+    def _add_text(self, start: int, end: int) -> None:
         if start < end:
-            self.page.say(unescape(_HUGE_NUMBER.sub("\ufffd", self._html[start:end])))
+            self.page.add_text(unescape(_HUGE_NUMBER.sub("\ufffd", self._html[start:end])))
 
-    def _pass(self, start: int) -> int:
-        """Where the markup at a < ends; a < that begins none is text."""
+    def _read_markup(self, start: int) -> int:
+        """Read the markup at a < and return its end; a < that begins none is text."""
         tag = _TAG.match(self._html, start) or _BROKEN_TAG.match(self._html, start)
         if tag is not None:
-            return self._take(tag)
+            return self._read_tag(tag)
         end = self._comment_end(start) if self._html.startswith("<!--", start) else -1
         if end >= 0:
             return end
         declaration = _DECLARATION.match(self._html, start)
         if declaration is not None:
             return declaration.end()
-        self.page.say("<")
+        self.page.add_text("<")
         return start + 1
 
-    def _take(self, tag: re.Match[str]) -> int:
+    def _read_tag(self, tag: re.Match[str]) -> int:
         slash, name, rest = tag[1], tag[2].lower(), tag[3]
         if slash:
             self.page.end(name)
@@ -81,49 +81,49 @@ class _HtmlReader:
         return tag.end()
 
     def _comment_end(self, start: int) -> int:
-        """Behind its last character; -1 if it never ends, and then none that begins later does."""
+        """The position after a comment; -1 if it never ends, and then no later one does."""
         end = self._html.find("-->", start + 2) if self._has_comment_ends else -1
         self._has_comment_ends = end >= 0
         return end + len("-->") if end >= 0 else -1
 
 
 class _Page:
-    """Text as it comes, in paragraphs."""
+    """Collects the text of a page in paragraphs."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._silent = ""  # the outermost element whose content nobody reads
-        self._num_pre = 0
-        self._is_broken = False  # what comes next begins a paragraph ...
+        self._skipped = ""  # the outermost open element whose content is left out
+        self._num_pre = 0  # open <pre> elements
+        self._starts_paragraph = False  # the next text begins a paragraph ...
         self._marker = ""  # ... with this
 
     def begin(self, name: str) -> None:
-        # <title> stands in <head>: it is the one thing there that people read, and <h1> says it again.
-        if name in SILENT:
-            self._silent = self._silent or name
+        # <head> is skipped with its <title>, the only readable text in it: <h1> usually repeats that.
+        if name in SKIPPED:
+            self._skipped = self._skipped or name
         if name in BLOCKS:
-            self._is_broken = True
+            self._starts_paragraph = True
             self._marker = MARKERS.get(name, self._marker)
         self._num_pre += name == "pre"
 
     def end(self, name: str) -> None:
-        if name == self._silent:
-            self._silent = ""
+        if name == self._skipped:
+            self._skipped = ""
         if name in BLOCKS:
-            self._is_broken, self._marker = True, ""
+            self._starts_paragraph, self._marker = True, ""
         self._num_pre -= name == "pre" and self._num_pre > 0
 
-    def say(self, data: str) -> None:
-        if self._silent:
+    def add_text(self, data: str) -> None:
+        if self._skipped:
             return
         text = data if self._num_pre else re.sub(r"\s+", " ", data)
-        if self._is_broken:
+        if self._starts_paragraph:
             text = text.lstrip("\n") if self._num_pre else text.lstrip()
         elif not self._num_pre and self._parts and self._parts[-1][-1].isspace():
             text = text.lstrip()
-        if text and self._is_broken:
+        if text and self._starts_paragraph:
             self._parts += ("\n\n", self._marker) if self._marker else ("\n\n",)
-            self._is_broken, self._marker = False, ""
+            self._starts_paragraph, self._marker = False, ""
         if text:
             self._parts.append(text)
 

@@ -1,6 +1,6 @@
-"""Documents and queries to vectors: cut, embedded, stored once. Joins an index and an embedding model.
+"""Documents and queries to vectors: split, embedded, stored once. Joins an index and an embedding model.
 
-Refuses a model that embeds otherwise than the one the collection was made with.
+Refuses a model that embeds differently from the one the collection was made with.
 """
 
 from __future__ import annotations
@@ -12,89 +12,96 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvarn.errors import InvalidParameter, RetrievalError
-from kvarn.retrieval.embedder import MIN_LIKENESS, PROBE, Embedder
-from kvarn.retrieval.ingest.chunking import Chunking, cut
-from kvarn.retrieval.types import AddReport, ChunkRecord, Document, Float32
+from kvarn.retrieval.embedder import Embedder
+from kvarn.retrieval.ingest.chunking import Chunking, split
+from kvarn.retrieval.types import AddReport, Document, EmbeddedDocument, Float32
 
 if TYPE_CHECKING:
     from kvarn.retrieval.retriever import Retriever
 
+PROBE = "The mill turns grain into flour, and questions into answers."  # embedded to tell two models apart
+MIN_PROBE_COSINE = 0.995  # another quantisation of the same model stays above
+
 
 class Indexer:
-    """Fills one index with the vectors of one model."""
+    """Embeds for one index, and adds documents to it."""
 
-    def __init__(self, index: Retriever, embedder: Embedder, name: str) -> None:
+    def __init__(self, index: Retriever, name: str) -> None:
+        """name: of the collection, for error messages."""
         self._index = index
-        self._embedder = embedder
-        self._name = name  # of the collection, for people
-        self._is_known_model = False
+        self._name = name
+        self._is_same_model = False  # whether the embedding model was compared with the index's
 
-    def add(self, batch: Sequence[Document], chunking: Chunking) -> AddReport:
-        """Store what is new or changed of a batch, equal content once; all of it or nothing."""
-        known = self._index.digests([document.key for document in batch])
+    def add(self, batch: Sequence[Document], chunking: Chunking, embedder: Embedder) -> AddReport:
+        """Store the new and changed documents of a batch, equal content once; all of them or none."""
+        store = self._index.store
+        known = store.digests([document.key for document in batch])
         fresh = [document for document in batch if known.get(document.key) != document.digest]
-        owners = dict(self._index.owners([document.digest for document in fresh]))
-        entries, duplicates = [], {}
+        owners = dict(store.owners([document.digest for document in fresh]))
+        unique, duplicates = [], {}
         for document in fresh:
             owner = owners.setdefault(document.digest, document.key)
             if owner != document.key:
                 duplicates[document.key] = owner
             else:
-                entries.append(document)
-        num_chunks = self._put(entries, chunking)
-        num_updated = sum(document.key in known for document in entries)
+                unique.append(document)
+        num_chunks = self._put(unique, chunking, embedder)
+        num_updated = sum(document.key in known for document in unique)
         return AddReport(
-            added=len(entries) - num_updated,
+            added=len(unique) - num_updated,
             updated=num_updated,
             unchanged=len(batch) - len(fresh),
             chunks=num_chunks,
             duplicates=duplicates,
         )
 
-    def embed_queries(self, texts: Sequence[str]) -> Float32:
-        """One unit vector per query; a query too long for the model is the mean of its parts."""
-        self._require_same_model()
-        chunking = Chunking(self._embedder.max_tokens, 0)
-        parts = [cut(Document(text), chunking, self._embedder.count) for text in texts]
-        vectors = self._embedder.embed([piece.text for pieces in parts for piece in pieces])
-        sizes = np.cumsum([0, *map(len, parts)])
-        means = [vectors[a:b].mean(axis=0) for a, b in itertools.pairwise(sizes)]
+    def embed_queries(self, texts: Sequence[str], embedder: Embedder) -> Float32:
+        """One unit vector per query; of a query too long for the model, the mean of its parts."""
+        self._require_same_model(embedder)
+        chunking = Chunking(embedder.max_tokens, 0)
+        parts = [split(Document(text), chunking, embedder.count) for text in texts]
+        vectors = embedder.embed([part.text for one in parts for part in one])
+        bounds = np.cumsum([0, *map(len, parts)])
+        means = [vectors[start:end].mean(axis=0) for start, end in itertools.pairwise(bounds)]
         return np.asarray([mean / max(float(np.linalg.norm(mean)), 1e-12) for mean in means], np.float32)
 
-    def _put(self, documents: Sequence[Document], chunking: Chunking) -> int:
+    def _put(self, documents: Sequence[Document], chunking: Chunking, embedder: Embedder) -> int:
+        """Returns the number of chunks."""
         if not documents:
             return 0
-        self._require_same_model()
-        self._require_fitting(chunking)
-        cuts = [cut(document, chunking, self._embedder.count) for document in documents]
-        vectors = self._embedder.embed([piece.searchable for pieces in cuts for piece in pieces])
-        entries, start = [], 0
-        for document, pieces in zip(documents, cuts, strict=True):
-            part = vectors[start : start + len(pieces)]
-            start += len(pieces)
-            entries.append(ChunkRecord(document.key, document.source, document.digest, document.metadata, pieces, part))
-        self._index.put(entries)
+        self._require_same_model(embedder)
+        _require_fitting(chunking, embedder.max_tokens)
+        chunks = [split(document, chunking, embedder.count) for document in documents]
+        vectors = embedder.embed([chunk.searchable for one in chunks for chunk in one])
+        embedded, start = [], 0
+        for document, own in zip(documents, chunks, strict=True):
+            end = start + len(own)
+            fields = (document.key, document.source, document.digest, document.metadata)
+            embedded.append(EmbeddedDocument(*fields, own, vectors[start:end]))
+            start = end
+        self._index.put(embedded)
         return start
 
-    def _require_fitting(self, chunking: Chunking) -> None:
-        limit = self._embedder.max_tokens
-        if chunking.tokens > limit:
-            raise InvalidParameter(f"chunks of {chunking.tokens} tokens were asked for, the model embeds {limit}")
-
-    def _require_same_model(self) -> None:
-        """Remember what the first model makes of a fixed sentence; refuse another that differs."""
-        if self._is_known_model:
+    def _require_same_model(self, embedder: Embedder) -> None:
+        """Store what the first model makes of a fixed sentence; refuse a model that differs."""
+        if self._is_same_model:
             return
-        mine = self._embedder.embed([PROBE])[0]
-        blob = self._index.fact("probe")
-        if blob is None:
-            self._index.set_facts({"probe": mine.tobytes(), "model": self._embedder.name})
+        store = self._index.store
+        mine = embedder.embed([PROBE])[0]
+        stored = store.meta("probe")
+        if stored is None:
+            store.set_meta({"probe": mine.tobytes(), "model": embedder.name})
         else:
-            theirs = np.frombuffer(blob, np.float32)
-            if theirs.shape != mine.shape or float(theirs @ mine) < MIN_LIKENESS:
+            theirs = np.frombuffer(stored, np.float32)
+            if theirs.shape != mine.shape or float(theirs @ mine) < MIN_PROBE_COSINE:
                 raise RetrievalError(
-                    f"collection {self._name!r} was made with the embedding model {self._index.fact('model')!r} "
-                    f"({len(theirs)} dimensions), not {self._embedder.name!r} ({len(mine)}); open it with that one, "
+                    f"collection {self._name!r} was made with the embedding model {store.meta('model')!r} "
+                    f"({len(theirs)} dimensions), not {embedder.name!r} ({len(mine)}); open it with that one, "
                     "or index the documents again"
                 )
-        self._is_known_model = True
+        self._is_same_model = True
+
+
+def _require_fitting(chunking: Chunking, max_tokens: int) -> None:
+    if chunking.tokens > max_tokens:
+        raise InvalidParameter(f"chunks of {chunking.tokens} tokens were asked for, the model embeds {max_tokens}")

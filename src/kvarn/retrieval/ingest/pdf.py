@@ -1,4 +1,4 @@
-"""PDF to text, page by page (pypdf). A file that cannot be read is one sentence, whatever the parser made of it."""
+"""PDF to text, page by page (pypdf). A file that cannot be read is a DocumentError, whatever the parser raises."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import io
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kvarn.errors import DocumentError
 from kvarn.retrieval.extras import require
 from kvarn.retrieval.types import MAX_DOCUMENT_CHARS
 
-CHILD = Path(__file__).with_name("pdf_child.py")  # reads a stranger's file
-
 
 @dataclass(frozen=True, slots=True)
 class PdfLimits:
-    """How much of a file is read before it is refused."""
+    """Limits beyond which a file is refused."""
 
     max_pages: int = 20_000
     max_chars: int = MAX_DOCUMENT_CHARS
@@ -27,7 +24,7 @@ class PdfLimits:
 def pdf_to_text(data: bytes, source: str, limits: PdfLimits | None = None) -> str:
     """The text of all pages, with blank lines between them."""
     pypdf = require("pypdf")
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its complaints come as our errors
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its warnings become our errors
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):

@@ -1,4 +1,4 @@
-"""What callers give to a collection, checked: documents one by one and in batches, queries. Knows no index."""
+"""Validation of what callers pass to a collection: documents, in batches, and queries. Knows no index."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, check_text
 
-Given = str | Document | Mapping[str, Any]
-BATCH_DOCUMENTS = 64  # committed together: what a crash can lose
+DocumentInput = str | Document | Mapping[str, Any]
+BATCH_DOCUMENTS = 64  # committed together: what a crash may lose
 BATCH_CHARS = 200_000
 MAX_QUERIES = 1024
 
 
-def checked_batches(documents: Given | Iterable[Given]) -> Iterator[list[Document]]:
-    """Documents in groups that are committed together; no two of them have one id."""
+def checked_batches(documents: DocumentInput | Iterable[DocumentInput]) -> Iterator[list[Document]]:
+    """Documents in batches that are committed together; raises if two have the same id."""
     return _batches(_checked(documents, set()))
 
 
 def checked_queries(queries: Sequence[str]) -> list[str]:
-    """Queries that can be searched for."""
+    """The queries; raises if there are too many, or if one is empty or too long."""
     if isinstance(queries, str) or not isinstance(queries, Sequence) or len(queries) > MAX_QUERIES:
         raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts")
     for query in queries:
@@ -30,14 +30,14 @@ def checked_queries(queries: Sequence[str]) -> list[str]:
     return list(queries)
 
 
-def require_own_ids(documents: Iterable[Document]) -> None:
-    """Refuse two documents with one id."""
+def require_unique_ids(documents: Iterable[Document]) -> None:
+    """Raise if two documents have the same id."""
     for _ in _checked(documents, set()):
         pass
 
 
 def as_document(given: object, number: int) -> Document:
-    """A document from a text or its fields."""
+    """A document from a text or a mapping of its fields. number: its index, for error messages."""
     if isinstance(given, str):
         given = Document(given)
     elif isinstance(given, Mapping):
@@ -55,7 +55,7 @@ def as_document(given: object, number: int) -> Document:
     return given
 
 
-def _checked(documents: Given | Iterable[Given], seen: set[str]) -> Iterator[Document]:
+def _checked(documents: DocumentInput | Iterable[DocumentInput], seen: set[str]) -> Iterator[Document]:
     given = [documents] if isinstance(documents, str | Document | Mapping) else documents
     if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents")

@@ -1,4 +1,4 @@
-"""Documents in Milvus: the same contract over a cluster by its URL, or over a local file by milvus-lite."""
+"""The Retriever on Milvus: a cluster by its URL, or a local file with milvus-lite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions and values as Milvus's filter language writes them. Pure."""
+"""Conditions and values in Milvus's filter language. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMPARISONS = {"eq": "==", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 
 def to_expression(condition: Condition) -> str:
-    """A condition as Milvus writes it; a field that is not there makes a comparison false, not unknown."""
+    """A condition as a filter expression; a missing field makes a comparison false, not unknown."""
     match condition:
         case Compare(field, operator, value):
             compared = f"{_field(field)} {COMPARISONS[operator]} {quoted(value)}"
@@ -31,10 +31,10 @@ def _field(name: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A literal."""
+    """A value as a literal."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def listed(values: Sequence[str]) -> str:
-    """A list of literals."""
+    """Values as a list of literals."""
     return "[" + ", ".join(map(quoted, values)) + "]"

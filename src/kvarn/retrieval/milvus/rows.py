@@ -1,6 +1,6 @@
-"""How chunks and facts lie in Milvus: the fields of both collections, a chunk to a row and back.
+"""The schema of both Milvus collections, of chunks and of values about them; chunks to rows and back.
 
-Terms are made here, as for the embedded store, so that BM25 sees the same words.
+Text is analysed here, as for the embedded index, so that BM25 sees the same terms.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.extras import require
-from kvarn.retrieval.storage.text_analysis import terms
-from kvarn.retrieval.types import ChunkRecord, StoredChunk, TextChunk
+from kvarn.retrieval.text_analysis import terms
+from kvarn.retrieval.types import EmbeddedDocument, StoredChunk, TextChunk
 
 HNSW = {"M": 16, "efConstruction": 128}
 MAX_TEXT_BYTES = 65_535
@@ -20,7 +20,7 @@ CHUNK_FIELDS = ("key", "document", "ordinal", "start", "stop", "heading", "text"
 
 
 def create_chunks(client: Any, name: str, dim: int) -> None:
-    """A collection with one row per chunk."""
+    """Create a collection with one row per chunk."""
     pymilvus = require("pymilvus", "milvus")
     kinds = pymilvus.DataType
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -48,8 +48,8 @@ def create_chunks(client: Any, name: str, dim: int) -> None:
     client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
 
 
-def create_facts(client: Any, name: str) -> None:
-    """A small collection of names and values; Milvus wants a vector in every collection."""
+def create_meta(client: Any, name: str) -> None:
+    """Create a small collection of names and values; Milvus requires a vector in every collection."""
     kinds = require("pymilvus", "milvus").DataType
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("name", kinds.VARCHAR, max_length=256, is_primary=True)
@@ -60,36 +60,36 @@ def create_facts(client: Any, name: str) -> None:
     client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
 
 
-def rows_of(entry: ChunkRecord, version: int) -> Iterator[dict[str, Any]]:
+def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]]:
     """One row per chunk, written by the change of that version."""
-    for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True)):
-        words = " ".join(terms(piece.searchable))
-        if max(len(piece.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
-            raise InvalidParameter(f"a chunk of {entry.id!r:.60} is longer than Milvus stores; use smaller chunks")
+    for ordinal, (chunk, vector) in enumerate(zip(document.chunks, document.vectors, strict=True)):
+        words = " ".join(terms(chunk.searchable))
+        if max(len(chunk.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
+            raise InvalidParameter(f"a chunk of {document.id!r:.60} is longer than Milvus stores; use smaller chunks")
         yield {
-            "key": _key(entry.id, ordinal, version),
+            "key": _key(document.id, ordinal, version),
             "version": version,
-            "document": entry.id,
+            "document": document.id,
             "ordinal": ordinal,
-            "start": piece.start,
-            "stop": piece.end,
-            "heading": piece.heading,
-            "text": piece.text,
-            "source": entry.source,
-            "digest": entry.digest.hex(),
-            "metadata": dict(entry.metadata),
+            "start": chunk.start,
+            "stop": chunk.end,
+            "heading": chunk.heading,
+            "text": chunk.text,
+            "source": document.source,
+            "digest": document.digest.hex(),
+            "metadata": dict(document.metadata),
             "terms": words,
             "vector": vector.tolist(),
         }
 
 
 def _key(document: str, ordinal: int, version: int) -> int:
-    """63 bits of a hash; a new version of a chunk never overwrites an old one."""
+    """63 bits of a hash; a new version of a chunk never overwrites the old one."""
     digest = hashlib.sha256(f"{version}\0{ordinal}\0{document}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 
 def chunk_of(row: Mapping[str, Any]) -> StoredChunk:
     """A chunk from the fields CHUNK_FIELDS."""
-    piece = TextChunk(row["text"], row["start"], row["stop"], row["heading"])
-    return StoredChunk(row["key"], row["document"], row["ordinal"], piece, row["source"], row["metadata"])
+    chunk = TextChunk(row["text"], row["start"], row["stop"], row["heading"])
+    return StoredChunk(row["key"], row["document"], row["ordinal"], chunk, row["source"], row["metadata"])

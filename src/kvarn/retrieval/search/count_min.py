@@ -1,4 +1,4 @@
-"""How often was this asked lately? A count-min sketch with conservative update and decay: a fixed table, never too low.
+"""A count-min sketch with conservative update and decay: recent frequencies in a fixed table, never too low.
 
 Cormode and Muthukrishnan 2005; conservative update: Estan and Varghese 2002. An estimate exceeds the true (decayed)
 count by at most e / width of all counts, but for one case in e^depth.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-MAX_SCALE = 2.0**40  # then the table is divided by the scale, before floats lose the small counts
+MAX_SCALE = 2.0**40  # beyond it the table is divided by the scale, before floats lose the small counts
 
 
 class CountMinSketch:
@@ -30,11 +30,11 @@ class CountMinSketch:
         self._rows = np.arange(depth)
         self._rate = math.log(2.0) / half_life_s
         self._clock = clock
-        self._began = clock()
+        self._origin = clock()
 
     def add(self, item: str, by: float = 1.0) -> float:
         """Count an item; returns the estimate with it."""
-        # Instead of shrinking all counts, new ones weigh more: the table is in units of the beginning.
+        # Instead of shrinking all counts, new ones weigh more: the table holds counts as of the origin.
         scale = self._scale()
         columns = self._columns(item)
         cells = self._table[self._rows, columns]
@@ -44,14 +44,14 @@ class CountMinSketch:
 
     def estimate(self, item: str) -> float:
         """At least the decayed count of an item."""
-        scale = self._scale()  # first: it may rescale the table
+        scale = self._scale()  # before reading: it may rescale the table
         return float(self._table[self._rows, self._columns(item)].min() / scale)
 
     def _scale(self) -> float:
-        scale = math.exp(min(self._rate * (self._clock() - self._began), 700.0))
+        scale = math.exp(min(self._rate * (self._clock() - self._origin), 700.0))
         if scale > MAX_SCALE:
             self._table /= scale
-            self._began = self._clock()
+            self._origin = self._clock()
             scale = 1.0
         return scale
 

@@ -1,7 +1,7 @@
-"""Hits to a prompt: the best whole chunks within a budget of tokens, in an order that repeats, with numbers to cite.
+"""Hits to a RAG prompt: the best whole chunks within a budget of tokens, in a stable order, numbered for citation.
 
-Chunks stand in front of the question, sorted by document and place: the same hits give the same prefix, whatever their
-scores, and the KV cache finds it. What does not fit is left out whole and told.
+Chunks come before the question, sorted by document and position: the same hits give the same prefix, whatever their
+scores, and hit the prefix cache. A chunk that does not fit is left out whole and reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_SOURCES = "No source was found for this question; say so."
 
 @dataclass(frozen=True, slots=True)
 class Grounding:
-    """How a chat looks things up in a collection; what `retrieve=` takes beside a collection itself."""
+    """Options of retrieval for a chat; what `retrieve=` takes besides a collection itself."""
 
     collection: Collection
     k: int = 4
@@ -42,7 +42,7 @@ class Grounding:
             raise InvalidParameter(f"the budget for sources is {self.budget!r:.40}; give a number of tokens")
 
     def ground(self, messages: Sequence[Message], count: Count, context: int) -> Grounded:
-        """The conversation with sources in front of its last question, and where they come from."""
+        """Search for the last question and put the sources before it; returns messages and citations."""
         query = self.query or last_question(messages)
         hits = self.collection.search(query, self.k, self.mode, self.filter, self.tuning)
         budget = self.budget or min(DEFAULT_BUDGET, context // 2)
@@ -52,7 +52,7 @@ class Grounding:
 
 
 def last_question(messages: Sequence[Message]) -> str:
-    """What the user said last."""
+    """The text of the user's last message."""
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content")
@@ -65,7 +65,7 @@ def last_question(messages: Sequence[Message]) -> str:
 
 
 def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list[Hit]]:
-    """Whole chunks, best first, as long as they fit, in a stable order; and those that are left out."""
+    """The best whole chunks that fit into the budget, in a stable order; and those that do not."""
     chosen: list[Hit] = []
     left_out: list[Hit] = []
     room = budget
@@ -86,19 +86,19 @@ def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list
 
 
 def with_sources(messages: Sequence[Message], hits: Sequence[Hit]) -> list[Message]:
-    """The messages with the sources in front of the last question: small models overlook them anywhere else."""
+    """The messages with the sources before the last question: small models overlook them anywhere else."""
     sources = "\n\n".join(source_text(number, hit) for number, hit in enumerate(hits, 1))
-    told = f"Sources:\n\n{sources}\n\n{RULE}\n\n" if hits else f"{NO_SOURCES}\n\n"
-    place = max((n for n, message in enumerate(messages) if message.get("role") == "user"), default=None)
-    if place is None:
-        return [*messages, {"role": "user", "content": told.strip()}]
-    content = messages[place].get("content")
-    grown = told + content if isinstance(content, str) else [{"type": "text", "text": told}, *(content or ())]
-    return [*messages[:place], {**messages[place], "content": grown}, *messages[place + 1 :]]
+    prefix = f"Sources:\n\n{sources}\n\n{RULE}\n\n" if hits else f"{NO_SOURCES}\n\n"
+    position = max((n for n, message in enumerate(messages) if message.get("role") == "user"), default=None)
+    if position is None:
+        return [*messages, {"role": "user", "content": prefix.strip()}]
+    content = messages[position].get("content")
+    extended = prefix + content if isinstance(content, str) else [{"type": "text", "text": prefix}, *(content or ())]
+    return [*messages[:position], {**messages[position], "content": extended}, *messages[position + 1 :]]
 
 
 def source_text(number: int, hit: Hit) -> str:
-    """One source as the model reads it."""
+    """One source as it is in the prompt."""
     title = " > ".join(filter(None, (hit.source or hit.document, hit.heading)))
     return f"[{number}] {title}\n{hit.text}"
 

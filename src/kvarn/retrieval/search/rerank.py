@@ -1,6 +1,6 @@
-"""Order documents by a model that reads query and document together: a cross-encoder, or a language model's yes and no.
+"""Reranking by a model that reads query and document together: a cross-encoder, or a chat model's Yes and No.
 
-A document too long for the cross-encoder counts as the best of its parts. Knows models; knows no index.
+A document too long for the cross-encoder has the score of its best part. Knows models; knows no index.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvarn.behalf import caller_priority
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder
-from kvarn.retrieval.ingest.chunking import Chunking, cut
+from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.types import Document, Float32, Hit
 from kvarn.types import Completion, SamplingParams
 
@@ -23,31 +22,31 @@ if TYPE_CHECKING:
     from kvarn.llm import LLM
 
 MAX_QUERY_SHARE = 0.5  # of the cross-encoder's context
-BIAS = 100.0  # makes one word certain, so that its log-probability is told; scores are taken before it
+BIAS = 100.0  # makes one token certain, so that its logprob is reported; logprobs are taken before the bias
 TASK = "Judge whether the document answers the query. Answer Yes or No."
 
 
-class Judgement(Protocol):
-    """Documents made ready for a model to read."""
+class RerankBatch(Protocol):
+    """Prompts of documents, ready to be scored by a model."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all prompts together."""
 
-    def scores(self, tenant: str = "", /) -> Float32:
+    def scores(self, tenant: str = "", priority: int = 0, /) -> Float32:
         """How well each document answers the query, 0 to 1. The tenant salts the prefix cache."""
 
 
-def prepare(llm: LLM, query: str, documents: Sequence[str]) -> Judgement:
-    """Make prompts of documents; nothing is computed yet."""
+def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
+    """Make the prompts; nothing is computed yet."""
     generation = llm.spec.generation
     if not isinstance(generation, Encoder):
-        return _YesOrNo(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
+        return _ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
         )
-    return _Classified(llm, query, [_parts(llm, query, document) for document in documents])
+    return _CrossEncoderBatch(llm, query, [_parts(llm, query, document) for document in documents])
 
 
 def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
@@ -56,19 +55,19 @@ def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> 
 
 
 def rerank_hits(llm: LLM, query: str, hits: Sequence[Hit], k: int, tenant: str = "") -> list[Hit]:
-    """The k best of some hits, with their new scores; of equal ones the earlier."""
+    """The k best of the hits with their new scores; among equal scores the earlier one first."""
     return best_hits(hits, rerank(llm, query, [hit.text for hit in hits], tenant), k)
 
 
 def best_hits(hits: Sequence[Hit], scores: Sequence[float] | Float32, k: int) -> list[Hit]:
-    """The k hits with the highest scores, which they carry from now on."""
+    """The k hits with the highest scores, carrying these scores."""
     order = sorted(range(len(hits)), key=lambda number: (-scores[number], number))[:k]
     return [replace(hits[number], score=float(scores[number])) for number in order]
 
 
 @dataclass(frozen=True, slots=True)
-class _Classified:
-    """Parts of documents beside the query, for a cross-encoder."""
+class _CrossEncoderBatch:
+    """Pairs of the query and a part of a document."""
 
     llm: LLM
     query: str
@@ -77,27 +76,27 @@ class _Classified:
     @property
     def num_tokens(self) -> int:
         encode = self.llm.tokenizer.encode
-        num_around = len(encode(self.query)) + 1  # [CLS] query [SEP] part [SEP]
+        num_fixed = len(encode(self.query)) + 1  # [CLS] query [SEP] part [SEP]
         texts = [part for one in self.parts for part in one]
-        return sum(num_around + len(encode(text, add_special=False)) for text in texts)
+        return sum(num_fixed + len(encode(text, add_special=False)) for text in texts)
 
-    def scores(self, _tenant: str = "", /) -> Float32:
-        logits = self.llm.classify([(self.query, part) for one in self.parts for part in one])
+    def scores(self, _tenant: str = "", priority: int = 0, /) -> Float32:
+        logits = self.llm.classify([(self.query, part) for one in self.parts for part in one], priority=priority)
         starts = np.cumsum([0, *map(len, self.parts)])[:-1]
         return np.maximum.reduceat(_relevance(logits), starts).astype(np.float32)
 
 
 def _relevance(logits: Float32) -> Float32:
-    """One label: its sigmoid. Several: the share of the last, which is the most relevant."""
+    """One label: its sigmoid. Several: the softmax of the last, which is the most relevant."""
     wide = logits.astype(np.float64)
     if wide.shape[1] == 1:
         return np.asarray(1.0 / (1.0 + np.exp(-wide[:, 0])), np.float32)
-    shares = np.exp(wide - wide.max(axis=1, keepdims=True))
-    return np.asarray(shares[:, -1] / shares.sum(axis=1), np.float32)
+    weights = np.exp(wide - wide.max(axis=1, keepdims=True))
+    return np.asarray(weights[:, -1] / weights.sum(axis=1), np.float32)
 
 
 def _parts(llm: LLM, query: str, document: str) -> list[str]:
-    """A document in pieces that fit beside the query."""
+    """A document in parts that fit into the context together with the query."""
     encode = llm.tokenizer.encode
     num_query = len(encode(query))
     if num_query > MAX_QUERY_SHARE * llm.context:
@@ -106,31 +105,30 @@ def _parts(llm: LLM, query: str, document: str) -> list[str]:
             "shorten it"
         )
     room = llm.context - num_query - (len(encode("x")) - 1)
-    pieces = cut(Document(document), Chunking(room, 0), lambda text: len(encode(text, add_special=False)))
-    return [piece.text for piece in pieces] or [document]
+    chunks = split(Document(document), Chunking(room, 0), lambda text: len(encode(text, add_special=False)))
+    return [chunk.text for chunk in chunks] or [document]
 
 
 @dataclass(frozen=True, slots=True)
-class _YesOrNo:
-    """One question per document, for a model that chats."""
+class _ChatBatch:
+    """One prompt per document, for a model that chats."""
 
     llm: LLM
     prompts: Sequence[list[int]]
 
     @property
     def num_tokens(self) -> int:
-        """Each prompt once: it is sent for Yes and for No, and the second finds it cached."""
+        """Each prompt counts once: it is sent for Yes and for No, and the second is in the prefix cache."""
         return sum(map(len, self.prompts))
 
-    def scores(self, tenant: str = "", /) -> Float32:
+    def scores(self, tenant: str = "", priority: int = 0, /) -> Float32:
         """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
-        yes, no = (_logprobs(self.llm, self.prompts, word, tenant) for word in ("Yes", "No"))
+        yes, no = (_logprobs(self.llm, self.prompts, word, tenant, priority) for word in ("Yes", "No"))
         return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
 
 
-def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str) -> list[float]:
+def _logprobs(llm: LLM, prompts: Sequence[list[int]], word: str, tenant: str, priority: int) -> list[float]:
     token_id = llm.tokenizer.encode(word, add_special=False)[0]
-    priority = caller_priority.get()
     params = SamplingParams(max_tokens=1, temperature=0.0, logit_bias={token_id: BIAS}, logprobs=0, priority=priority)
     handles = [llm.submit(prompt, params, tenant=tenant) for prompt in prompts]
     return [_logprob_of(handle.result(), token_id) for handle in handles]

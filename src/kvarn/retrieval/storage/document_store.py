@@ -1,6 +1,6 @@
-"""The truth of one collection: documents, chunks and vectors in one SQLite file, a version for every change.
+"""The documents of one collection: texts, chunks and vectors in one SQLite file, a version for every change.
 
-The search indexes are made from it and can always be made again. Knows no HNSW and no BM25.
+The source of truth: the search indexes are built from it and can always be rebuilt. Knows no HNSW and no BM25.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.filters import Condition, to_sql
-from kvarn.retrieval.types import ChunkRecord, Float32, StoredChunk, TextChunk
+from kvarn.retrieval.types import EmbeddedDocument, Float32, StoredChunk, TextChunk
 
-FILE = "truth.sqlite"
+FILE = "truth.sqlite"  # not renamed: existing collections have it
 FORMAT = 1
-BUSY_S = 30.0
-VARIABLES = 500  # in one statement
+BUSY_TIMEOUT_S = 30.0
+MAX_VARIABLES = 500  # in one statement
 CACHE_KIB = 65_536  # of pages: a search reads a few hundred vectors from all over the file
+# facts: values about the whole collection, see meta(). removed: chunks that an index may still hold.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS documents (
@@ -51,42 +52,39 @@ class DocumentStore:
             if self._writer is not None:
                 self._writer.executescript(_TABLES)
         self._reader_lock = threading.RLock()
-        if self.fact("format", FORMAT) != FORMAT:
+        if self.meta("format", FORMAT) != FORMAT:
             raise StorageError(f"{self._path} was written by another version of Kvarn; index the documents again")
 
     @property
     def version(self) -> int:
         """Grows with every change."""
-        return int(self.fact("version", 0))
+        return int(self.meta("version", 0))
 
     @property
     def num_chunks(self) -> int:
         return int(self._one("SELECT count(*) FROM chunks")[0])
 
-    @property
-    def num_documents(self) -> int:
-        return int(self._one("SELECT count(*) FROM documents")[0])
-
-    def fact(self, name: str, default: Any = None) -> Any:
-        """A value about the whole collection."""
+    def meta(self, name: str, default: Any = None) -> Any:
+        """A value about the whole collection, such as the length of its vectors."""
         row = self._rows("SELECT value FROM facts WHERE name = ?", (name,))
         return row[0][0] if row else default
 
-    def set_facts(self, facts: Mapping[str, Any]) -> None:
+    def set_meta(self, values: Mapping[str, Any]) -> None:
+        """Store values about the whole collection."""
         with self._transaction() as cursor:
-            cursor.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", list(facts.items()))
+            cursor.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", list(values.items()))
 
-    def put(self, entries: Sequence[ChunkRecord]) -> int:
+    def put(self, documents: Sequence[EmbeddedDocument]) -> int:
         """Add or replace documents, all of them or none; returns the new version."""
         with self._transaction() as cursor:
             version = self._next_version(cursor)
-            for entry in entries:
-                _remove(cursor, [entry.id], version)
-                _insert(cursor, entry, version)
+            for document in documents:
+                _remove(cursor, [document.id], version)
+                _insert(cursor, document, version)
         return version
 
     def remove(self, document_ids: Sequence[str]) -> tuple[int, int]:
-        """Remove documents; returns how many were there, and the version."""
+        """Remove documents; returns how many were there, and the new version."""
         with self._transaction() as cursor:
             version = self._next_version(cursor)
             return _remove(cursor, document_ids, version), version
@@ -98,32 +96,32 @@ class DocumentStore:
         return added, removed
 
     def forget_removed(self, version: int) -> None:
-        """Drop the record of removals that every index has seen."""
+        """Drop the record of removals up to a version that every index has applied."""
         with self._transaction() as cursor:
             cursor.execute("DELETE FROM removed WHERE version <= ?", (version,))
 
     def chunks(self, keys: Sequence[int]) -> dict[int, StoredChunk]:
-        """The chunks with these keys; those that are gone are left out."""
+        """Chunks by key; removed ones are left out."""
         rows = self._many(
             "SELECT c.key, d.id, c.ordinal, c.text, c.start, c.stop, c.heading, d.source, d.metadata"
             " FROM chunks c JOIN documents d ON d.key = c.document WHERE c.key IN ({})",
             keys,
         )
         return {
-            key: StoredChunk(key, document, ordinal, TextChunk(*piece), source, json.loads(metadata))
-            for key, document, ordinal, *piece, source, metadata in rows
+            key: StoredChunk(key, document, ordinal, TextChunk(*chunk), source, json.loads(metadata))
+            for key, document, ordinal, *chunk, source, metadata in rows
         }
 
     def vectors(self, keys: Sequence[int]) -> dict[int, Float32]:
-        """The vectors of these chunks, as they were given."""
+        """Vectors by key of their chunk, in f32 as they were added."""
         rows = self._many("SELECT key, vector FROM chunks WHERE key IN ({})", keys)
         return {key: np.frombuffer(blob, np.float32) for key, blob in rows}
 
     def matching(self, condition: Condition) -> list[int]:
         """Keys of the chunks whose document meets a condition."""
         sql, arguments = to_sql(condition)
-        wanted = f"SELECT key FROM documents WHERE {sql}"
-        return [key for (key,) in self._rows(f"SELECT key FROM chunks WHERE document IN ({wanted})", arguments)]
+        documents = f"SELECT key FROM documents WHERE {sql}"
+        return [key for (key,) in self._rows(f"SELECT key FROM chunks WHERE document IN ({documents})", arguments)]
 
     def documents(self) -> list[dict[str, Any]]:
         """id, source, metadata and number of chunks of every document."""
@@ -137,26 +135,26 @@ class DocumentStore:
         ]
 
     def digests(self, document_ids: Sequence[str]) -> dict[str, bytes]:
-        """Content hashes of the documents that are there."""
+        """Content hashes of those documents that are stored."""
         return dict(self._many("SELECT id, digest FROM documents WHERE id IN ({})", document_ids))
 
     def owners(self, digests: Sequence[bytes]) -> dict[bytes, str]:
-        """Which document has a content hash."""
+        """Ids of the documents that have these content hashes."""
         return dict(self._many("SELECT digest, id FROM documents WHERE digest IN ({})", digests))
 
     def ids_from(self, source: str) -> list[str]:
-        """Documents of a source, or of a folder of sources."""
+        """Ids of the documents of a file, or of all files below a folder."""
         prefix = source.rstrip("/") + "/"
         sql = "SELECT id FROM documents WHERE source = ? OR substr(source, 1, ?) = ? ORDER BY id"
         return [id_ for (id_,) in self._rows(sql, (source, len(prefix), prefix))]
 
     def check(self) -> None:
-        """Raise if the file is damaged or its parts disagree."""
+        """Raise if the file is damaged or a chunk has no document."""
         with _storage_errors(self._path):
-            verdict = self._one("PRAGMA quick_check")[0]
+            result = self._one("PRAGMA quick_check")[0]
             orphans = self._one("SELECT count(*) FROM chunks WHERE document NOT IN (SELECT key FROM documents)")[0]
-        if verdict != "ok" or orphans:
-            raise StorageError(f"{self._path} is damaged ({verdict}, {orphans} orphans); index the documents again")
+        if result != "ok" or orphans:
+            raise StorageError(f"{self._path} is damaged ({result}, {orphans} orphans); index the documents again")
 
     def close(self) -> None:
         for connection in (self._reader, self._writer):
@@ -193,25 +191,25 @@ class DocumentStore:
     def _many(self, sql: str, values: Sequence[Any]) -> Iterable[Any]:
         """Rows for a list of values of any length."""
         rows: list[Any] = []
-        for start in range(0, len(values), VARIABLES):
-            part = list(values[start : start + VARIABLES])
-            rows += self._rows(sql.format(",".join("?" * len(part))), part)
+        for start in range(0, len(values), MAX_VARIABLES):
+            some = list(values[start : start + MAX_VARIABLES])
+            rows += self._rows(sql.format(",".join("?" * len(some))), some)
         return rows
 
 
-def _insert(cursor: sqlite3.Cursor, entry: ChunkRecord, version: int) -> None:
-    metadata = json.dumps(dict(entry.metadata), ensure_ascii=False, sort_keys=True)
+def _insert(cursor: sqlite3.Cursor, document: EmbeddedDocument, version: int) -> None:
+    metadata = json.dumps(dict(document.metadata), ensure_ascii=False, sort_keys=True)
     cursor.execute(
         "INSERT INTO documents (id, source, digest, metadata) VALUES (?, ?, ?, ?)",
-        (entry.id, entry.source, entry.digest, metadata),
+        (document.id, document.source, document.digest, metadata),
     )
-    document = cursor.lastrowid
+    key = cursor.lastrowid
     cursor.executemany(
         "INSERT INTO chunks (document, ordinal, start, stop, heading, text, vector, version)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [
-            (document, ordinal, piece.start, piece.end, piece.heading, piece.text, vector.tobytes(), version)
-            for ordinal, (piece, vector) in enumerate(zip(entry.pieces, entry.vectors, strict=True))
+            (key, ordinal, chunk.start, chunk.end, chunk.heading, chunk.text, vector.tobytes(), version)
+            for ordinal, (chunk, vector) in enumerate(zip(document.chunks, document.vectors, strict=True))
         ],
     )
 
@@ -230,7 +228,7 @@ def _remove(cursor: sqlite3.Cursor, document_ids: Sequence[str], version: int) -
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    connection = _connection(str(path))
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -238,16 +236,20 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
-    """Read-only; where the folder forbids the shared-memory file of the log, the file alone, which is whole."""
+    """Read-only. Where SQLite may not create the WAL's shared-memory file, the database file alone, as immutable."""
     for options in ("mode=ro", "mode=ro&immutable=1"):
         try:
             uri = f"{path.absolute().as_uri()}?{options}"
-            connection = sqlite3.connect(uri, timeout=BUSY_S, isolation_level=None, uri=True, check_same_thread=False)
+            connection = _connection(uri, is_uri=True)
             connection.execute("SELECT count(*) FROM facts")
         except sqlite3.OperationalError:
             continue
         return connection
     raise StorageError(f"{path} cannot be read; check its permissions")
+
+
+def _connection(database: str, *, is_uri: bool = False) -> sqlite3.Connection:
+    return sqlite3.connect(database, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=is_uri, check_same_thread=False)
 
 
 @contextmanager

@@ -1,78 +1,77 @@
-"""The embedded store: truth in SQLite, an HNSW graph and a BM25 index beside it, and the order they are written in.
+"""The embedded Retriever: a document store in SQLite, an HNSW graph and a BM25 index beside it.
 
-    put: truth committed -> graph in memory, BM25 committed -> now and then: graph saved, manifest last
+    put: store committed -> graph changed in memory, BM25 committed -> at a checkpoint: graph saved, manifest written
 
-A crash at any point leaves the truth whole; opening brings both indexes up to it, from the manifest's version on, or
-makes a damaged one again. Knows vectors and texts; knows no models.
+A crash at any point leaves the store intact; opening brings both indexes up to its version, starting from the
+manifest's, or rebuilds a damaged one. Knows vectors and texts; knows no models.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvarn.errors import RetrievalError, StorageError
 from kvarn.retrieval.filters import Condition
 from kvarn.retrieval.storage.document_store import DocumentStore
-from kvarn.retrieval.storage.folder import FolderLock, claim
+from kvarn.retrieval.storage.folder import FolderLock, lock_for_writing
 from kvarn.retrieval.storage.index_sync import IndexSync
-from kvarn.retrieval.types import ChunkRecord, Float32, Scored, StoredChunk
+from kvarn.retrieval.types import EmbeddedDocument, Float32, Scored
 
 
 class EmbeddedIndex:
-    """A collection in one folder; the process that may change it holds its lock."""
+    """A collection in one folder; the process that may change it holds the folder's lock."""
 
     def __init__(self, folder: Path, *, seed: int = 0, read_only: bool = False) -> None:
         self.folder = folder
         self._lock = threading.RLock()  # changes; searches need none
-        self._folder_lock: FolderLock | None = None if read_only else claim(folder)
+        self._folder_lock: FolderLock | None = None if read_only else lock_for_writing(folder)
         self.is_writable = self._folder_lock is not None
         try:
-            self._truth = DocumentStore(folder, is_writable=self.is_writable)
-            self._seed = int(self._truth.fact("seed", seed))
-            self._matching: tuple[tuple[int, Condition], list[int]] | None = None
+            self.store = DocumentStore(folder, is_writable=self.is_writable)
+            self._seed = int(self.store.meta("seed", seed))
+            self._matching: tuple[tuple[int, Condition], list[int]] | None = None  # (version, condition), keys
             self._counted = (-1, 0)  # version, chunks
-            self._parts = IndexSync(folder, self._truth, self._seed, is_writable=self.is_writable)
+            self._sync = IndexSync(folder, self.store, self._seed, is_writable=self.is_writable)
         except BaseException:
-            self._give_free()
+            self._release()
             raise
 
     @property
     def version(self) -> int:
-        return self._truth.version if not self.is_writable else self._parts.version
+        return self.store.version if not self.is_writable else self._sync.version
 
     @property
     def num_chunks(self) -> int:
         """Counted once per version: SQLite walks a whole index for it."""
         version, count = self._counted
         if version != self.version:
-            version, count = self._counted = (self.version, self._truth.num_chunks)
+            version, count = self._counted = (self.version, self.store.num_chunks)
         return count
 
     @property
     def dim(self) -> int | None:
-        dim = self._truth.fact("dim")
+        dim = self.store.meta("dim")
         return None if dim is None else int(dim)
 
-    def put(self, entries: Sequence[ChunkRecord]) -> None:
+    def put(self, documents: Sequence[EmbeddedDocument]) -> None:
         """Add or replace documents: after a crash all of them are there, or none."""
         with self._lock:
-            self._agree_on_dim(entries)
-            self._parts.bring(self._truth.put(entries))
+            self._agree_on_dim(documents)
+            self._sync.catch_up(self.store.put(documents))
 
     def remove(self, document_ids: Sequence[str]) -> int:
         """Remove documents; returns how many were there."""
         with self._lock:
-            num_removed, version = self._truth.remove(document_ids)
-            self._parts.bring(version)
+            num_removed, version = self.store.remove(document_ids)
+            self._sync.catch_up(version)
         return num_removed
 
     def dense(self, vector: Float32, k: int, where: Condition | None) -> list[Scored]:
-        """The k chunks nearest by cosine, best first."""
-        self._follow()
-        graph = self._parts.dense
+        """The k nearest chunks by cosine, best first."""
+        self._refresh()
+        graph = self._sync.dense
         if graph is None:
             return []
         if vector.shape != (graph.dim,):
@@ -84,80 +83,56 @@ class EmbeddedIndex:
 
     def sparse(self, query: str, k: int, where: Condition | None) -> list[Scored]:
         """The k best chunks by BM25."""
-        self._follow()
-        return self._parts.sparse.search(query, k, self._allowed(where))
-
-    def chunks(self, keys: Sequence[int]) -> Mapping[int, StoredChunk]:
-        return self._truth.chunks(keys)
-
-    def vectors(self, keys: Sequence[int]) -> Mapping[int, Float32]:
-        return self._truth.vectors(keys)
-
-    def digests(self, document_ids: Sequence[str]) -> Mapping[str, bytes]:
-        return self._truth.digests(document_ids)
-
-    def owners(self, digests: Sequence[bytes]) -> Mapping[bytes, str]:
-        return self._truth.owners(digests)
-
-    def ids_from(self, source: str) -> list[str]:
-        return self._truth.ids_from(source)
-
-    def documents(self) -> list[dict[str, Any]]:
-        return self._truth.documents()
-
-    def fact(self, name: str, default: Any = None) -> Any:
-        return self._truth.fact(name, default)
-
-    def set_facts(self, facts: Mapping[str, Any]) -> None:
-        self._truth.set_facts(facts)
+        self._refresh()
+        return self._sync.sparse.search(query, k, self._allowed(where))
 
     def flush(self) -> None:
-        """Save the graph and write the manifest: what follows a crash is then quick."""
+        """Save the graph and write the manifest, which makes the next open after a crash fast."""
         with self._lock:
-            self._parts.save()
+            self._sync.save()
 
     def optimise(self) -> None:
-        """Make both indexes anew from the truth, as if nothing had ever been removed."""
+        """Rebuild both indexes from the store, without what removed documents have left."""
         with self._lock:
-            self._parts.rebuild()
+            self._sync.rebuild()
 
     def check(self) -> None:
-        """Raise unless truth and indexes hold the same chunks."""
-        self._truth.check()
-        graph, num_texts = self._parts.dense, len(self._parts.sparse)
+        """Raise unless the store and both indexes hold the same chunks."""
+        self.store.check()
+        graph, num_texts = self._sync.dense, len(self._sync.sparse)
         num_chunks, num_dense = self.num_chunks, 0 if graph is None else len(graph)
         if not num_chunks == num_dense == num_texts:
             raise StorageError(f"{num_chunks} chunks, {num_dense} vectors and {num_texts} texts are indexed")
 
     def close(self) -> None:
-        """Save what is not saved yet and give the folder free."""
+        """Save what is not saved yet and unlock the folder."""
         with self._lock:
             try:
                 self.flush()
             finally:
-                self._give_free()
+                self._release()
 
-    def _follow(self) -> None:
+    def _refresh(self) -> None:
         """In a process that only reads: see what the writing one has committed."""
         if self.is_writable:
             return
         with self._lock:
-            version = self._truth.version
-            if version != self._parts.version:
-                self._parts.follow(version)
+            version = self.store.version
+            if version != self._sync.version:
+                self._sync.refresh(version)
 
     def _allowed(self, where: Condition | None) -> list[int] | None:
-        """Keys that meet a condition; both kinds of search ask, one query is enough."""
+        """Keys that meet a condition; kept, because a hybrid search needs them twice."""
         if where is None:
             return None
-        key = (self._parts.version, where)
-        known = self._matching
-        if known is None or known[0] != key:
-            known = self._matching = (key, self._truth.matching(where))
-        return known[1]
+        key = (self._sync.version, where)
+        cached = self._matching
+        if cached is None or cached[0] != key:
+            cached = self._matching = (key, self.store.matching(where))
+        return cached[1]
 
-    def _agree_on_dim(self, entries: Sequence[ChunkRecord]) -> None:
-        dims = {entry.vectors.shape[1] for entry in entries if len(entry.vectors)}
+    def _agree_on_dim(self, documents: Sequence[EmbeddedDocument]) -> None:
+        dims = {document.vectors.shape[1] for document in documents if len(document.vectors)}
         dims |= {self.dim} - {None}
         if len(dims) > 1:
             raise RetrievalError(
@@ -165,13 +140,13 @@ class EmbeddedIndex:
                 "collection; embed with the model it was made with"
             )
         if dims and self.dim is None:
-            self._truth.set_facts({"dim": dims.pop(), "seed": self._seed})
+            self.store.set_meta({"dim": dims.pop(), "seed": self._seed})
 
-    def _give_free(self) -> None:
-        for name in ("_parts", "_truth"):
-            part = getattr(self, name, None)
-            if part is not None:
-                part.close()
+    def _release(self) -> None:
+        for name in ("_sync", "store"):  # missing if the constructor failed before it
+            opened = getattr(self, name, None)
+            if opened is not None:
+                opened.close()
         if self._folder_lock is not None:
             self._folder_lock.release()
             self._folder_lock = None

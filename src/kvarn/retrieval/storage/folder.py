@@ -1,23 +1,23 @@
-"""The folder of a collection: who may change it, and whether its files are those that were written."""
+"""The folder of a collection: the lock of the one process that may write to it, and digests of its files."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
 from kvarn.errors import StorageError
-from kvarn.retrieval.storage.hnsw import file_digest
 
 FolderLock = BaseFileLock
 LOCK = "writer.lock"
 MUTABLE = ("meta.json", ".managed.json")  # rewritten in place; everything else in a BM25 folder is written once
 
 
-def claim(folder: Path) -> FolderLock:
-    """Become the one process that may change a folder, making it if need be."""
+def lock_for_writing(folder: Path) -> FolderLock:
+    """Take the writer's lock of a folder, which is created if it does not exist; StorageError if another has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
@@ -33,6 +33,12 @@ def claim(folder: Path) -> FolderLock:
     return lock
 
 
+def file_digest(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
 def file_digests(folder: Path) -> dict[str, str]:
     """Digests of the files that never change once written."""
     digests = {}
@@ -46,5 +52,5 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 
 def is_intact(folder: Path, digests: Mapping[str, str]) -> bool:
-    """Whether the files that are still there are as they were; merges may have removed some."""
+    """Whether the files that still exist have these digests; merges may have removed some."""
     return all(file_digest(folder / name) == digest for name, digest in digests.items() if (folder / name).is_file())

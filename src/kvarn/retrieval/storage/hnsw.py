@@ -1,12 +1,11 @@
 """The dense index of one collection: an HNSW graph of unit vectors (usearch).
 
-Built by one thread, so that two equal builds agree. Distances are taken in bf16, and the best candidates are scored
-again from the f32 vectors of the truth. Knows keys and vectors; knows no texts.
+Built by one thread, so that equal builds give equal files. The graph holds bf16; the best candidates are rescored from
+the f32 vectors of the document store. Knows keys and vectors; knows no texts.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +16,15 @@ import numpy as np
 
 from kvarn.errors import StorageError
 from kvarn.retrieval.extras import require
-from kvarn.retrieval.search.fusion import top_k
+from kvarn.retrieval.top_k import top_k
 from kvarn.retrieval.types import Float32, Scored
 
 CONNECTIVITY = 16  # edges of a node; twice as many on the lowest level
 EXPANSION_ADD = 128
 EXPANSION_SEARCH = 96
-ADD_BATCH = 256  # held under the lock: searches wait at most this long
-RESCORE = 20  # candidates beyond those wanted, at least as many as those
-EXACT_SHARE = 0.1  # filters that let less than this pass are scanned exactly
+ADD_BATCH = 256  # vectors added under the lock at once: how long a search may wait
+MIN_RESCORED = 20  # candidates beyond k that are rescored; k of them if k is larger
+EXACT_SHARE = 0.1  # filters that match a smaller share are scanned exactly
 Vectors = Callable[[Sequence[int]], Mapping[int, Float32]]
 
 
@@ -43,7 +42,7 @@ class DenseIndex:
         return len(self._graph)
 
     def load(self, path: Path) -> None:
-        """Take over a saved graph; raises what usearch raises, or ValueError if it is of another shape."""
+        """Load a saved graph; raises what usearch raises, or ValueError if its dimensions differ."""
         graph = require("usearch.index").Index.restore(str(path))
         if graph is None or graph.ndim != self.dim:
             raise ValueError(f"{path} holds no graph of {self.dim} dimensions")
@@ -51,14 +50,14 @@ class DenseIndex:
         self._graph = graph
 
     def save(self, path: Path) -> None:
-        """Write the graph under a temporary name, then give it its own."""
-        part = path.with_suffix(".part")
+        """Write the graph to a temporary file, then rename that."""
+        partial = path.with_suffix(".part")
         try:
             with self._lock:
-                self._graph.save(str(part))
-            with part.open("rb+") as file:
+                self._graph.save(str(partial))
+            with partial.open("rb+") as file:
                 os.fsync(file.fileno())
-            part.replace(path)
+            partial.replace(path)
         except (OSError, RuntimeError) as error:
             raise StorageError(f"{path} cannot be written: {error}; nothing is lost, free the disk") from error
 
@@ -67,29 +66,29 @@ class DenseIndex:
         if not len(keys):
             return
         order = np.random.default_rng([self._seed, int(keys[0])]).permutation(len(keys))
-        chosen = np.asarray(keys, np.uint64)[order]
+        shuffled = np.asarray(keys, np.uint64)[order]
         for start in range(0, len(order), ADD_BATCH):
-            part = chosen[start : start + ADD_BATCH]
+            batch = shuffled[start : start + ADD_BATCH]
             with self._lock:
-                self._drop(part)
-                self._graph.add(part, vectors[order[start : start + ADD_BATCH]], threads=1)
+                self._drop(batch)
+                self._graph.add(batch, vectors[order[start : start + ADD_BATCH]], threads=1)
 
     def remove(self, keys: Sequence[int]) -> None:
-        """Take vectors out of the graph."""
+        """Remove vectors from the graph."""
         with self._lock:
             self._drop(np.asarray(keys, np.uint64))
 
     def search(self, query: Float32, k: int, allowed: Sequence[int] | None = None) -> list[Scored]:
-        """The k nearest, best first; only among allowed ones if those are given."""
+        """The k nearest, best first; only among the allowed keys if they are given."""
         if allowed is None:
             return self._rescored(query, self._nearest(query, _num_rescored(k)), k)
         if len(allowed) > EXACT_SHARE * len(self):
-            enough = _num_rescored(k)
-            wanted = min(len(self), 2 * enough * len(self) // len(allowed))
-            passing = set(allowed)
-            found = [key for key in self._nearest(query, wanted) if key in passing]
-            if len(found) >= enough:
-                return self._rescored(query, found[:enough], k)
+            num_rescored = _num_rescored(k)
+            num_fetched = min(len(self), 2 * num_rescored * len(self) // len(allowed))
+            allowed_keys = set(allowed)
+            found = [key for key in self._nearest(query, num_fetched) if key in allowed_keys]
+            if len(found) >= num_rescored:
+                return self._rescored(query, found[:num_rescored], k)
         return self._scan(query, allowed, k)
 
     def _nearest(self, query: Float32, count: int) -> list[int]:
@@ -101,7 +100,7 @@ class DenseIndex:
         return [int(key) for key in matches.keys]
 
     def _scan(self, query: Float32, allowed: Sequence[int], k: int) -> list[Scored]:
-        """Score all allowed ones in the graph's precision, then the best of them exactly."""
+        """Score all allowed vectors in the graph's precision, then rescore the best of them exactly."""
         keys = np.asarray(allowed, np.uint64)
         with self._lock:
             keys = keys[self._graph.contains(keys)] if len(keys) else keys
@@ -126,13 +125,7 @@ class DenseIndex:
 
 
 def _num_rescored(k: int) -> int:
-    return k + max(k, RESCORE)
-
-
-def file_digest(path: Path) -> str:
-    """What a file must still hash to when it is opened again."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+    return k + max(k, MIN_RESCORED)
 
 
 def _new_graph(dim: int) -> Any:

@@ -1,7 +1,7 @@
-"""The HNSW graph and the BM25 index of one folder: loaded, brought up to the truth, made again, saved.
+"""The HNSW graph and the BM25 index of one folder: loaded, brought up to the document store's version, rebuilt, saved.
 
-What the manifest names and its digests confirm is loaded; the truth's changes since then are added. The manifest is
-written last. Knows the truth's versions; knows no queries.
+Files that the manifest names and whose digests match are loaded; later changes of the store are applied to them. The
+manifest is written last. Knows the store's versions; knows no queries.
 """
 
 from __future__ import annotations
@@ -14,82 +14,85 @@ import numpy as np
 from kvarn.errors import StorageError
 from kvarn.retrieval.storage.bm25 import SparseIndex
 from kvarn.retrieval.storage.document_store import DocumentStore
-from kvarn.retrieval.storage.folder import file_digests, is_intact
-from kvarn.retrieval.storage.hnsw import DenseIndex, file_digest
+from kvarn.retrieval.storage.folder import file_digest, file_digests, is_intact
+from kvarn.retrieval.storage.hnsw import DenseIndex
 from kvarn.retrieval.storage.manifest import CheckpointManifest, read_manifest, write_manifest
 
-CATCH_UP = 1024  # chunks read from the truth at a time
-CHECKPOINT = 2048  # changed chunks; at least, see bring
-CHECKPOINT_SHARE = 0.25
+CATCH_UP_BATCH = 1024  # chunks read from the store at a time
+MIN_CHECKPOINT_CHUNKS = 2048  # changed chunks before a checkpoint ...
+CHECKPOINT_SHARE = 0.25  # ... and their share of all chunks
 
 
 class IndexSync:
-    """Both indexes beside a truth. For one thread at a time, but for searches in them."""
+    """Keeps both indexes in sync with a document store. For one thread at a time, except for searches."""
 
-    def __init__(self, folder: Path, truth: DocumentStore, seed: int, *, is_writable: bool) -> None:
+    def __init__(self, folder: Path, store: DocumentStore, seed: int, *, is_writable: bool) -> None:
         self.folder = folder
         self.is_writable = is_writable
         self.dense: DenseIndex | None = None
         self.sparse: SparseIndex
-        self._truth = truth
+        self.version = 0  # of the store, which both indexes have reached
+        self._store = store
         self._seed = seed
+        self._num_changed = 0  # chunks, since the last checkpoint
         try:
-            self.reopen()
+            self._open()
         except BaseException:
             self.close()
             raise
 
-    def reopen(self) -> None:
-        """Load what is whole and bring it to the truth's version; in a writing process, make again what is not."""
-        self.version = self._truth.version
-        manifest = read_manifest(self.folder) or CheckpointManifest()
-        self._dense_version = self._load_dense(manifest)
-        self._sparse_version = self._load_sparse(manifest)
-        if self.is_writable:
-            self._bring_sparse(self.version)
-            self._verify_sparse()
-        self._bring_dense(self.version)
-        if self.is_writable and self.dense is not None and len(self.dense) != self._truth.num_chunks:
-            self._rebuild_dense()
-        self._saved = manifest.version
-        self._changed = self.version - manifest.version
-        self.save()
-
-    def bring(self, version: int) -> None:
-        """Bring both indexes to a version that the truth has just reached; save them now and then."""
-        self._changed += len(self._truth.changed_since(self.version)[0]) + 1
+    def catch_up(self, version: int) -> None:
+        """Bring both indexes to a version that the store has just reached; write a checkpoint if it is due."""
+        self._num_changed += len(self._store.changed_since(self.version)[0]) + 1
         self.version = version
-        self._bring_sparse(version)  # from where each stands: one that failed the last time catches up
-        self._bring_dense(version)
-        if self._changed > CHECKPOINT and self._changed > CHECKPOINT_SHARE * self._truth.num_chunks:
+        self._catch_up_sparse(version)  # each from its own version: one that failed the last time catches up
+        self._catch_up_dense(version)
+        if self._num_changed > MIN_CHECKPOINT_CHUNKS and self._num_changed > CHECKPOINT_SHARE * self._store.num_chunks:
             self._checkpoint()
 
-    def follow(self, version: int) -> None:
+    def refresh(self, version: int) -> None:
         """In a process that only reads: see what the writing one has committed."""
-        self._bring_dense(version)
+        self._catch_up_dense(version)
         self.sparse.reload()
         self.version = version
-        if self.dense is None or len(self.dense) != self._truth.num_chunks:  # removals were forgotten meanwhile
-            self.reopen()
+        if self.dense is None or len(self.dense) != self._store.num_chunks:  # the store has dropped some removals
+            self._open()
 
     def rebuild(self) -> None:
-        """Make both anew from the truth, as if nothing had ever been removed."""
+        """Rebuild both indexes from the store, without what removed documents have left."""
         self._require_writable()
         self._rebuild_sparse()
         self._rebuild_dense()
         self._checkpoint()
 
     def save(self) -> None:
-        """Save the graph and write the manifest, if there is something to save and we may."""
-        if self.is_writable and self._saved != self.version:
+        """Write a checkpoint, if something has changed since the last and this process may write."""
+        if self.is_writable and self._saved_version != self.version:
             self._checkpoint()
 
     def close(self) -> None:
-        if hasattr(self, "sparse"):  # it is not there if it could not be opened
+        if hasattr(self, "sparse"):  # missing if it could not be opened
             self.sparse.close()
 
+    def _open(self) -> None:
+        """Load what is intact and bring it to the store's version; in a writing process, rebuild the rest."""
+        self.version = self._store.version
+        manifest = read_manifest(self.folder) or CheckpointManifest()
+        self._dense_version = self._load_dense(manifest)
+        self._sparse_version = self._load_sparse(manifest)
+        if self.is_writable:
+            self._catch_up_sparse(self.version)
+            if len(self.sparse) != self._store.num_chunks:
+                self._rebuild_sparse()
+        self._catch_up_dense(self.version)
+        if self.is_writable and self.dense is not None and len(self.dense) != self._store.num_chunks:
+            self._rebuild_dense()
+        self._saved_version = manifest.version
+        self._num_changed = self.version - manifest.version
+        self.save()
+
     def _load_dense(self, manifest: CheckpointManifest) -> int:
-        """Load the graph if it is whole; the version it stands for."""
+        """Load the graph if it is intact; returns its version, 0 for an empty one."""
         self.dense = self._new_dense()
         if self.dense is None:
             return 0
@@ -103,14 +106,14 @@ class IndexSync:
         return 0
 
     def _load_sparse(self, manifest: CheckpointManifest) -> int:
-        """Open the BM25 index if it is whole; the version it is at least at."""
+        """Open the BM25 index if it is intact; returns a version it has at least reached, 0 for an empty one."""
         folder = self.folder / (manifest.sparse or "sparse-0")
         if folder.exists() and is_intact(folder, manifest.sparse_files):
             try:
                 self.sparse = SparseIndex(folder, is_writable=self.is_writable)
                 len(self.sparse)
             except (ValueError, OSError):
-                pass  # damaged: built anew from the truth, below
+                pass  # damaged: rebuilt from the store, below
             else:
                 return manifest.version
         self._require_writable()
@@ -118,63 +121,59 @@ class IndexSync:
         return 0
 
     def _new_dense(self) -> DenseIndex | None:
-        """An empty graph; None as long as nobody knows the length of vectors."""
-        dim = self._truth.fact("dim")
-        return None if dim is None else DenseIndex(int(dim), self._seed, self._truth.vectors)
+        """An empty graph; None until the length of the vectors is known."""
+        dim = self._store.meta("dim")
+        return None if dim is None else DenseIndex(int(dim), self._seed, self._store.vectors)
 
     def _new_sparse(self) -> SparseIndex:
-        """An empty index under a name that was not used before."""
+        """An empty index in a folder that was not used before."""
         numbers = [int(path.name.removeprefix("sparse-")) for path in self.folder.glob("sparse-*")]
         return SparseIndex(self.folder / f"sparse-{max(numbers, default=-1) + 1}", is_writable=True)
 
-    def _bring_sparse(self, version: int) -> None:
-        """Bring the BM25 index to a version of the truth; doing it twice does no harm."""
-        added, removed = self._truth.changed_since(self._sparse_version)
-        for start in range(0, max(len(added), 1), CATCH_UP):
-            part = self._truth.chunks(added[start : start + CATCH_UP])
-            texts = [(key, chunk.piece.searchable) for key, chunk in sorted(part.items())]
-            gone = removed if start == 0 else []
-            if texts or gone:
-                self.sparse.change(texts, gone)
+    def _catch_up_sparse(self, version: int) -> None:
+        """Bring the BM25 index to a version of the store; idempotent."""
+        added, removed = self._store.changed_since(self._sparse_version)
+        for start in range(0, max(len(added), 1), CATCH_UP_BATCH):
+            chunks = self._store.chunks(added[start : start + CATCH_UP_BATCH])
+            texts = [(key, stored.chunk.searchable) for key, stored in sorted(chunks.items())]
+            removed_now = removed if start == 0 else []
+            if texts or removed_now:
+                self.sparse.change(texts, removed_now)
         self._sparse_version = version
 
-    def _verify_sparse(self) -> None:
-        if len(self.sparse) != self._truth.num_chunks:
-            self._rebuild_sparse()
+    def _catch_up_dense(self, version: int) -> None:
+        """Bring the graph to a version of the store."""
+        if self.dense is None:
+            self.dense = self._new_dense()
+        if self.dense is not None:
+            added, removed = self._store.changed_since(self._dense_version)
+            self.dense.remove(removed)
+            for start in range(0, len(added), CATCH_UP_BATCH):
+                vectors = self._store.vectors(added[start : start + CATCH_UP_BATCH])
+                keys = sorted(vectors)
+                self.dense.add(keys, np.array([vectors[key] for key in keys], np.float32))
+        self._dense_version = version
 
     def _rebuild_sparse(self) -> None:
         old, self.sparse = self.sparse, self._new_sparse()
         old.close()
         self._sparse_version = 0
-        self._bring_sparse(self.version)
+        self._catch_up_sparse(self.version)
 
     def _rebuild_dense(self) -> None:
         self.dense, self._dense_version = self._new_dense(), 0
-        self._bring_dense(self.version)
-
-    def _bring_dense(self, version: int) -> None:
-        """Bring the graph to a version of the truth."""
-        if self.dense is None:
-            self.dense = self._new_dense()
-        if self.dense is not None:
-            added, removed = self._truth.changed_since(self._dense_version)
-            self.dense.remove(removed)
-            for start in range(0, len(added), CATCH_UP):
-                vectors = self._truth.vectors(added[start : start + CATCH_UP])
-                keys = sorted(vectors)
-                self.dense.add(keys, np.array([vectors[key] for key in keys], np.float32))
-        self._dense_version = version
+        self._catch_up_dense(self.version)
 
     def _checkpoint(self) -> None:
-        """Save the graph, write the manifest, then remove what it no longer names."""
+        """Save the graph, write the manifest, then remove the files that it no longer names."""
         name = f"dense-{self.version}.usearch" if self.dense is not None else ""
         if self.dense is not None:
             self.dense.save(self.folder / name)
         digest = file_digest(self.folder / name) if name else ""
         sparse = self.sparse.folder
         write_manifest(self.folder, CheckpointManifest(self.version, name, digest, sparse.name, file_digests(sparse)))
-        self._truth.forget_removed(self.version)
-        self._saved, self._changed = self.version, 0
+        self._store.forget_removed(self.version)
+        self._saved_version, self._num_changed = self.version, 0
         for path in self.folder.glob("dense-*"):
             if path.name != name:
                 path.unlink(missing_ok=True)

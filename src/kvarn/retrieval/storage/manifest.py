@@ -1,6 +1,6 @@
-"""The last thing written at a checkpoint: which files belong together, and what they must hash to.
+"""The manifest, written last at a checkpoint: which index files belong together, and their digests.
 
-A file whose digest differs, or that is missing, is made again from the truth.
+An index file that is missing or whose digest differs is rebuilt from the document store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILE = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
-    """The state of both indexes at a version of the truth."""
+    """The files of both indexes at a version of the document store."""
 
     version: int = 0
     dense: str = ""  # file name
@@ -26,30 +26,30 @@ class CheckpointManifest:
 
 
 def read_manifest(folder: Path) -> CheckpointManifest | None:
-    """The manifest of a folder; None if there is none that can be used."""
+    """The manifest of a folder; None if it is missing or invalid."""
     try:
-        given = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        manifest = CheckpointManifest(**given)
+        fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        manifest = CheckpointManifest(**fields)
     except (OSError, ValueError, TypeError):
         return None
     names = (manifest.dense, manifest.sparse)
-    is_sound = isinstance(manifest.version, int) and isinstance(manifest.sparse_files, dict)
-    return manifest if is_sound and all(isinstance(name, str) and Path(name).name == name for name in names) else None
+    is_valid = isinstance(manifest.version, int) and isinstance(manifest.sparse_files, dict)
+    return manifest if is_valid and all(isinstance(name, str) and Path(name).name == name for name in names) else None
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
-    """Replace the manifest in one step that survives a crash."""
-    part = folder / f"{FILE}.part"
-    with part.open("w", encoding="utf-8") as file:
+    """Replace the manifest atomically and durably."""
+    partial = folder / f"{FILE}.part"
+    with partial.open("w", encoding="utf-8") as file:
         json.dump(asdict(manifest), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(folder / FILE)
+    partial.replace(folder / FILE)
     sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable; where folders cannot be synced, the system does it in time."""
+    """Make renames in a folder durable; does nothing where folders cannot be synced."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Where collections lie: one folder each under Kvarn's home, one shelf for every tenant."""
+"""Paths of collections: one folder each under Kvarn's home, grouped by tenant."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from pathlib import Path
 from kvarn.config import kvarn_home
 from kvarn.errors import CollectionNotFound, InvalidParameter
 from kvarn.retrieval.storage.document_store import FILE
-from kvarn.retrieval.storage.folder import claim
+from kvarn.retrieval.storage.folder import lock_for_writing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def shelf(tenant: str = "") -> Path:
-    """The folder of a tenant's collections; without tenants, the folder of all."""
+def tenant_folder(tenant: str = "") -> Path:
+    """The folder of a tenant's collections; without a tenant, the shared one."""
     home = kvarn_home() / "collections"
     return home / "shared" if not tenant else home / f"tenant-{hashlib.sha256(tenant.encode()).hexdigest()[:32]}"
 
 
-def collection_folder(name: str, shelf_folder: Path | None = None) -> Path:
-    """The folder of one collection, which need not exist."""
+def collection_folder(name: str, parent: Path | None = None) -> Path:
+    """The folder of one collection, which need not exist. parent: the shared folder by default."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(
             f"the collection's name is {name!r:.80}; use 1 to 64 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit"
         )
-    return (shelf_folder or shelf()) / name
+    return (parent or tenant_folder()) / name
 
 
-def existing_folder(name: str, shelf_folder: Path | None = None) -> Path:
-    """The folder of a collection that exists."""
-    folder = collection_folder(name, shelf_folder)
+def existing_folder(name: str, parent: Path | None = None) -> Path:
+    """The folder of a collection; CollectionNotFound if it does not exist."""
+    folder = collection_folder(name, parent)
     if not (folder / FILE).is_file():
-        known = ", ".join(list_names(shelf_folder)) or "none yet"
+        known = ", ".join(list_names(parent)) or "none yet"
         raise CollectionNotFound(f"there is no collection {name!r}; there are: {known}")
     return folder
 
 
-def list_names(shelf_folder: Path | None = None) -> list[str]:
-    """The names of all collections on a shelf."""
-    folder = shelf_folder or shelf()
+def list_names(parent: Path | None = None) -> list[str]:
+    """The names of all collections in a folder."""
+    folder = parent or tenant_folder()
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
-def drop(name: str, shelf_folder: Path | None = None) -> None:
-    """Remove a collection with everything in it; refused while another process changes it."""
-    folder = existing_folder(name, shelf_folder)
-    lock = claim(folder)
+def drop(name: str, parent: Path | None = None) -> None:
+    """Remove a collection with everything in it; StorageError while another process has it open for writing."""
+    folder = existing_folder(name, parent)
+    lock = lock_for_writing(folder)
     try:
         (folder / FILE).unlink()  # from here on it does not exist
         shutil.rmtree(folder, ignore_errors=True)

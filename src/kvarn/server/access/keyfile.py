@@ -56,7 +56,7 @@ class KeyEntry:
 
 
 def draw_key(name: str, tier: str, group: str | None = None, expires: datetime | None = None) -> tuple[str, KeyEntry]:
-    """Draw a key; the first of the two is for its owner, and nobody else will ever see it."""
+    """Draw a key; the first of the two is for its owner and is stored nowhere."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).digest()
     return key, KeyEntry(name, digest, key[:SHOWN_CHARACTERS], tier, name if group is None else group, expires)
@@ -139,7 +139,7 @@ def _entry(number: int, table: object) -> KeyEntry:
     name = _text(where, table, "name")
     digest = table.get("sha256")
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        # The value is not shown: somebody may have put the key itself there.
+        # The value is not shown: it may be the key itself.
         raise ConfigError(f"sha256 of key {name!r} is not a digest; give 64 hexadecimal digits in lower case")
     return KeyEntry(
         name=name,

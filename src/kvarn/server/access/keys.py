@@ -1,7 +1,7 @@
-"""Who is calling: API keys, hashed at rest in a TOML file that is read again when it changes.
+"""API keys: hashed at rest in a TOML file that is read again when it changes.
 
-A key itself is known to its owner only. Here are SHA-256 digests: a key is 256 random bits, so there is nothing to
-guess and no salt to add. Knows no HTTP beyond the values of two headers.
+A key itself is known to its owner only. The file has SHA-256 digests: a key is 256 random bits, so it cannot be guessed
+and needs no salt. Knows no HTTP beyond the values of two headers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier
 
 log = logging.getLogger("kvarn.server.keys")
 
-LOOK_EVERY_S = 0.5  # at the file: a revoked key works no longer than this
+RELOAD_INTERVAL_S = 0.5  # between two checks of the file: a revoked key works no longer than this
 BEARER = re.compile(rb"bearer +([^ ]+)", re.IGNORECASE)
 # RFC 6750 calls it b64token; nothing else can be a key, so nothing else is hashed.
 KEY = re.compile(rb"[A-Za-z0-9._~+/-]{1,256}={0,4}")
@@ -35,7 +35,7 @@ class Principal:
 
     key_id: str  # the key's name; never the key
     tier: Tier
-    tenant: str  # salts the prefix cache: keys of one group share what they computed, nobody else does
+    tenant: str  # salts the prefix cache: keys of one group share what they computed, others do not
 
 
 ANONYMOUS = Principal("anonymous", UNLIMITED, "")
@@ -50,31 +50,31 @@ class _Keys:
 
 
 class KeyRing:
-    """All keys of one file; without a file everybody is the anonymous principal."""
+    """All keys of one file; without a file every caller is the anonymous principal."""
 
     def __init__(self, path: Path | None, tiers: Mapping[str, Tier] | None = None) -> None:
         """Read the file, or raise what is wrong with it."""
         self._path = path
         self._tiers = dict(DEFAULT_TIERS if tiers is None else tiers)
         self._keys = _Keys((), (0, 0, 0))
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         if path is not None:
             self._keys = _read(path)
             self._check_tiers()
 
     @property
     def is_open(self) -> bool:
-        """Whether anybody may call, because there are no keys at all."""
+        """Whether every caller is accepted, because there are no keys at all."""
         return self._path is None
 
     def authenticate(self, authorization: Sequence[bytes] = (), api_key: Sequence[bytes] = ()) -> Principal:
-        """Tell who calls from the values of the Authorization and x-api-key headers."""
+        """The principal for the values of the Authorization and x-api-key headers, or AuthError."""
         if self.is_open:
             return ANONYMOUS
         self.refresh()
         entry = self._find(_given_key(authorization, api_key))
         if entry is None or entry.is_revoked or entry.has_expired(datetime.now().astimezone()):
-            # The same words for all of them: whether a key ever was one is nobody's business.
+            # The same message for all of them: it must not tell whether a key was ever valid.
             raise AuthError("this API key is not known here, or no longer valid; give another", reason="invalid")
         tier = self._tiers.get(entry.tier)
         if tier is None:
@@ -85,9 +85,9 @@ class KeyRing:
         """Read the file again if it has changed; one that cannot be read leaves the keys as they were."""
         assert self._path is not None
         now = time.monotonic()
-        if now - self._looked_at < LOOK_EVERY_S:
+        if now - self._checked_at < RELOAD_INTERVAL_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         try:
             if _signature(self._path) == self._keys.signature:
                 return
@@ -97,11 +97,11 @@ class KeyRing:
             log.info("%d API keys are valid now", len(self._keys.entries))
         except (OSError, ConfigError) as error:
             log.error("the API keys were not read again, those from before stay valid: %s", error)
-        except Exception as error:  # whatever is wrong with a file must not reach those who have a key
+        except Exception as error:  # whatever is wrong with the file must not fail requests with a valid key
             log.error("the API keys were not read again, those from before stay valid: %s", type(error).__name__)
 
     def _find(self, key: bytes) -> KeyEntry | None:
-        """Compare with every key, so that the time tells nothing about any of them."""
+        """Compare with every key, so that the time it takes reveals nothing about any of them."""
         digest = hashlib.sha256(key).digest()
         found: KeyEntry | None = None
         for entry in self._keys.entries:

@@ -1,4 +1,4 @@
-"""How much each key may take: requests and tokens over a moving minute, and how many answers at once.
+"""Rate limits of each key: requests and tokens over a sliding minute, and concurrent answers.
 
     enter() ──body is read──> grow(everything it may take) ──runs──> settle(what it took)      the rest is free again
 
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.keys import Principal
+from kvarn.server.api.schema import InvalidField
 
 WINDOW_S = 60
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # until one of the running requests may have ended
-MIN_ACCOUNTS = 1024  # from here on, those with nothing to remember are dropped now and then
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # bounds of retry-after while all slots are taken
+OnRefused = Callable[[str, str], None]
+MIN_ACCOUNTS = 1024  # from here on, idle ones are dropped now and then
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class MinuteWindow:
         for bucket in self._buckets:
             excess -= bucket.amount
             if excess <= 0:
-                return _leaves_at(bucket) - now
+                return _expires_at(bucket) - now
         raise AssertionError("more was asked for than the window could ever hold")
 
     def charge(self, amount: int, now: float) -> int:
@@ -74,14 +76,14 @@ class MinuteWindow:
     def reset_s(self, now: float) -> float:
         """Seconds until nothing is charged any more."""
         self.expire(now)
-        return _leaves_at(self._buckets[-1]) - now if self._buckets else 0.0
+        return _expires_at(self._buckets[-1]) - now if self._buckets else 0.0
 
     def expire(self, now: float) -> None:
-        while self._buckets and _leaves_at(self._buckets[0]) <= now:
+        while self._buckets and _expires_at(self._buckets[0]) <= now:
             self.total -= self._buckets.popleft().amount
 
 
-def _leaves_at(bucket: _Bucket) -> int:
+def _expires_at(bucket: _Bucket) -> int:
     # One second longer than the window: the last charge of a bucket came up to a second after its start.
     return bucket.second + WINDOW_S + 1
 
@@ -95,31 +97,31 @@ class _Account:
         self.requests = MinuteWindow(tier.requests_per_min)
         self.tokens = MinuteWindow(tier.tokens_per_min)
         self.num_running = 0
-        self._usual_s = 0.0  # how long this key's requests take
-        self._told_until = 0.0  # when the last one who was turned away is to come again
+        self._mean_duration_s = 0.0  # of this key's requests, a moving average
+        self._last_retry_at = 0.0  # the latest retry time that was given out
 
-    def turn_away(self, num_places: int, now: float) -> float:
-        """Seconds until a place may be free for one more: clients who come again much sooner only cost others time.
+    def next_retry_s(self, num_slots: int, now: float) -> float:
+        """Seconds until a slot may be free for one more request; retrying much sooner would only cost the others time.
 
-        One after the other, as often as places become free: told the same second, all would come at once.
+        Each refused request gets a later time, as often as slots become free: else all would retry at once.
         """
-        soonest = now + max(MIN_RETRY_S, self._usual_s / 2)
-        after_others = self._told_until + self._usual_s / num_places
-        self._told_until = min(max(soonest, after_others), now + MAX_RETRY_S)
-        return self._told_until - now
+        earliest = now + max(MIN_RETRY_S, self._mean_duration_s / 2)
+        after_others = self._last_retry_at + self._mean_duration_s / num_slots
+        self._last_retry_at = min(max(earliest, after_others), now + MAX_RETRY_S)
+        return self._last_retry_at - now
 
-    def end(self, num_places: int, took_s: float | None) -> None:
+    def end(self, num_slots: int, took_s: float | None) -> None:
         """One of the running requests has ended; took_s: None for one that computed nothing."""
-        self.num_running -= num_places
+        self.num_running -= num_slots
         if took_s is not None:
-            self._usual_s += (took_s - self._usual_s) / 4
+            self._mean_duration_s += (took_s - self._mean_duration_s) / 4
 
-    def follow(self, principal: Principal) -> None:
+    def update_tier(self, principal: Principal) -> None:
         """Take the limits of the key's tier, which may have changed since."""
         tier = self.tier = principal.tier
         self.requests.limit, self.tokens.limit = tier.requests_per_min, tier.tokens_per_min
 
-    def is_forgettable(self, now: float) -> bool:
+    def is_idle(self, now: float) -> bool:
         self.requests.expire(now)
         self.tokens.expire(now)
         return self.num_running == 0 and self.requests.total == 0 and self.tokens.total == 0
@@ -137,13 +139,13 @@ class _Account:
 
 
 class Reservation:
-    """What one request may take, until it is settled: a place from the first, tokens once they are known."""
+    """What one request may take, until it is settled: a slot from the start, tokens once they are known."""
 
-    def __init__(self, book: RateLimits, account: _Account) -> None:
-        now = book.now()
+    def __init__(self, limits: RateLimits, account: _Account) -> None:
+        now = limits.now()
         self.num_tokens = 0  # that it may take; those that it took, once it is settled
-        self.num_places = 1
-        self._book = book
+        self.num_slots = 1
+        self._limits = limits
         self._account = account
         self._is_open = True
         self._is_counted = True  # among the requests of the minute
@@ -155,33 +157,33 @@ class Reservation:
     @property
     def headers(self) -> dict[str, str]:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
-        return self._account.headers(self._book.now())
+        return self._account.headers(self._limits.now())
 
     def grow(self, num_tokens: int, *, num_answers: int = 1) -> None:
-        """Take tokens, and a place for each answer, or raise when to come again; what it has stays its own."""
+        """Take tokens, and a slot for each answer, or raise when to retry; what it has stays its own."""
         account = self._account
-        num_places = max(num_answers - self.num_places, 0)
-        self._book.require(account, self, num_tokens, num_places)
-        account.num_running += num_places
-        self.num_places += num_places
-        self._charge(num_tokens, self._book.now())
+        num_slots = max(num_answers - self.num_slots, 0)
+        self._limits.require(account, self, num_tokens, num_slots)
+        account.num_running += num_slots
+        self.num_slots += num_slots
+        self._charge(num_tokens, self._limits.now())
 
     def withdraw(self) -> None:
-        """The request was refused before anything was computed, so it counts for nothing; the first time it is said."""
+        """The request was refused before anything was computed, so it counts for nothing."""
         self.settle(0)
         if self._is_counted:
             self._is_counted = False
-            self._account.requests.correct(self._second, -1, self._book.now())
+            self._account.requests.correct(self._second, -1, self._limits.now())
 
     def settle(self, used_tokens: int) -> None:
         """The request ended: count what it took instead of what it might have taken. Only the first call counts."""
         if not self._is_open:
             return
         self._is_open = False
-        now = self._book.now()
-        self._account.end(self.num_places, now - self._began if used_tokens > 0 else None)
+        now = self._limits.now()
+        self._account.end(self.num_slots, now - self._began if used_tokens > 0 else None)
         surplus = self.num_tokens - max(0, used_tokens)
-        if surplus < 0:  # it took more than it said: that counts from now on, whenever the rest was charged
+        if surplus < 0:  # it took more than it reserved: the excess counts from now on
             self._account.tokens.charge(-surplus, now)
         for second, amount in reversed(self._charges):
             given_back = max(0, min(surplus, amount))
@@ -195,13 +197,15 @@ class Reservation:
 
 
 class RateLimits:
-    """The accounts of all keys that have asked for something lately."""
+    """The accounts of all keys with requests in the last minute."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, on_refused: OnRefused | None = None) -> None:
+        """on_refused: called with the tier and the reason of each RateLimited."""
         self._clock = clock
+        self._on_refused = on_refused
         self._last = -math.inf
         self._accounts: dict[str, _Account] = {}
-        self._tidy_at = MIN_ACCOUNTS
+        self._prune_at = MIN_ACCOUNTS
 
     @property
     def num_accounts(self) -> int:
@@ -213,16 +217,16 @@ class RateLimits:
         return self._last
 
     def enter(self, principal: Principal) -> Reservation:
-        """Count one more request of a key, whatever its size, or raise when to come again."""
+        """Count one more request of a key, whatever its size, or raise when to retry."""
         account = self._account(principal, self.now())
-        self._require_places(account, 1)
+        self._require_slots(account, 1)
         self._require(account, account.requests, 1, "requests")
         return Reservation(self, account)
 
-    def require(self, account: _Account, taken: Reservation, num_tokens: int, num_places: int) -> None:
+    def require(self, account: _Account, taken: Reservation, num_tokens: int, num_slots: int) -> None:
         """Raise unless a request that has taken something may take this much more."""
-        self._require_possible(account, taken.num_tokens + num_tokens, taken.num_places + num_places)
-        self._require_places(account, num_places)
+        self._require_possible(account, taken.num_tokens + num_tokens, taken.num_slots + num_slots)
+        self._require_slots(account, num_slots)
         self._require(account, account.tokens, num_tokens, "tokens")
 
     def headers(self, principal: Principal) -> dict[str, str]:
@@ -230,23 +234,25 @@ class RateLimits:
         now = self.now()
         return self._account(principal, now).headers(now)
 
-    def _require_possible(self, account: _Account, num_tokens: int, num_places: int) -> None:
+    def _require_possible(self, account: _Account, num_tokens: int, num_slots: int) -> None:
         tier = account.tier
-        if tier.concurrency is not None and num_places > tier.concurrency:
+        if tier.concurrency is not None and num_slots > tier.concurrency:
             raise InvalidParameter(
-                f"the request wants {num_places:,} answers at once, tier {tier.name!r} allows {tier.concurrency:,}; "
+                f"the request wants {num_slots:,} answers at once, tier {tier.name!r} allows {tier.concurrency:,}; "
                 "send fewer prompts or lower n"
             )
         if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
-            raise InvalidParameter(
+            raise InvalidField(
                 f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
-                "minute; shorten the prompt or lower max_tokens, n or k"
+                "minute; shorten the prompt or lower max_tokens, n or k",
+                None,
+                mentions=("max_tokens",),
             )
 
-    def _require_places(self, account: _Account, number: int) -> None:
+    def _require_slots(self, account: _Account, number: int) -> None:
         limit = account.tier.concurrency
         if limit is not None and number and account.num_running + number > limit:
-            retry_s = account.turn_away(limit, self.now())
+            retry_s = account.next_retry_s(limit, self.now())
             raise self._refusal(account, "concurrency", f"{limit:,} answers at once", retry_s)
 
     def _require(self, account: _Account, window: MinuteWindow, amount: int, what: str) -> None:
@@ -255,6 +261,8 @@ class RateLimits:
             raise self._refusal(account, what, f"{window.limit:,} {what} a minute", wait_s)
 
     def _refusal(self, account: _Account, reason: str, limit: str, wait_s: float) -> RateLimited:
+        if self._on_refused is not None:
+            self._on_refused(account.tier.name, reason)
         return RateLimited(
             f"tier {account.tier.name!r} allows {limit}, and this one would be more; try again in {wait_s:.1f} s",
             retry_after_s=wait_s,
@@ -265,18 +273,18 @@ class RateLimits:
     def _account(self, principal: Principal, now: float) -> _Account:
         account = self._accounts.get(principal.key_id)
         if account is None:
-            if len(self._accounts) >= self._tidy_at:
-                self._forget_idle(now)
+            if len(self._accounts) >= self._prune_at:
+                self._prune(now)
             account = self._accounts[principal.key_id] = _Account(principal)
         elif account.tier != principal.tier:
-            account.follow(principal)
+            account.update_tier(principal)
         return account
 
-    def _forget_idle(self, now: float) -> None:
-        idle = [key_id for key_id, account in self._accounts.items() if account.is_forgettable(now)]
+    def _prune(self, now: float) -> None:
+        idle = [key_id for key_id, account in self._accounts.items() if account.is_idle(now)]
         for key_id in idle:
             del self._accounts[key_id]
-        self._tidy_at = max(MIN_ACCOUNTS, 2 * len(self._accounts))  # so that looking through them costs O(1) each
+        self._prune_at = max(MIN_ACCOUNTS, 2 * len(self._accounts))  # so that looking through them costs O(1) each
 
 
 def _duration(seconds: float) -> str:

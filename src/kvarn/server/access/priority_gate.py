@@ -1,7 +1,7 @@
-"""The way in: while requests of higher tiers run, those of lower ones come in one by one.
+"""Admission by priority: while requests of higher tiers run, those of lower tiers are admitted one by one.
 
-Reading, checking and refusing a request takes milliseconds of the cores that compute. Clients that were told to come
-again in whole seconds, or whose answers ended in one step, all come at once; spread, they delay nobody's token much.
+Reading, checking and refusing a request takes milliseconds of the cores that compute. Clients that were told to retry
+after whole seconds, or whose answers ended in one step, all send at once; spread out, they delay each token less.
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from kvarn.server.access.keys import Principal
-from kvarn.server.process.lifecycle import App, Receive, Scope, Send
 
 SPACING_S = 0.02  # about one to a step
-MAX_WAIT_S = 1.0  # nobody is held up longer, however many come
+MAX_WAIT_S = 1.0  # no request is held longer, however many there are
 
 
 class PriorityGate:
-    """ASGI, inside of auth: holds what lower tiers want computed for a moment, not what they look at or cancel."""
+    """Holds POST requests of lower tiers for a moment; lookups and cancellations pass at once."""
 
-    def __init__(self, app: App, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app = app
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._num_inside: Counter[int] = Counter()  # requests being answered, by priority of their tier
-        self._next_at: dict[int, float] = {}  # when the next one may come in, by priority
+        self._num_running: Counter[int] = Counter()  # admitted requests, by priority of their tier
+        self._next_at: dict[int, float] = {}  # when the next one may be admitted, by priority
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal: Principal | None = scope.get("kvarn.principal")
-        if principal is None or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+    @asynccontextmanager
+    async def admitted(self, principal: Principal | None, method: str) -> AsyncIterator[None]:
+        """Wait for admission; the request counts as running while the block runs."""
+        if principal is None or method != "POST":
+            yield
             return
         priority = principal.tier.priority
         if (wait_s := self.wait_s(priority)) > 0:
             await asyncio.sleep(wait_s)
-        self._num_inside[priority] += 1
+        self._num_running[priority] += 1
         try:
-            await self._app(scope, receive, send)
+            yield
         finally:
-            self._num_inside[priority] -= 1
+            self._num_running[priority] -= 1
 
     def wait_s(self, priority: int) -> float:
-        """Seconds until a request that has just come may go on; the next one waits for it."""
-        if not any(number and other > priority for other, number in self._num_inside.items()):
+        """Seconds until a request that has just arrived is admitted; the next one waits for it."""
+        if not any(number and other > priority for other, number in self._num_running.items()):
             return 0.0
         now = self._clock()
-        comes_at = min(max(now, self._next_at.get(priority, now)), now + MAX_WAIT_S)
-        self._next_at[priority] = comes_at + SPACING_S
-        return comes_at - now
+        admitted_at = min(max(now, self._next_at.get(priority, now)), now + MAX_WAIT_S)
+        self._next_at[priority] = admitted_at + SPACING_S
+        return admitted_at - now

@@ -1,6 +1,6 @@
-"""A bounded number of places for work: a free one goes to the highest priority that waits, of equals to the first.
+"""A semaphore whose free slots go to the highest waiting priority, and among equals to the first that came.
 
-Knows callers' priorities; knows nothing of the work.
+Knows priorities; knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -10,47 +10,44 @@ import heapq
 import itertools
 from collections import Counter
 
-from kvarn.behalf import caller_priority
-
 
 class PrioritySemaphore:
-    """For one event loop. Some places may be kept for callers above those who have the others."""
+    """For one event loop. num_reserved of the slots go only to priorities above those that hold the others."""
 
-    def __init__(self, number: int, num_kept: int) -> None:
-        self._number = number
-        self._num_kept = num_kept
-        self._taken: Counter[int] = Counter()  # by priority
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: -priority, order of coming, its turn
-        self._order = itertools.count()
+    def __init__(self, num_slots: int, num_reserved: int) -> None:
+        self._num_slots = num_slots
+        self._num_reserved = num_reserved
+        self._held: Counter[int] = Counter()  # slots by priority
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # heap: -priority, arrival order, its slot
+        self._arrivals = itertools.count()
 
-    async def take(self) -> int:
-        """Wait for a place; leave() it with the priority that comes back. Who is cancelled leaves the queue."""
-        priority = caller_priority.get()
-        if self._is_free(priority):  # then nobody waits who would come first
-            self._taken[priority] += 1
-            return priority
-        turn = asyncio.get_running_loop().create_future()
-        waiting = (-priority, next(self._order), turn)
-        heapq.heappush(self._waiting, waiting)
+    async def acquire(self, priority: int) -> None:
+        """Wait for a slot; a waiter that is cancelled leaves the queue. release() it with the same priority."""
+        if self._is_free(priority):  # then no one waits who would come first
+            self._held[priority] += 1
+            return
+        granted = asyncio.get_running_loop().create_future()
+        waiter = (-priority, next(self._arrivals), granted)
+        heapq.heappush(self._waiting, waiter)
         try:
-            await turn
+            await granted
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it came at the same moment
-                self.leave(priority)
-            elif waiting in self._waiting:
-                self._waiting.remove(waiting)
+            if not granted.cancelled():  # granted and cancelled at the same moment
+                self.release(priority)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
                 heapq.heapify(self._waiting)
             raise
-        return priority
 
-    def leave(self, priority: int) -> None:
-        self._taken[priority] -= 1
+    def release(self, priority: int) -> None:
+        """Free a slot that was acquired at this priority."""
+        self._held[priority] -= 1
         while self._waiting and self._is_free(-self._waiting[0][0]):
-            negated, _, turn = heapq.heappop(self._waiting)
-            if not turn.done():
-                self._taken[-negated] += 1
-                turn.set_result(None)
+            negated, _, granted = heapq.heappop(self._waiting)
+            if not granted.done():
+                self._held[-negated] += 1
+                granted.set_result(None)
 
     def _is_free(self, priority: int) -> bool:
-        num_not_below = sum(number for other, number in self._taken.items() if other >= priority)
-        return self._taken.total() < self._number and num_not_below < self._number - self._num_kept
+        num_not_below = sum(number for other, number in self._held.items() if other >= priority)
+        return self._held.total() < self._num_slots and num_not_below < self._num_slots - self._num_reserved

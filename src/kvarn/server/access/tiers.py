@@ -1,4 +1,4 @@
-"""What a class of callers may take: requests and tokens a minute, how many at once, how important.
+"""Tiers of API keys: requests and tokens a minute, concurrency, priority.
 
 Values only; limits.py enforces them.
 """
@@ -6,14 +6,17 @@ Values only; limits.py enforces them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from kvarn.checks import check_setting
 from kvarn.errors import ConfigError
 from kvarn.types import MAX_PRIORITY
 
 MAX_PER_MINUTE = 2**40
 MAX_NAME = 64
+
+_check_limit = replace(check_setting, booleans="true or false", hint=", or leave it out for no limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,38 +29,30 @@ class Tier:
     concurrency: int | None = None  # answers, from before the body is read to the last byte
     max_priority: int = 0  # what a request may ask for
     priority: int = 0  # of a request that asks for none
-    sees_metrics: bool = False  # /metrics tells about everybody's requests
+    sees_metrics: bool = False  # /metrics covers the requests of all keys
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ConfigError(f"a tier is called {self.name!r:.80}; give 1 to {MAX_NAME} printable characters")
         for name in ("requests_per_min", "tokens_per_min", "concurrency"):
-            self._require(name, 1, MAX_PER_MINUTE, optional=True)
+            _check_limit.integer(self._label(name), getattr(self, name), 1, MAX_PER_MINUTE, optional=True)
         for name in ("max_priority", "priority"):
-            self._require(name, -MAX_PRIORITY, MAX_PRIORITY)
+            check_setting.integer(self._label(name), getattr(self, name), -MAX_PRIORITY, MAX_PRIORITY)
         if self.priority > self.max_priority:
             raise ConfigError(
                 f"tier {self.name!r} has priority {self.priority}, more than its max_priority {self.max_priority}"
             )
-        if not isinstance(self.sees_metrics, bool):
-            raise ConfigError(f"sees_metrics of tier {self.name!r} is {self.sees_metrics!r:.60}; give true or false")
+        _check_limit.flag(self._label("sees_metrics"), self.sees_metrics)
 
     def clamp(self, priority: int | None) -> int:
         """The priority a request gets: what it asks for, but no more than the tier allows."""
         return self.priority if priority is None else min(priority, self.max_priority)
 
-    def _require(self, name: str, low: int, high: int, *, optional: bool = False) -> None:
-        value = getattr(self, name)
-        if value is None and optional:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            nothing = ", or leave it out for no limit" if optional else ""
-            raise ConfigError(
-                f"{name} of tier {self.name!r} is {value!r:.60}; give a whole number from {low:,} to {high:,}{nothing}"
-            )
+    def _label(self, name: str) -> str:
+        return f"{name} of tier {self.name!r}"
 
 
-UNLIMITED = Tier("unlimited", max_priority=MAX_PRIORITY, sees_metrics=True)  # of everybody, when there are no keys
+UNLIMITED = Tier("unlimited", max_priority=MAX_PRIORITY, sees_metrics=True)  # of every caller, when there are no keys
 
 # One level of priority is worth ageing_s (10 s) of waiting: the gap of 20 keeps a waiting free request behind paid ones
 # for 200 s, while it still gets its background_share of step time.

@@ -7,16 +7,14 @@ leaving it out: official clients write the fields of their own types so when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvarn.errors import InvalidParameter
-
-if TYPE_CHECKING:
-    from kvarn.server.call import Call
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
@@ -25,16 +23,33 @@ _EVENT = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
-EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, beside JSON
+EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, in addition to JSON
 
 
 class InvalidField(InvalidParameter):
-    """A field of a request's body has a value we cannot use; carries the field's dotted name."""
+    """A field of a request's body has a value we cannot use.
 
-    def __init__(self, message: str, param: str | None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+    field: its dotted name in a ChatBody, or in the body it was sent in; mentions: the names of fields in the message,
+    which a dialect may have to replace by its own. Without any, that is the field itself.
+    """
+
+    def __init__(
+        self, message: str, field: str | None, code: str | None = None, *, mentions: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, field=field)
         self.code = code
+        self.mentions = mentions or (() if field is None else (field,))
+
+
+@contextmanager
+def engine_parameters() -> Iterator[None]:
+    """What the engine calls a parameter is a field of the body by the same name."""
+    try:
+        yield
+    except InvalidField:
+        raise
+    except InvalidParameter as error:
+        raise (error if error.field is None else InvalidField(str(error), error.field)) from None
 
 
 class Body(BaseModel):
@@ -74,10 +89,9 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def parse(model: type[B], data: Mapping[str, Any], call: Call) -> B:
-    """The body as its model, or InvalidField naming the first field that is wrong."""
+def parse(model: type[B], data: Mapping[str, Any], *, is_lenient: bool = False) -> B:
+    """The body as its model, or InvalidField naming the first field that is wrong; is_lenient: drop unknown ones."""
     try:
-        is_lenient = call.state.config.unknown_fields == "ignore"
         return model.model_validate(data, extra="ignore" if is_lenient else "forbid")
     except ValidationError as error:
         meant = max(error.errors(include_url=False), key=lambda one: _nearness(data, one))
@@ -93,7 +107,7 @@ def body_of(model: type[Body]) -> dict[str, Any]:
 def show(value: object) -> str:
     """A value as an error message may repeat it: numbers and the like; of texts and collections only the kind.
 
-    Messages travel into logs, and a text may be somebody's prompt.
+    Messages are logged, and a text may be a prompt.
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -115,7 +129,7 @@ def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidFi
         return InvalidField(f"{name} is no field known here; leave it out", name, "unknown_field")
     if error["type"] == "missing":
         return InvalidField(f"{name} is missing; give it", param, "missing_field")
-    reason = error["msg"].removeprefix("Value error, ")
+    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
 
 

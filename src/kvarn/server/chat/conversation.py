@@ -1,54 +1,22 @@
-"""Bodies in the OpenAI manner become sampling parameters, conversations and submissions. Knows no HTTP.
-
-The second half runs in worker threads: it encodes text and compiles constraints.
-"""
+"""A conversation as every API dialect hands it on: messages, sampling parameters, tools. Knows no body and no HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvarn.diffusion import DiffusionParams
-from kvarn.engine.submission import Submission
-from kvarn.errors import ConstraintError, InvalidParameter
-from kvarn.formats.strict_json import strings
-from kvarn.server.api.diffusion_schema import DiffusionBody
-from kvarn.server.api.openai.chat_schema import ChatBody, JsonObjectFormat, NamedTool, SchemaFormat
-from kvarn.server.api.openai.completions_schema import CompletionBody
-from kvarn.server.api.openai.sampling_schema import SamplingBody
-from kvarn.server.api.schema import InvalidField
-from kvarn.server.chat.generation_plan import RequestOptions
 from kvarn.server.chat.output.output_plan import OutputPlan
-from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.tools import NamedTools, ToolChoice, check_choice, check_tools
-from kvarn.server.chat.prompt_limits import ROOM, check_bounded
-from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
+from kvarn.server.chat.output.tools import ToolChoice
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
-    from kvarn.llm import LLM
-    from kvarn.server.chat.generation import Generation
     from kvarn.server.models.model_pool import ServedModel
-    from kvarn.server.process.settings import ServerConfig
-
-GUIDED = ("guided_json", "guided_regex", "guided_grammar")
-TRUNCATED_ROOM = 8  # contexts: what may be given where only its end is read
-DEFAULT_TEXT_TOKENS = 16  # of a text completion without max_tokens, as at OpenAI
-
-# Fields that mean the same in a body and in SamplingParams.
-_SAME = (
-    *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p"),
-    *("typical_p", "repetition_penalty", "penalty_window", "dry_multiplier", "dry_base", "dry_allowed_length"),
-    *("dry_sequence_breakers", "xtc_probability", "xtc_threshold", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("prompt_logprobs", "truncate"),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat as every chat route hands it to the engine."""
+    """A chat, checked as far as no model is needed."""
 
     messages: Sequence[Mapping[str, Any]]
     params: SamplingParams
@@ -58,208 +26,7 @@ class Conversation:
     template_kwargs: Mapping[str, Any] | None = None
     constrained_by: str | None = None  # the field that asks for a constraint
 
-    @property
-    def tool_names(self) -> tuple[str, ...]:
-        return tuple(tool["function"]["name"] for tool in self.tools)
-
-    def plan(self, served: ServedModel) -> OutputPlan:
-        """How this model is told about the tools and how its answer is read; InvalidField when it cannot be."""
-        return OutputPlan.of(served.output_format, self.tools, self.tool_choice, self.is_parallel)
-
-    def circumstances(self, generation: Generation, choice: int) -> AnswerContext:
-        """What the text of an answer does not tell about itself."""
-        (submission,) = generation.plan.submissions
-        tokenizer, seed = generation.served.llm.llm.tokenizer, f"{generation.call.id}.{choice}"
-        return self.plan(generation.served).circumstances(tokenizer, submission.prompt_ids, seed)
-
-
-def wishes_of(body: SamplingBody) -> RequestOptions:
-    is_newer = isinstance(body, ChatBody) and body.max_tokens is None
-    return RequestOptions(body.priority, body.cache_salt or "", "max_completion_tokens" if is_newer else "max_tokens")
-
-
-def conversation_of(body: ChatBody, config: ServerConfig) -> Conversation:
-    """A chat body, checked as far as no model is needed."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidField("stream_options is given without stream; set stream to true", "stream_options")
-    if body.prompt_logprobs is not None and body.stream:
-        raise InvalidField("prompt_logprobs do not come in streams; set stream to false", "prompt_logprobs")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise InvalidField("top_logprobs is given without logprobs; set logprobs to true", "top_logprobs")
-    _check_tool_results(body)
-    tools, choice = _tools(body)
-    constraint = _constraint(body)
-    if constraint is not None and tools:
-        raise InvalidField(
-            "tools and a constraint on the answer (response_format, guided_*) exclude each other: an answer that must "
-            'follow one cannot be a call; set tool_choice to "none" or leave one of them out',
-            "tools",
-        )
-    params = _params(
-        body,
-        config,
-        max_tokens=_max_tokens(body),
-        constraint=constraint,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-    )
-    messages = [message.model_dump(exclude_none=True, exclude_unset=True) for message in body.messages]
-    return Conversation(
-        messages=messages,
-        params=params,
-        tools=tools,
-        tool_choice=choice,
-        is_parallel=body.parallel_tool_calls is not False,
-        template_kwargs=body.chat_template_kwargs,
-        constrained_by="response_format" if isinstance(body.response_format, SchemaFormat) else constraint_field(body),
-    )
-
-
-def text_params(body: CompletionBody, config: ServerConfig) -> SamplingParams:
-    """The parameters of a text completion."""
-    if body.stream_options is not None and not body.stream:
-        raise InvalidField("stream_options is given without stream; set stream to true", "stream_options")
-    if body.stream and (body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)):
-        raise InvalidField("logprobs of the prompt do not come in streams; set stream to false", "stream")
-    max_tokens = DEFAULT_TEXT_TOKENS if body.max_tokens is None else body.max_tokens
-    if max_tokens == 0 and not body.echo:
-        raise InvalidField("max_tokens is 0; give at least 1, or set echo to get the prompt only", "max_tokens")
-    scores = body.prompt_logprobs
-    if body.echo and body.logprobs is not None:
-        scores = max(body.logprobs, scores or 0)
-    return _params(
-        body,
-        config,
-        max_tokens=max(max_tokens, 1),
-        prefill_only=max_tokens == 0,
-        constraint=_guided(body),
-        logprobs=body.logprobs,
-        prompt_logprobs=scores,
-    )
-
-
-def chat_submission(served: ServedModel, chat: Conversation) -> Submission:
-    """Write the conversation with the model's template and encode it."""
-    llm = served.llm.llm
-    llm.submissions.require_generator("chat")
-    plan = chat.plan(served)
-    messages = plan.messages(chat.messages)
-    _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
-    ids = llm.tokenizer.encode_chat(messages, tools=plan.template_tools, kwargs=chat.template_kwargs)
-    params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
-    with _blaming("tools" if plan.tools else chat.constrained_by):
-        submission = llm.submissions.of_ids(ids, params, starts_text=True)
-    return replace(submission, visible_ids=plan.visible_ids)
-
-
-def text_submission(
-    served: ServedModel, prompt: str | Sequence[int], params: SamplingParams, constrained_by: str | None = None
-) -> Submission:
-    """Encode a text, or take token ids as they are."""
-    llm = served.llm.llm
-    if isinstance(prompt, str):
-        _check_length(llm, [prompt], params)
-        prompt = llm.tokenizer.encode(prompt)
-    with _blaming(constrained_by):
-        return llm.submissions.of_ids(prompt, params)
-
-
-def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> None:
-    """Refuse what cannot fit before all of it is cut into tokens, which takes time."""
-    check_bounded(llm, texts, None, room=ROOM if params.truncate is None else TRUNCATED_ROOM)
-
-
-def _params(body: SamplingBody, config: ServerConfig, **more: Any) -> SamplingParams:
-    if body.n is not None and body.n > config.max_n:
-        raise InvalidField(f"n is {body.n}; this server gives at most {config.max_n} answers", "n")
-    given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
-    if body.logit_bias is not None:
-        given["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
-    if body.diffusion is not None:
-        given["diffusion"] = _diffusion(body.diffusion, is_stream=bool(body.stream))
-    try:
-        return SamplingParams(**{**given, **{name: value for name, value in more.items() if value is not None}})
-    except InvalidParameter as error:
-        name = str(error).partition(" ")[0]
-        raise InvalidField(str(error), name if name in type(body).model_fields else None) from None
-
-
-def _diffusion(body: DiffusionBody, *, is_stream: bool) -> DiffusionParams:
-    if body.events and not is_stream:
-        raise InvalidField("diffusion.events come in streams only; set stream to true", "diffusion.events")
-    try:
-        return body.params()
-    except InvalidParameter as error:
-        raise InvalidField(f"diffusion: {error}", "diffusion") from None
-
-
-def _max_tokens(body: ChatBody) -> int | None:
-    older, newer = body.max_tokens, body.max_completion_tokens
-    if older is not None and newer is not None and older != newer:
-        raise InvalidField(
-            f"max_tokens is {older} and max_completion_tokens {newer}; give one of them", "max_completion_tokens"
-        )
-    return newer if older is None else older
-
-
-def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice]:
-    """The tools the model may call, and whether it must call one, or which; checked in full by OutputPlan."""
-    tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
-    choice = NamedTools(body.tool_choice.function.name) if isinstance(body.tool_choice, NamedTool) else body.tool_choice
-    check_choice(check_tools(tools), choice or "auto")
-    return ((), "none") if not tools or choice == "none" else (tools, choice or "auto")
-
-
-def _check_tool_results(body: ChatBody) -> None:
-    """A result answers a call that was made before it."""
-    called: set[str] = set()
-    for index, message in enumerate(body.messages):
-        if message.role == "assistant":
-            called.update(call.id for call in message.tool_calls or ())
-        if message.role == "tool" and message.tool_call_id not in called:
-            raise InvalidField(
-                f"messages.{index} is the result of a call that no assistant message before it has",
-                f"messages.{index}.tool_call_id",
-            )
-
-
-def _constraint(body: ChatBody) -> Constraint | None:
-    wanted = body.response_format
-    guided = _guided(body)
-    if guided is not None and isinstance(wanted, JsonObjectFormat | SchemaFormat):
-        raise InvalidField("response_format and guided_* are both given; give one of them", "response_format")
-    if isinstance(wanted, JsonObjectFormat):
-        return JsonSchema()
-    if isinstance(wanted, SchemaFormat):
-        with _blaming("response_format"):
-            return JsonSchema(wanted.json_schema.schema_)
-    return guided
-
-
-def constraint_field(body: SamplingBody) -> str | None:
-    """Which of the guided_* fields is given."""
-    return next((name for name in GUIDED if getattr(body, name) is not None), None)
-
-
-@contextmanager
-def _blaming(field: str | None) -> Iterator[None]:
-    """A constraint that cannot be used is the fault of the field that asks for it."""
-    try:
-        yield
-    except ConstraintError as error:
-        raise InvalidField(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
-
-
-def _guided(body: SamplingBody) -> Constraint | None:
-    given = {name: value for name in GUIDED if (value := getattr(body, name)) is not None}
-    if not given:
-        return None
-    if len(given) > 1:
-        raise InvalidField(f"{' and '.join(given)} are both given; give one of them", list(given)[1])
-    ((name, value),) = given.items()
-    kinds: Mapping[str, Callable[[Any], Constraint]] = {
-        "guided_json": JsonSchema,
-        "guided_regex": Regex,
-        "guided_grammar": Grammar,
-    }
-    with _blaming(name):
-        return kinds[name](value)
+    def output_plan(self, model: ServedModel) -> OutputPlan:
+        """How the tools are put into the prompt and how the answer is parsed; raises if the model cannot do it."""
+        model.llm.llm.submissions.require_generator("chat")
+        return OutputPlan.of(model.output_format, self.tools, self.tool_choice, self.is_parallel)

@@ -1,4 +1,4 @@
-"""One answer on its way from the engine's events to the deltas that /v1/responses and /v1/messages tell."""
+"""The only answer of a generation as deltas, for dialects that write typed events: /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -11,28 +11,22 @@ from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.types import Completion, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
-    from kvarn.server.chat.conversation import Conversation
     from kvarn.server.chat.generation import Generation
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """What became certain at once, and the scores of the tokens read for it; completion: this was the last piece."""
+    """What became certain at once, and the scores of the tokens read for it; completion: this was the last part."""
 
     deltas: Sequence[Delta]
     logprobs: Sequence[TokenLogprob] = ()
     completion: Completion | None = None
 
 
-def reader_of(generation: Generation, chat: Conversation) -> OutputStream:
-    """What takes the only answer of a generation apart."""
-    return OutputStream(generation.served.output_format, chat.tool_names, chat.circumstances(generation, 0))
-
-
-async def pieces(generation: Generation, reader: OutputStream) -> AsyncIterator[AnswerPart]:
-    """The only answer of a generation, piece by piece; an answer that ran out of time ends with its error."""
+async def answer_parts(generation: Generation, reader: OutputStream) -> AsyncIterator[AnswerPart]:
+    """The answer part by part; one that ran out of time ends with its error."""
     async for batch in generation.batches():
-        tokens = [event.token for event in batch]
+        tokens = [event for _, event in batch]
         deltas = reader.push("".join(token.text for token in tokens))
         last = tokens[-1]
         if last.finish_reason is FinishReason.DEADLINE:
@@ -42,6 +36,6 @@ async def pieces(generation: Generation, reader: OutputStream) -> AsyncIterator[
         yield AnswerPart(deltas, [token.logprob for token in tokens if token.logprob is not None], last.completion)
 
 
-def whole(completion: Completion, reader: OutputStream) -> AnswerPart:
-    """A finished answer as one piece."""
+def whole_answer(completion: Completion, reader: OutputStream) -> AnswerPart:
+    """A finished answer as one part."""
     return AnswerPart([*reader.push(completion.text), *reader.end()], completion.logprobs or (), completion)

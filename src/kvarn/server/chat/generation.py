@@ -1,6 +1,6 @@
-"""The heart of the server: one call's requests on their way through the engine, from refusal to the last token.
+"""The engine requests of one HTTP request: from their admission to the last token.
 
-    begin: prepare (worker thread) ─> check lengths ─> reserve answers and tokens ─> submit ─> Generation
+    Generations.begin: prepare (worker thread) ─> check lengths ─> reserve answers and tokens ─> submit ─> Generation
     Generation: events as they come, or finish(); close() settles everything exactly once, however it ends
 
 Knows the engine's events and the caller's limits; knows no body, no schema and no status code.
@@ -10,264 +10,231 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
-from kvarn.engine.handle import Ticket
-from kvarn.errors import CapacityError, DeadlineExceeded
+from kvarn.errors import CapacityError
+from kvarn.server.api.schema import engine_parameters
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
-from kvarn.server.failures import ClientGone
-from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.chat.generation_progress import (
+    GenerationPhase,
+    TokenGaps,
+    num_charged,
+    phase_of,
+    prompt_progress,
+    usage_of,
+)
+from kvarn.server.failures import UnknownRequest
+from kvarn.server.http.disconnect import client_gone, while_awaited
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from kvarn.async_llm import Mailbox
+    from kvarn.engine.client import IndexedEvent
+    from kvarn.engine.handle import OutputCollector
+    from kvarn.observe.metrics import Metrics
     from kvarn.request import Request
-    from kvarn.server.call import Call
+    from kvarn.server.access.keys import Principal
+    from kvarn.server.chat.output.output_plan import OutputPlan
+    from kvarn.server.chat.output.output_stream import OutputStream
     from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.request_context import RequestContext
 
 MAX_UNREAD_CANVASES = 256  # each as long as its answer
-
-Phase = Literal["queued", "prefill", "decode", "finished"]
-
-
-class AnswerEvent(NamedTuple):
-    """One step of one answer; prompt_index says which of the call's prompts it answers."""
-
-    prompt_index: int
-    token: TokenEvent
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers; the request's id follows
 
 
-async def begin(call: Call, served: ServedModel, prepare: Prepare, wishes: RequestOptions | None = None) -> Generation:
-    """Prepare, check, reserve and submit; whatever is refused is raised here, before any byte of a response."""
-    check = partial(make_plan, call, served.llm.llm, prepare, wishes or RequestOptions())
-    plan = await while_awaited(call, asyncio.to_thread(check))
-    call.reserve(plan.num_tokens, num_answers=plan.num_answers)
-    generation = call.generation = Generation(call, served, plan)
-    try:
-        await generation.submit()
-    except CapacityError:
-        call.state.metrics.request_refused(call.principal.tier.name, "queue")
-        raise
-    return generation
+class Generations:
+    """Begins generations and keeps those that run, by key and request id. For one thread: the event loop's."""
+
+    def __init__(self, metrics: Metrics, queue_limit: int) -> None:
+        self.metrics = metrics
+        self._queue_limit = queue_limit
+        self._running: dict[tuple[str, str], Generation] = {}  # by key and id
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def begin(
+        self, request: RequestContext, model: ServedModel, prepare: Sequence[Prepare], options: RequestOptions
+    ) -> Generation:
+        """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
+        check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
+        plan = await while_awaited(request, asyncio.to_thread(check))
+        request.reserve(plan.num_tokens, num_answers=plan.num_answers)
+        generation = Generation(request, model, plan, self)
+        request.held.callback(generation.close)
+        self._running[generation.key] = generation  # of two with the same id the later one is found
+        try:
+            await generation.submit()
+        except CapacityError:
+            self.metrics.request_refused(request.principal.tier.name, "queue")
+            raise
+        return generation
+
+    def find(self, principal: Principal, request_id: str) -> Generation:
+        """The running generation with this id, if it is the caller's own."""
+        for prefix in ID_PREFIXES:
+            request_id = request_id.removeprefix(prefix)
+        generation = self._running.get((principal.key_id, request_id))
+        if generation is None:
+            raise UnknownRequest("no request with this id is running; it may have ended")
+        return generation
+
+    def fail_all(self, error: Exception) -> None:
+        """End everything that runs with an error, which streams send as their last event."""
+        for generation in list(self._running.values()):
+            generation.fail(error)
+
+    def remove(self, generation: Generation) -> None:
+        if self._running.get(generation.key) is generation:
+            del self._running[generation.key]
 
 
 class Generation:
-    """The running requests of one call. Lives in the event loop; cancels itself when the client goes away."""
+    """The engine requests of one HTTP request. For the event loop; cancels itself when the client disconnects."""
 
-    def __init__(self, call: Call, served: ServedModel, plan: GenerationPlan) -> None:
-        self.call = call
-        self.served = served
+    def __init__(
+        self, request: RequestContext, model: ServedModel, plan: GenerationPlan, generations: Generations
+    ) -> None:
+        self.request = request
+        self.model = model
         self.plan = plan
-        self._ready: deque[AnswerEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None
-        self._is_quiet = False  # nobody reads events, only the results count
-        self._error: BaseException | None = None
+        self._generations = generations
+        self._is_quiet = False  # events are not read, only the results count
         self._is_accepted = False  # by the engine
         self._is_closed = False
-        self._gaps = call.state.metrics.token_gaps(served.id)
-        self._told_at: dict[tuple[int, int], float] = {}  # by prompt and choice
-        mailbox = served.llm.mailbox()
-        self._tickets: list[Ticket] = []
-        for index in range(len(plan.submissions)):
-            ticket = Ticket(partial(_post_event, mailbox, self._take, index), keeps_events=False)
-            ticket.done.add_done_callback(partial(_post_end, mailbox, self._end))
-            self._tickets.append(ticket)
-        self._num_open = len(self._tickets)
+        self._gaps = TokenGaps(generations.metrics.token_gaps(model.id))
+        self._answers = model.llm.llm.client.stream_async(len(plan.submissions), self._on_arrival)
         self._watch = asyncio.create_task(self._watch_client())
-        call.state.requests.add(self)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Under which it is found: the key that sent the request, and the request's id."""
+        return self.request.principal.key_id, self.request.id
 
     async def submit(self) -> None:
         """Hand the requests to the engine; returns when all of them are accepted."""
         try:
-            await self.served.llm.send(self.plan.submissions, self._tickets)
+            with engine_parameters():
+                await self._answers.submit(self.plan.submissions)
             self._is_accepted = True
         except BaseException:
             self.close()
             raise
 
     @property
-    def phase(self) -> Phase:
-        """Of the request that got furthest."""
-        requests = self._requests
-        if self._num_open == 0 or self._is_closed:
-            return "finished"
-        if any(request.num_output for request in requests):
-            return "decode"
-        return "prefill" if any(request.started_at is not None for request in requests) else "queued"
+    def phase(self) -> GenerationPhase:
+        return "finished" if self._answers.num_open == 0 or self._is_closed else phase_of(self._requests)
 
     @property
     def priority(self) -> int:
-        """What the tier made of the wish."""
+        """As asked for, within what the tier allows."""
         return self.plan.submissions[0].params.priority
 
     @property
+    def num_choices(self) -> int:
+        """Answers to each prompt."""
+        return self.plan.submissions[0].params.n
+
+    @property
     def is_cancelled(self) -> bool:
-        """Whether the end was asked for."""
-        return all(ticket.is_cancelled for ticket in self._tickets)
+        """Whether cancel() was called."""
+        return all(collector.is_cancelled for collector in self._answers.collectors)
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
         """Prompt tokens computed, and all of them."""
-        firsts = [ticket.requests[0] for ticket in self._tickets if ticket.requests]
-        done = sum(min(request.num_computed, request.num_prompt) for request in firsts)
-        return done, sum(request.num_prompt for request in firsts)
+        return prompt_progress(self._requests)
+
+    def progress(self) -> str:
+        """How far it is, as a stream tells it while there is no text."""
+        done, total = self.prompt_progress
+        return f"{self.phase}, {done} of {total} prompt tokens"
+
+    def reader(self, plan: OutputPlan, choice: int = 0) -> OutputStream:
+        """What takes one of the answers to the only prompt apart."""
+        (submission,) = self.plan.submissions
+        return plan.reader(self.model.llm.llm.tokenizer, submission.prompt_ids, f"{self.request.id}.{choice}")
 
     def usage(self) -> Usage:
         """Tokens so far: each prompt once, the answers of all choices."""
-        return _usage(self._tickets)
+        return usage_of(self._requests)
 
-    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        return self
-
-    async def __anext__(self) -> AnswerEvent:
-        await self._arrived()
-        return self._ready.popleft()
-
-    async def batches(self) -> AsyncIterator[list[AnswerEvent]]:
-        """Events as they come, all that are ready at once together."""
-        while True:
-            try:
-                await self._arrived()
-            except StopAsyncIteration:
-                return
-            batch = list(self._ready)
-            self._ready.clear()
-            yield batch
+    def batches(self) -> AsyncIterator[list[IndexedEvent]]:
+        """Events as they come, each with the index of its prompt, all that are ready at once together."""
+        return self._answers.batches()
 
     async def finish(self) -> list[Completion]:
-        """Wait for all results, one for each prompt; ClientGone when nobody waits for them any more."""
+        """Wait for all results, one for each prompt; ClientGone when the client disconnects."""
         self._is_quiet = True
-        self._ready.clear()
-        async for _ in self:
-            pass
-        return [ticket.done.result() for ticket in self._tickets]
+        try:
+            return await self._answers.results()
+        except BaseException:
+            self.close()  # settles what was used before a refusal reports what is left of the limits
+            raise
 
     def cancel(self) -> None:
-        """Ask for the end: what was said so far is the result."""
-        for ticket in self._tickets:
-            ticket.cancel()
+        """Ask for the end: what was generated so far is the result."""
+        self._answers.cancel()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, once the events that are ready have been read."""
-        if self._error is None and self._num_open:
-            self._error = error
-        self.cancel()
-        self._wake()
+        self._answers.fail(error)
 
     def close(self) -> None:
-        """Cancel what still runs and settle with limits, metrics and the book of requests; only the first time."""
+        """Cancel what still runs, and settle with limits and metrics; only the first time."""
         if self._is_closed:
             return
         phase, self._is_closed = self.phase, True
         self.cancel()
         self._watch.cancel()
-        self.call.reservation.settle(self._num_used() if self._is_accepted else 0)
-        self.call.state.requests.remove(self)
+        self.request.reservation.settle(num_charged(self._requests) if self._is_accepted else 0)
+        self._generations.remove(self)
         if self._is_accepted:
             self._count(phase)
-        # Both hold on to this object: a ring would keep every request in memory until the collector comes by.
+        # Both refer to this object: a cycle would keep every request in memory until the garbage collector runs.
         del self._watch
-        self._tickets = []
+        self._answers.collectors = []
 
     @property
     def _requests(self) -> list[Request]:
-        return [request for ticket in self._tickets for request in ticket.requests]
+        return _requests_of(self._answers.collectors)
 
-    def _num_used(self) -> int:
-        """Tokens to pay for: the prompts that were begun, and every answer."""
-        started = [request for request in self._requests if request.started_at is not None]
-        return sum(request.num_output + (request.num_prompt if request.choice == 0 else 0) for request in started)
-
-    def _count(self, phase: Phase) -> None:
+    def _count(self, phase: GenerationPhase) -> None:
         """Tell metrics and the log how it ended."""
-        metrics, model, usage = self.call.state.metrics, self.served.id, self.usage()
-        facts = {"model": model, "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        self.call.http.scope.setdefault("kvarn.log", {}).update(facts, cached_tokens=usage.cached_tokens)
-        latency_s = time.monotonic() - self.call.received_at
-        left = [ticket for ticket in self._tickets if not ticket.is_settled]  # asked once: the engine goes on meanwhile
-        for ticket, submission in zip(self._tickets, self.plan.submissions, strict=True):
-            if ticket in left:
+        metrics, model, usage = self._generations.metrics, self.model.id, self.usage()
+        log_fields, latency_s = self.request.log_fields, time.monotonic() - self.request.received_at
+        log_fields.update(model=model, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+        log_fields["cached_tokens"] = usage.cached_tokens
+        collectors = self._answers.collectors
+        left = [collector for collector in collectors if not collector.is_settled]  # read once: the engine goes on
+        for collector, submission in zip(collectors, self.plan.submissions, strict=True):
+            if collector in left:
                 continue
-            error = ticket.done.exception()
+            error = collector.done.exception()
             if error is None:
-                completion = ticket.done.result()
+                completion = collector.done.result()
                 metrics.request_finished(model, completion, submission.params, latency_s)
-                self.call.http.scope["kvarn.log"]["finish_reason"] = str(completion.finish_reason)
+                log_fields["finish_reason"] = str(completion.finish_reason)
             else:
                 metrics.request_failed(model, error)
-        if phase != "finished" and any(ticket.requests for ticket in left):  # else it was refused, or has just ended
-            metrics.request_abandoned(model, _usage(left), phase)
+        abandoned = _requests_of(left)
+        if phase != "finished" and abandoned:  # else it was refused, or has just ended
+            metrics.request_abandoned(model, usage_of(abandoned), phase)
 
-    async def _arrived(self) -> None:
-        """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            if self._num_open == 0:
-                raise StopAsyncIteration
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-
-    def _take(self, event: AnswerEvent) -> None:
-        self._measure_gap(event)
-        if event.token.finish_reason is FinishReason.DEADLINE and self._error is None:
-            timeout_s = self.call.state.config.request_timeout_s
-            self._error = DeadlineExceeded(f"the request did not end within {timeout_s:g} s; ask for less, or later")
-        if not self._is_quiet:
-            if event.token.canvas is not None and len(self._ready) >= MAX_UNREAD_CANVASES:
-                return  # a reader that has fallen behind misses steps, and no text
-            self._ready.append(event)
-            self._wake()
-
-    def _measure_gap(self, event: AnswerEvent) -> None:
-        """Seconds between two tokens of one answer."""
-        now, answer = time.monotonic(), (event.prompt_index, event.token.choice)
-        before = self._told_at.get(answer)
-        if before is not None and event.token.token_id is not None:
-            self._gaps.observe(now - before)
-        self._told_at[answer] = now
-
-    def _end(self, error: BaseException | None) -> None:
-        """One ticket is settled."""
-        self._num_open -= 1
-        if error is not None:
-            self._num_open = max(self._num_open, 0)
-            if self._error is None:
-                self._error = error
-            self.cancel()
-        if error is not None or self._num_open == 0:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+    def _on_arrival(self, prompt_index: int, event: TokenEvent) -> bool:
+        """Called in the event loop; whether the event is kept for the reader."""
+        self._gaps.observe(prompt_index, event)
+        if event.finish_reason is FinishReason.DEADLINE and self._answers.error is None:
+            self._answers.error = self.request.deadline.error()
+        # A reader that has fallen behind misses denoising steps, and no text.
+        is_missed = event.canvas is not None and self._answers.num_unread >= MAX_UNREAD_CANVASES
+        return not (self._is_quiet or is_missed)
 
     async def _watch_client(self) -> None:
-        """The body has been read: all that may still come is the news that the client went away."""
-        while (await self.call.http.receive())["type"] != "http.disconnect":
-            pass
-        self.fail(ClientGone("the client closed the connection"))
+        self.fail(await client_gone(self.request.receive))
 
 
-def _post_event(mailbox: Mailbox, take: Callable[[AnswerEvent], None], prompt_index: int, token: TokenEvent) -> None:
-    """Called on the engine's thread."""
-    mailbox.post(take, AnswerEvent(prompt_index, token))
-
-
-def _usage(tickets: Sequence[Ticket]) -> Usage:
-    firsts = [ticket.requests[0] for ticket in tickets if ticket.requests]
-    return Usage(
-        prompt_tokens=sum(request.num_prompt for request in firsts),
-        completion_tokens=sum(request.num_output for ticket in tickets for request in ticket.requests),
-        cached_tokens=sum(request.num_cached or 0 for request in firsts),
-    )
-
-
-def _post_end(mailbox: Mailbox, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
-        mailbox.post(end, done.exception())
+def _requests_of(collectors: Sequence[OutputCollector]) -> list[Request]:
+    return [request for collector in collectors for request in collector.requests]

@@ -1,37 +1,46 @@
-"""From a checked body to submissions the engine can take: every number is compared with the model before it costs.
+"""From a conversation or a prompt to submissions the engine can take, all numbers compared with the model's limits.
 
-Runs in worker threads. Knows token counts and limits; knows no HTTP.
+Runs in worker threads: it encodes text and compiles constraints. Knows token counts and limits; knows no HTTP.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvarn.engine.submission import Submission
-from kvarn.errors import InvalidParameter
-from kvarn.server.api.schema import InvalidField
+from kvarn.errors import ConstraintError, InvalidParameter
+from kvarn.formats.strict_json import strings
+from kvarn.server.api.schema import InvalidField, engine_parameters
+from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.tokenizer.chat.messages import ChatRequest
+from kvarn.tokenizer.chat.template import encode_chat
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.server.access.keys import Principal
-    from kvarn.server.call import Call
+    from kvarn.server.chat.conversation import Conversation
+    from kvarn.server.chat.output.output_plan import OutputPlan
+    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.request_context import RequestContext
+    from kvarn.types import SamplingParams
 
-Prepare = Callable[[], Sequence[Submission]]
+Prepare = Callable[[], Submission]
 Room = tuple[int, int]  # tokens of a prompt, and of the longest answer to it
-MAX_LOGPROB_ENTRIES = 1_000_000  # of one call, held until it ends: about 100 bytes each
+MAX_LOGPROB_ENTRIES = 1_000_000  # of one request, held until it ends: about 100 bytes each
 MAX_PROMPT_LOGPROB_ENTRIES = 65_536
+TRUNCATED_ROOM = 8  # contexts: what may be given where only its end is read
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a caller may ask for beside sampling."""
+    """Options of a request other than sampling."""
 
     priority: int | None = None  # clamped to the tier; None: the tier's own
     cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
-    limit_field: str = "max_tokens"  # what the body calls the longest answer
+    limit_field: str = "max_tokens"  # the body's name of max_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +53,70 @@ class GenerationPlan:
 
     @property
     def has_scores(self) -> bool:
-        """Whether somebody wants logprobs, which take long to write."""
+        """Whether logprobs are returned, which take long to write."""
         wanted = (one.params for one in self.submissions)
         return any(params.logprobs is not None or params.prompt_logprobs is not None for params in wanted)
 
 
-def make_plan(call: Call, llm: LLM, prepare: Prepare, wishes: RequestOptions) -> GenerationPlan:
-    """Runs in a worker thread: encode, then check every number against the model."""
-    submissions = tuple(prepare())
-    rooms = [_room(llm, one, wishes.limit_field) for one in submissions]
-    submissions, rooms = _within_a_minute(call.principal.tier.tokens_per_min, submissions, rooms)
-    _require_bounded(call, submissions, rooms)
+def make_plan(
+    request: RequestContext, llm: LLM, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
+) -> GenerationPlan:
+    """Prepare each prompt, then check every number against the model."""
+    principal = request.principal
+    submissions = [_admit(llm, one(), options.limit_field) for one in prepare]
+    submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, submissions)
+    rooms = [_room(one) for one in submissions]
+    _require_bounded(submissions, rooms, queue_limit)
     num_tokens = sum(
         num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
     )
-    left_s = call.state.config.request_timeout_s - (time.monotonic() - call.received_at)
-    principal = call.principal
-    tenant = tenant_of(principal, wishes.cache_salt)
-    changes = {"deadline_s": max(left_s, 1e-3), "priority": principal.tier.clamp(wishes.priority)}
+    tenant = tenant_of(principal, options.cache_salt)
+    changes = {
+        "deadline_s": max(request.deadline.left_s, 1e-3),
+        "priority": principal.tier.clamp(options.priority),
+    }
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
     num_answers = sum(one.params.n for one in submissions)
     return GenerationPlan(ready, num_tokens, num_answers)
+
+
+def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) -> Submission:
+    """Write the conversation with the model's template and encode it."""
+    llm = model.llm.llm
+    messages = plan.messages(chat.messages)
+    _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
+    request = ChatRequest.checked(messages, plan.template_tools, kwargs=chat.template_kwargs)
+    ids = encode_chat(llm.tokenizer, request)
+    params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
+    with field_at_fault("tools" if plan.tools else chat.constrained_by):
+        submission = llm.submissions.of_ids(ids, params, starts_text=True)
+    return replace(submission, visible_ids=plan.visible_ids)
+
+
+def text_submission(
+    model: ServedModel, prompt: str | Sequence[int], params: SamplingParams, constrained_by: str | None = None
+) -> Submission:
+    """Encode a text, or take token ids as they are."""
+    llm = model.llm.llm
+    if isinstance(prompt, str):
+        _check_length(llm, [prompt], params)
+        prompt = llm.tokenizer.encode(prompt)
+    with field_at_fault(constrained_by):
+        return llm.submissions.of_ids(prompt, params)
+
+
+@contextmanager
+def field_at_fault(field: str | None) -> Iterator[None]:
+    """A constraint that cannot be used is the fault of the field that asks for it."""
+    try:
+        yield
+    except ConstraintError as error:
+        raise InvalidField(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
+
+
+def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> None:
+    """Refuse what cannot fit before all of it is cut into tokens, which takes time."""
+    check_bounded(llm, texts, None, room=ROOM if params.truncate is None else TRUNCATED_ROOM)
 
 
 def tenant_of(principal: Principal, cache_salt: str) -> str:
@@ -72,50 +124,55 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
     return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
 
 
-def _room(llm: LLM, submission: Submission, limit_field: str) -> Room:
-    """Tokens of the prompt and of the longest answer; an answer that cannot get as long as asked for is refused."""
+def _admit(llm: LLM, submission: Submission, limit_field: str) -> Submission:
+    """Bound the answer; one that cannot get as long as asked for is refused."""
     params = submission.params
-    prompt, room = llm.admission.admit(submission.prompt_ids, params)
-    if params.prefill_only:
-        return len(prompt), 0
-    if params.max_tokens is not None and room < params.max_tokens:
+    with engine_parameters():
+        submission = llm.admission.admit(submission)
+    num_prompt, room = _room(submission)
+    if params.max_tokens is not None and not params.prefill_only and room < params.max_tokens:
         raise InvalidField(
-            f"{limit_field} is {params.max_tokens:,} and the prompt has {len(prompt):,} tokens; the context allows "
+            f"{limit_field} is {params.max_tokens:,} and the prompt has {num_prompt:,} tokens; the context allows "
             f"{llm.context:,} together; lower it to {room:,} or shorten the prompt",
             limit_field,
             "context_length_exceeded",
         )
-    return len(prompt), room
+    return submission
 
 
-def _within_a_minute(
-    limit: int | None, submissions: Sequence[Submission], rooms: Sequence[Room]
-) -> tuple[tuple[Submission, ...], list[Room]]:
-    """Answers for which nobody named a length share what a minute of the tier leaves; at least one token each."""
-    pairs = list(zip(submissions, rooms, strict=True))
+def _room(submission: Submission) -> Room:
+    admitted = submission.admitted
+    assert admitted is not None
+    return len(admitted.prompt_ids), 0 if submission.params.prefill_only else admitted.max_tokens
+
+
+def _fit_tier_minute(llm: LLM, limit: int | None, submissions: list[Submission]) -> list[Submission]:
+    """Answers without max_tokens share what a minute of the tier leaves; at least one token each."""
     num_open = sum(one.params.n for one in submissions if _is_open(one))
     if limit is None or not num_open:
-        return tuple(submissions), list(rooms)
-    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, (num_prompt, room) in pairs)
+        return submissions
+    rooms = [(one, *_room(one)) for one in submissions]
+    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, num_prompt, room in rooms)
     share = max(1, (limit - fixed) // num_open)
-    shortened = [
-        (replace(one, params=one.params.replace(max_tokens=share)), (num_prompt, share))
-        if _is_open(one) and room > share
-        else (one, (num_prompt, room))
-        for one, (num_prompt, room) in pairs
-    ]
-    return tuple(one for one, _ in shortened), [room for _, room in shortened]
+    return [_shortened(llm, one, share) if _is_open(one) and room > share else one for one, _, room in rooms]
+
+
+def _shortened(llm: LLM, submission: Submission, max_tokens: int) -> Submission:
+    params = submission.params.replace(max_tokens=max_tokens)
+    return llm.admission.admit(replace(submission, params=params, admitted=None))
 
 
 def _is_open(submission: Submission) -> bool:
     return submission.params.max_tokens is None and not submission.params.prefill_only
 
 
-def _require_bounded(call: Call, submissions: Sequence[Submission], rooms: Sequence[Room]) -> None:
+def _require_bounded(submissions: Sequence[Submission], rooms: Sequence[Room], queue_limit: int) -> None:
     """Refuse what could never be queued, and logprobs that would fill the memory."""
-    num_choices, limit = sum(one.params.n for one in submissions), call.state.config.queue_limit
-    if num_choices > limit:
-        raise InvalidParameter(f"{num_choices:,} answers were asked for at once, the queue holds {limit:,}; send less")
+    num_choices = sum(one.params.n for one in submissions)
+    if num_choices > queue_limit:
+        raise InvalidParameter(
+            f"{num_choices:,} answers were asked for at once, the queue holds {queue_limit:,}; send less"
+        )
     pairs = list(zip(submissions, rooms, strict=True))
     entries = sum(_entries(one.params.logprobs) * one.params.n * room for one, (_, room) in pairs)
     if entries > MAX_LOGPROB_ENTRIES:
@@ -123,6 +180,7 @@ def _require_bounded(call: Call, submissions: Sequence[Submission], rooms: Seque
             f"{entries:,} logprobs could be returned, at most {MAX_LOGPROB_ENTRIES:,} are; "
             "lower top_logprobs, max_tokens or n",
             "logprobs",
+            mentions=("top_logprobs, max_tokens or n",),
         )
     read = sum(_entries(one.params.prompt_logprobs) * num_prompt for one, (num_prompt, _) in pairs)
     if read > MAX_PROMPT_LOGPROB_ENTRIES:

@@ -1,4 +1,4 @@
-"""Chats that look things up: from the retrieval field of a body to messages with sources and cited answers."""
+"""Retrieval in chats: from the retrieval field of a body to messages with sources and answers with citations."""
 
 from __future__ import annotations
 
@@ -6,107 +6,137 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
+    from kvarn.observe.metrics import Metrics
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Hit, Tuning
+    from kvarn.server.access.keys import Principal
     from kvarn.server.api.openai.chat_schema import ChatBody
     from kvarn.server.api.openai.envelope import Envelope
-    from kvarn.server.call import Call
     from kvarn.server.chat.conversation import Conversation
+    from kvarn.server.collections.collection_pool import CollectionPool
+    from kvarn.server.collections.document_reader import DocumentReader
+    from kvarn.server.collections.prefix_warmup import FrequentChat, PrefixWarmup
     from kvarn.server.collections.schema import HowBody, RetrievalBody, SearchBody
-    from kvarn.server.models.model_pool import ServedModel
-    from kvarn.server.process.worker_threads import TokenMeter
+    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
+    from kvarn.server.request_context import RequestContext
     from kvarn.types import Citation, Grounded
 
 
+@dataclass(frozen=True, slots=True)
+class RetrievalServices:
+    """The parts of the server that retrieval uses."""
+
+    models: ModelPool
+    collections: CollectionPool
+    workers: WorkerThreads
+    document_reader: DocumentReader
+    prefix_warmup: PrefixWarmup
+    metrics: Metrics
+
+
 @asynccontextmanager
-async def using(call: Call, name: str) -> AsyncIterator[Collection]:
-    """Keep one of the caller's collections open while the block runs; waits only as long as the caller does."""
+async def use_collection(request: RequestContext, collections: CollectionPool, name: str) -> AsyncIterator[Collection]:
+    """Keep one of the caller's collections open while the block runs; it embeds at the caller's priority."""
     async with AsyncExitStack() as held:
-        opening = held.enter_async_context(call.state.collections.use(call.principal.tenant, name))
-        yield await while_awaited(call, opening)
+        opening = held.enter_async_context(collections.use(request.principal.tenant, name))
+        yield (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
 
 
-async def ground(call: Call, served: ServedModel, chat: Conversation, body: ChatBody) -> Grounded:
-    """Look up what a conversation asks in one of the caller's collections, and put it into the messages."""
-    wanted = body.retrieval
-    assert wanted is not None
-    async with using(call, wanted.collection) as collection:
-        await call.use_model(collection.embedder.name)
-        options = grounding_options(wanted)
+async def ground(
+    request: RequestContext, services: RetrievalServices, model: ServedModel, chat: Conversation, body: ChatBody
+) -> Grounded:
+    """Search one of the caller's collections for the last question, and put the hits into the messages."""
+    retrieval = body.retrieval
+    assert retrieval is not None
+    async with use_collection(request, services.collections, retrieval.collection) as collection:
+        await request.use_model(services.models, collection.embedder.name)
+        options = grounding_options(retrieval)
+        search = partial(_ground, model, chat, collection, options)
         started = time.monotonic()
-        grounded = await work_for(call, lambda: served.llm.llm.ground(chat.messages, collection.grounding(**options)))
-        call.state.metrics.searched(wanted.mode, time.monotonic() - started)
-        _remember(call, served, chat, body, collection)
+        grounded = await work_for(request, services.workers, search)
+        services.metrics.searched(retrieval.mode, time.monotonic() - started)
+        if (frequent := _frequent_chat(request.principal, model, chat, body, collection)) is not None:
+            services.prefix_warmup.add(frequent, collection.version)
     return grounded
 
 
+def _ground(model: ServedModel, chat: Conversation, collection: Collection, options: dict[str, Any]) -> Grounded:
+    return model.llm.llm.ground(chat.messages, collection.grounding(**options))
+
+
 async def reranked(
-    call: Call, body: SearchBody, found: Sequence[tuple[str, Sequence[Hit]]], spending: TokenMeter
+    request: RequestContext,
+    services: RetrievalServices,
+    body: SearchBody,
+    found: Sequence[tuple[str, Sequence[Hit]]],
+    meter: TokenMeter,
 ) -> list[list[Hit]]:
-    """The best hits of each query, as a model orders them that reads them; what it reads is paid for before."""
+    """The best hits of each query as the reranking model orders them; its tokens are reserved before it runs."""
     from kvarn.retrieval.search.rerank import best_hits
 
     assert body.rerank is not None
-    served = await call.use_model(body.rerank)
+    model = await request.use_model(services.models, body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
-    workers, tenant = call.state.workers, call.principal.tenant
-    groups = [await while_awaited(call, judgements(workers, served.llm.llm, *one)) for one in texts]
-    costs = [await while_awaited(call, num_tokens_of(workers, one)) for one in groups]
+    batches = [await rerank_batches(request, services.workers, model.llm.llm, *one) for one in texts]
+    costs = [await num_tokens_of(request, services.workers, one) for one in batches]
     num_tokens = sum(map(sum, costs))
-    call.reserve(num_tokens)
+    request.reserve(num_tokens)
     scores = [
-        await while_awaited(call, scores_of(spending, one, cost, tenant))
-        for one, cost in zip(groups, costs, strict=True)
+        await while_awaited(request, scores_of(request.principal, meter, one, cost))
+        for one, cost in zip(batches, costs, strict=True)
     ]
-    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+    services.metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     return [best_hits(hits, one, body.k) for (_, hits), one in zip(found, scores, strict=True)]
 
 
-def _remember(call: Call, served: ServedModel, chat: Conversation, body: ChatBody, collection: Collection) -> None:
-    """Have a hot question's prompt primed from now on; later turns of a conversation do not come again."""
+def _frequent_chat(
+    principal: Principal, model: ServedModel, chat: Conversation, body: ChatBody, collection: Collection
+) -> FrequentChat | None:
+    """The chat to keep warm, if its query is a frequent one; only of first turns, as later ones seldom repeat."""
     from kvarn.retrieval.search.rag_prompt import last_question
-    from kvarn.server.collections.prefix_warmup import HotChat
+    from kvarn.server.collections.prefix_warmup import FrequentChat
 
-    wanted = body.retrieval
-    assert wanted is not None
+    retrieval = body.retrieval
+    assert retrieval is not None
     if chat.tools or any(message["role"] == "assistant" for message in chat.messages):
-        return
-    query = wanted.query or last_question(chat.messages)
-    question = collection.hot_question(query, wanted.k, wanted.mode, wanted.filter, tuning_of(wanted))
-    if question is not None:
-        options = grounding_options(wanted)
-        salt = body.cache_salt or ""
-        hot = HotChat(call.principal, salt, served.id, wanted.collection, question, chat, options)
-        call.state.primer.remember(hot, collection.version)
+        return None
+    query = retrieval.query or last_question(chat.messages)
+    key = collection.hot_question(query, retrieval.k, retrieval.mode, retrieval.filter, tuning_of(retrieval))
+    if key is None:
+        return None
+    options, salt = grounding_options(retrieval), body.cache_salt or ""
+    return FrequentChat(principal, salt, model.id, retrieval.collection, key, chat, options)
 
 
 def with_messages(chat: Conversation, grounded: Grounded) -> Conversation:
-    """The conversation as the model reads it."""
+    """The conversation with the sources in its messages."""
     return replace(chat, messages=tuple(dict(message) for message in grounded.messages))
 
 
-def grounding_options(wanted: RetrievalBody) -> dict[str, Any]:
+def grounding_options(body: RetrievalBody) -> dict[str, Any]:
     """The fields of a body as Collection.grounding takes them."""
     return {
-        "k": wanted.k,
-        "mode": wanted.mode,
-        "filter": wanted.filter,
-        "budget": wanted.max_context_tokens,
-        "query": wanted.query,
-        "tuning": tuning_of(wanted),
+        "k": body.k,
+        "mode": body.mode,
+        "filter": body.filter,
+        "budget": body.max_context_tokens,
+        "query": body.query,
+        "tuning": tuning_of(body),
     }
 
 
 def tuning_of(body: HowBody, *, has_highlights: bool = False) -> Tuning:
-    """How to search, as retrieval takes it."""
+    """The Tuning of a search body."""
     from kvarn.retrieval.types import Tuning
 
     weights = (body.weights[0], body.weights[1]) if body.weights else Tuning().weights
@@ -114,23 +144,23 @@ def tuning_of(body: HowBody, *, has_highlights: bool = False) -> Tuning:
 
 
 def retrieval_fields(grounded: Grounded, answer: str | None = None) -> dict[str, Any]:
-    """What an answer tells about its sources; with the answer's text, also which of them it cites."""
+    """The retrieval field of a response; with the answer's text, also which sources it cites."""
     return {
         "citations": [_citation(one if answer is None else one.marked(answer), answer) for one in grounded.citations],
         "left_out": list(grounded.left_out),
     }
 
 
-async def after_sources(events: AsyncIterator[bytes], heading: Envelope, grounded: Grounded) -> AsyncIterator[bytes]:
-    """A stream whose first event tells the sources; it has no choice."""
-    told = {**heading.fields(), "choices": [], "retrieval": retrieval_fields(grounded)}
-    yield f"data: {json.dumps(told, separators=(',', ':'))}\n\n".encode()
+async def after_sources(events: AsyncIterator[bytes], envelope: Envelope, grounded: Grounded) -> AsyncIterator[bytes]:
+    """The stream with one event before it that carries the sources and no choice."""
+    first = {**envelope.fields(), "choices": [], "retrieval": retrieval_fields(grounded)}
+    yield f"data: {json.dumps(first, separators=(',', ':'))}\n\n".encode()
     async for event in events:
         yield event
 
 
 def hit_fields(hit: Hit, *, has_highlights: bool = False) -> dict[str, Any]:
-    """A hit as clients read it."""
+    """A hit as it is in a response."""
     fields: dict[str, Any] = {
         "id": hit.id,
         "document": hit.document,

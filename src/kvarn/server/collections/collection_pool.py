@@ -1,6 +1,6 @@
-"""The collections of one server: opened when first asked for, the least recently used one closed, apart by tenant.
+"""The open collections of one server, by tenant: opened on first use, the least recently used one closed for room.
 
-Imports retrieval when the first request needs it. Lives in one event loop; files are touched in worker threads only.
+Imports retrieval when the first request needs it. For one event loop; files are accessed in threads only.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ class CollectionPool:
     def __init__(self, models: ModelPool) -> None:
         self._models = models
         self._open: OrderedDict[tuple[str, str], _CollectionEntry] = OrderedDict()
-        self._changing = asyncio.Lock()  # one collection comes or goes at a time
-        self._hot_before = (0, 0)  # hits and misses of collections that were closed
+        self._changing = asyncio.Lock()  # one collection is opened or closed at a time
+        self._closed_counts = (0, 0)  # cache hits and misses of collections that were closed
 
     @property
     def num_open(self) -> int:
         return len(self._open)
 
     @property
-    def hot_counts(self) -> tuple[int, int]:
-        """Searches answered from memory, and all others, since the start."""
-        counts = [place.collection.hot.counts for place in self._open.values()]
-        hits, misses = self._hot_before
+    def query_cache_counts(self) -> tuple[int, int]:
+        """Hits and misses of all query caches since the start."""
+        counts = [entry.collection.query_cache.counts for entry in self._open.values()]
+        hits, misses = self._closed_counts
         return hits + sum(one.hits for one in counts), misses + sum(one.misses for one in counts)
 
     @property
     def embedding_model(self) -> str:
         """The first encoder among the models of the server."""
-        for card in self._models.cards():
-            if card.kind == "embed":
-                return card.id
+        for entry in self._models.entries():
+            if entry.kind == "embed":
+                return entry.id
         raise InvalidParameter("this server has no embedding model; start it with --model minilm beside the others")
 
     async def names(self, tenant: str) -> list[str]:
-        paths = _library()
-        return await asyncio.to_thread(paths.list_names, paths.shelf(tenant))
+        paths = _paths()
+        return await asyncio.to_thread(paths.list_names, paths.tenant_folder(tenant))
 
     async def create(self, tenant: str, name: str, chunking: Chunking) -> None:
-        """Begin a collection; one that exists stays as it is."""
-        await _to_its_end(self._placed(tenant, name, chunking))
+        """Create a collection; an existing one stays as it is."""
+        await _uncancelled(self._ensure_open(tenant, name, chunking))
 
     async def drop(self, tenant: str, name: str) -> None:
         """Remove a collection with everything in it."""
-        await _to_its_end(self._drop(tenant, name))
+        await _uncancelled(self._drop(tenant, name))
 
     @asynccontextmanager
     async def use(self, tenant: str, name: str) -> AsyncIterator[Collection]:
         """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have."""
         key = (tenant, name)
-        while (place := self._open.get(key)) is None:  # again if it was closed before we had it
-            await _to_its_end(self._placed(tenant, name, None))
-        place.num_users += 1
+        while (entry := self._open.get(key)) is None:  # again if it was closed before this task ran
+            await _uncancelled(self._ensure_open(tenant, name, None))
+        entry.num_users += 1
         self._open.move_to_end(key)
         try:
-            yield place.collection
+            yield entry.collection
         finally:
-            place.num_users -= 1
+            entry.num_users -= 1
 
     async def close(self) -> None:
         """Save and close everything."""
@@ -88,22 +88,22 @@ class CollectionPool:
                 await self._close_one(key)
 
     async def _drop(self, tenant: str, name: str) -> None:
-        paths = _library()
+        paths = _paths()
         async with self._changing:
-            place = self._open.get((tenant, name))
-            if place is not None and place.num_users:
+            entry = self._open.get((tenant, name))
+            if entry is not None and entry.num_users:
                 raise CapacityError(f"collection {name!r} is in use; try again", retry_after_s=RETRY_AFTER_S)
             await self._close_one((tenant, name))
-            await _in_thread(lambda: paths.drop(name, paths.shelf(tenant)))
+            await _in_thread(lambda: paths.drop(name, paths.tenant_folder(tenant)))
 
-    async def _placed(self, tenant: str, name: str, chunking: Chunking | None) -> None:
-        """Have a collection open. Without a chunking it must exist."""
-        paths = _library()
+    async def _ensure_open(self, tenant: str, name: str, chunking: Chunking | None) -> None:
+        """Open a collection unless it is open. Without a chunking it must exist."""
+        paths = _paths()
         async with self._changing:
             if (tenant, name) in self._open:
                 return
             if chunking is None:
-                await _in_thread(lambda: paths.existing_folder(name, paths.shelf(tenant)))
+                await _in_thread(lambda: paths.existing_folder(name, paths.tenant_folder(tenant)))
             await self._make_room()
             collection = await _in_thread(lambda: self._opened(tenant, name, chunking))
             self._open[tenant, name] = _CollectionEntry(collection)
@@ -113,9 +113,9 @@ class CollectionPool:
         from kvarn.retrieval.collection import Collection
         from kvarn.retrieval.embedder import ModelEmbedder
 
-        folder = _library().shelf(tenant)
+        folder = _paths().tenant_folder(tenant)
         embedder = ModelEmbedder(self.embedding_model, find=self._encoder)
-        exists = name in _library().list_names(folder)
+        exists = name in _paths().list_names(folder)
         try:
             return Collection(name, model=embedder, folder=folder, chunking=None if exists else chunking)
         except StorageError as error:
@@ -125,15 +125,15 @@ class CollectionPool:
             return Collection.open(name, model=embedder, folder=folder)
 
     def _encoder(self, name: str) -> LLM:
-        """The loaded encoder; callers hold it by call.use_model."""
-        for served in self._models.loaded:
-            if served.id == name:
-                return served.llm.llm
+        """The loaded encoder; callers hold it by request.use_model."""
+        for model in self._models.loaded:
+            if model.id == name:
+                return model.llm.llm
         raise CapacityError("the embedding model was unloaded meanwhile; try again", retry_after_s=RETRY_AFTER_S)
 
     async def _make_room(self) -> None:
         max_open = max_open_collections()
-        idle = [key for key, place in self._open.items() if not place.num_users]
+        idle = [key for key, entry in self._open.items() if not entry.num_users]
         num_surplus = len(self._open) + 1 - max_open
         if num_surplus > len(idle):
             raise CapacityError(f"{max_open} collections are in use; try again", retry_after_s=RETRY_AFTER_S)
@@ -141,29 +141,29 @@ class CollectionPool:
             await self._close_one(key)
 
     async def _close_one(self, key: tuple[str, str]) -> None:
-        place = self._open.pop(key, None)
-        if place is None:
+        entry = self._open.pop(key, None)
+        if entry is None:
             return
-        counts = place.collection.hot.counts
-        self._hot_before = (self._hot_before[0] + counts.hits, self._hot_before[1] + counts.misses)
+        counts, (hits, misses) = entry.collection.query_cache.counts, self._closed_counts
+        self._closed_counts = (hits + counts.hits, misses + counts.misses)
         try:
-            await asyncio.to_thread(place.collection.close)
+            await asyncio.to_thread(entry.collection.close)
         except StorageError:
             log.exception("a collection was not closed cleanly")
 
 
 @dataclass(slots=True)
 class _CollectionEntry:
-    """One open collection."""
+    """An open collection and the number of requests that use it; in use, it is not closed."""
 
     collection: Collection
     num_users: int = field(default=0)
 
 
-async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for work that goes on when this caller gives up: half done, it would leave a folder locked."""
+async def _uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for work that continues when this task is cancelled: half done, it would leave a folder locked."""
     task = asyncio.create_task(work)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, also if nobody waits any more
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved even if no one waits
     return await asyncio.shield(task)
 
 
@@ -174,7 +174,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise RetrievalUnavailable(str(error)) from None
 
 
-def _library() -> Any:
+def _paths() -> Any:
     """The module, imported when first needed."""
     from kvarn.retrieval.storage import paths
 

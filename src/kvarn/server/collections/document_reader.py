@@ -1,4 +1,4 @@
-"""PDFs and HTML of clients to text, in processes of their own with limits on time, memory, pages and characters."""
+"""Clients' PDFs and HTML to text, in child processes with limits on time, memory, pages and characters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from kvarn.errors import ConfigError, DocumentError
@@ -15,83 +16,82 @@ from kvarn.server.access.priority_semaphore import PrioritySemaphore
 from kvarn.server.failures import RetrievalUnavailable
 
 Kind = Literal["pdf", "html"]
-OK = 0  # the first byte of the child's answer
+CHILD = Path(__file__).with_name("document_reader_child.py")
+OK = 0  # the first byte of the child's output
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingLimits:
-    """What one PDF, or all the pages of one request, may cost."""
+    """Limits on one PDF, or on all the HTML pages of one request."""
 
     max_pages: int = 2_000
     max_chars: int = 4_000_000
     memory_bytes: int = 512 << 20  # beyond what the idle child has mapped
     cpu_s: int = 10
-    deadline_s: float = 60.0  # of waiting, on a machine that has no time for the child
+    deadline_s: float = 60.0  # wall clock: an overloaded machine may never schedule the child
 
 
 class DocumentReader:
-    """Reads the PDFs of all clients, and their HTML, a few at a time. Lives in one event loop."""
+    """Reads the PDFs and the HTML of all clients, max_at_once at a time. For one event loop."""
 
     def __init__(self, limits: ReadingLimits | None = None, max_at_once: int = 2) -> None:
         self._limits = limits or ReadingLimits()
-        self._places = PrioritySemaphore(max_at_once, 0)
+        self._slots = PrioritySemaphore(max_at_once, num_reserved=0)
 
-    async def text_of(self, data: bytes, source: str) -> str:
-        """The text of a file; DocumentError with the reason if there is none. Ends the child when cancelled."""
+    async def pdf_text(self, data: bytes, source: str, *, priority: int = 0) -> str:
+        """The text of a PDF; DocumentError with the reason if there is none. Kills the child when cancelled."""
         from kvarn.retrieval.extras import require
 
         try:
             require("pypdf")
         except ConfigError as error:
             raise RetrievalUnavailable(str(error)) from None
-        return await self._parsed("pdf", data, source)
+        return await self._parsed("pdf", data, source, priority)
 
-    async def texts_of_html(self, pages: Sequence[str], source: str) -> list[str]:
-        """The readable texts of pages, read by one child; otherwise the same."""
+    async def html_texts(self, pages: Sequence[str], source: str, *, priority: int = 0) -> list[str]:
+        """The readable texts of HTML pages, all parsed by one child; errors as of pdf_text."""
         data = await asyncio.to_thread(lambda: json.dumps(list(pages)).encode())
-        told = await self._parsed("html", data, source)
-        texts: list[str] = await asyncio.to_thread(json.loads, told)
+        output = await self._parsed("html", data, source, priority)
+        texts: list[str] = await asyncio.to_thread(json.loads, output)
         return texts
 
-    async def _parsed(self, kind: Kind, data: bytes, source: str) -> str:
-        priority = await self._places.take()
+    async def _parsed(self, kind: Kind, data: bytes, source: str, priority: int) -> str:
+        await self._slots.acquire(priority)
         try:
-            answer = await self._answer(kind, data)
+            output = await self._child_output(kind, data)
         finally:
-            self._places.leave(priority)
-        if not answer:
+            self._slots.release(priority)
+        if not output:
             raise DocumentError(
                 f"takes more than {self._limits.cpu_s} s or {self._limits.memory_bytes >> 20} MiB to be read; split "
                 "it, or save it anew",
                 source=source,
             )
-        told = answer[1:].decode()
-        if answer[0] != OK:
-            raise DocumentError(told, source=source)
-        return told
+        text = output[1:].decode()
+        if output[0] != OK:
+            raise DocumentError(text, source=source)
+        return text
 
-    async def _answer(self, kind: Kind, data: bytes) -> bytes:
-        """What a child says; nothing if it was ended."""
+    async def _child_output(self, kind: Kind, data: bytes) -> bytes:
+        """All that a child process writes; nothing if it was killed."""
         child = await asyncio.create_subprocess_exec(
             *self._command(kind),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal is for us, not for it
+            start_new_session=True,  # Ctrl-C in a terminal must not reach it
         )
         try:
-            answer, _ = await asyncio.wait_for(child.communicate(data), self._limits.deadline_s)
+            output, _ = await asyncio.wait_for(child.communicate(data), self._limits.deadline_s)
         except TimeoutError:
             return b""
         finally:
             with suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
-        return answer
+        return output
 
     def _command(self, kind: Kind) -> list[str]:
-        from kvarn.retrieval.ingest.pdf import CHILD
-
         limits = self._limits
         numbers = (limits.max_pages, limits.max_chars, limits.memory_bytes, limits.cpu_s)
         return [sys.executable, "-I", "-B", str(CHILD), json.dumps(sys.path), kind, *map(str, numbers)]

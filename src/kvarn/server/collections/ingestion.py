@@ -1,4 +1,4 @@
-"""Documents as clients send them to documents as collections take them: texts, HTML, and PDFs in base64."""
+"""Document bodies of a request to documents of a collection: texts, HTML, and PDFs in base64."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from kvarn.server.process.worker_threads import WorkerThreads
 
 MAX_PDFS = 32  # in one request: each takes a process
-QUICK_CHARS = 16_384  # of HTML are read in milliseconds, whatever they are; more in a process that can be ended
+MAX_INLINE_HTML_CHARS = 16_384  # parsed here, in milliseconds at worst; more in a child that can be killed
 
 
 async def read_documents(
-    bodies: Sequence[DocumentBody], pdfs: DocumentReader, workers: WorkerThreads
+    bodies: Sequence[DocumentBody], reader: DocumentReader, workers: WorkerThreads, priority: int
 ) -> list[Document]:
-    """The documents, all of them readable and with ids of their own."""
+    """Read all documents of a request; raises if one cannot be read, or if two have the same id."""
     for number, body in enumerate(bodies):
         _check(body, f"documents.{number}")
     if sum(body.data is not None for body in bodies) > MAX_PDFS:
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
-    read = {number: await _pdf(body, number, pdfs) for number, body in enumerate(bodies) if body.data is not None}
-    read |= await _pages(bodies, pdfs)
-    return await workers.run(_documents, bodies, read)
+    pdfs = {number: body for number, body in enumerate(bodies) if body.data is not None}
+    texts = {number: await _pdf_text(body, number, reader, priority) for number, body in pdfs.items()}
+    texts |= await _html_texts(bodies, reader, priority)
+    return await workers.run(priority, _documents, bodies, texts)
 
 
 def _check(body: DocumentBody, param: str) -> None:
@@ -40,20 +41,21 @@ def _check(body: DocumentBody, param: str) -> None:
         raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
 
 
-async def _pdf(body: DocumentBody, number: int, pdfs: DocumentReader) -> str:
+async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, priority: int) -> str:
     assert body.data is not None
     data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    return await pdfs.text_of(data, _name(body, number))
+    return await reader.pdf_text(data, _name(body, number), priority=priority)
 
 
-async def _pages(bodies: Sequence[DocumentBody], pdfs: DocumentReader) -> dict[int, str]:
-    """The texts of all pages by number, if they take a process; it reads all of them."""
+async def _html_texts(bodies: Sequence[DocumentBody], reader: DocumentReader, priority: int) -> dict[int, str]:
+    """The texts of all HTML documents by number, parsed by one child process; none if they are short enough."""
     pages = {number: body.text for number, body in enumerate(bodies) if body.kind == "html" and body.text is not None}
-    if sum(map(len, pages.values())) <= QUICK_CHARS:
+    if sum(map(len, pages.values())) <= MAX_INLINE_HTML_CHARS:
         return {}
     number = next(iter(pages))
     source = _name(bodies[number], number) if len(pages) == 1 else "HTML"
-    return dict(zip(pages, await pdfs.texts_of_html(list(pages.values()), source), strict=True))
+    texts = await reader.html_texts(list(pages.values()), source, priority=priority)
+    return dict(zip(pages, texts, strict=True))
 
 
 def _name(body: DocumentBody, number: int) -> str:
@@ -67,19 +69,19 @@ def _decoded(text: str, param: str) -> bytes:
         raise InvalidField(f"{param} is not base64; send the bytes of the file in base64", param) from None
 
 
-def _documents(bodies: Sequence[DocumentBody], read: Mapping[int, str]) -> list[Document]:
+def _documents(bodies: Sequence[DocumentBody], texts: Mapping[int, str]) -> list[Document]:
     """Runs in a worker thread."""
-    from kvarn.retrieval.ingest.validation import as_document, require_own_ids
+    from kvarn.retrieval.ingest.validation import as_document, require_unique_ids
 
-    documents = [as_document(_fields(body, read.get(number)), number) for number, body in enumerate(bodies)]
-    require_own_ids(documents)
+    documents = [as_document(_fields(body, texts.get(number)), number) for number, body in enumerate(bodies)]
+    require_unique_ids(documents)
     return documents
 
 
-def _fields(body: DocumentBody, read: str | None) -> dict[str, Any]:
+def _fields(body: DocumentBody, text: str | None) -> dict[str, Any]:
+    """text: of a document that a child process has read."""
     from kvarn.retrieval.ingest.html import html_to_text
 
-    text = read
     if text is None:
         assert body.text is not None
         text = html_to_text(body.text) if body.kind == "html" else body.text

@@ -1,7 +1,7 @@
-"""Prompts of hot questions, computed before they are asked again: when documents changed, or the KV cache lost them.
+"""Prompts of frequent queries, computed before they come again: when documents changed, or the KV cache evicted them.
 
-Works only while the server has nothing else to do, one prompt at a time, with models that are loaded; a prompt that is
-still cached costs next to nothing. What it computes is salted for the tenant that asked, as the answer was.
+Runs only while the server is idle, one prompt at a time, on models that are loaded; a prompt that is still cached costs
+next to nothing. Its cache entries are salted for the tenant of the original request, as the answer's were.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvarn.behalf import caller_priority
-from kvarn.engine.handle import Ticket
 from kvarn.errors import KvarnError
-from kvarn.server.chat.conversation import chat_submission
-from kvarn.server.chat.generation_plan import tenant_of
+from kvarn.server.chat.generation_plan import chat_submission, tenant_of
 from kvarn.server.collections.chat_retrieval import with_messages
 from kvarn.types import MAX_PRIORITY
 
@@ -33,120 +30,119 @@ if TYPE_CHECKING:
     from kvarn.server.process.lifecycle import Lifecycle
 
 log = logging.getLogger("kvarn.server.retrieval")
-LOOK_EVERY_S = 0.5
-AGAIN_AFTER_S = 60.0  # a prompt may have been evicted meanwhile
-MAX_REMEMBERED = 64
-Key = tuple[str, str, str, str]  # tenant, model, collection, question
+POLL_INTERVAL_S = 0.5
+REFRESH_AFTER_S = 60.0  # the prompt may have been evicted meanwhile
+MAX_CHATS = 64
+PRIORITY = -MAX_PRIORITY  # behind every request, whatever the tier of the original caller
+Key = tuple[str, str, str, str]  # tenant, model, collection, query key
 
 
 @dataclass(frozen=True, slots=True)
-class HotChat:
-    """A chat that may come again."""
+class FrequentChat:
+    """A chat with retrieval that may come again."""
 
     principal: Principal
     cache_salt: str
     model: str
     collection: str
-    question: str  # as the collection's hot cache names it
+    query_key: str  # in the collection's query cache
     chat: Conversation  # without sources
     options: dict[str, Any] = field(hash=False)
 
 
 @dataclass(slots=True)
-class _Known:
-    """A hot chat, and the state of its collection for which its prompt was computed last."""
+class _WarmChat:
+    """A frequent chat, and for which version of its collection its prompt was computed, and when."""
 
-    hot: HotChat
+    chat: FrequentChat
     version: int
-    primed_at: float
+    warmed_at: float
 
 
 class PrefixWarmup:
-    """Remembers hot chats and primes them while the server is idle. Lives in the event loop."""
+    """Keeps the prompts of frequent chats in the prefix cache while the server is idle. For one event loop."""
 
     def __init__(self, models: ModelPool, collections: CollectionPool, lifecycle: Lifecycle, metrics: Metrics) -> None:
         self._models = models
         self._collections = collections
         self._lifecycle = lifecycle
         self._metrics = metrics
-        self._chats: OrderedDict[Key, _Known] = OrderedDict()
+        self._chats: OrderedDict[Key, _WarmChat] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
-    def remember(self, hot: HotChat, version: int) -> None:
+    def add(self, chat: FrequentChat, version: int) -> None:
         """Take a chat that was just answered at a version of its collection: its prompt is in the cache now."""
-        key = (hot.principal.tenant, hot.model, hot.collection, hot.question)
-        self._chats[key] = _Known(hot, version, time.monotonic())
+        key = (chat.principal.tenant, chat.model, chat.collection, chat.query_key)
+        self._chats[key] = _WarmChat(chat, version, time.monotonic())
         self._chats.move_to_end(key)
-        while len(self._chats) > MAX_REMEMBERED:
+        while len(self._chats) > MAX_CHATS:
             self._chats.popitem(last=False)
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop priming; never raises."""
+        """Stop; never raises."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        caller_priority.set(-MAX_PRIORITY)  # behind everybody, whoever's question began this
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            for key, known in list(self._chats.items())[::-1]:
-                if self._is_idle and self._is_known(key, known):
-                    await self._prime_or_forget(key, known)
+            await asyncio.sleep(POLL_INTERVAL_S)
+            for key, entry in list(self._chats.items())[::-1]:
+                if self._is_idle and self._is_current(key, entry):
+                    await self._warm_or_drop(key, entry)
 
     @property
     def _is_idle(self) -> bool:
         return self._lifecycle.phase == "ready" and self._lifecycle.num_requests == 0
 
-    def _is_known(self, key: Key, known: _Known) -> bool:
-        """Whether a chat was neither forgotten nor asked again meanwhile."""
-        return self._chats.get(key) is known
+    def _is_current(self, key: Key, entry: _WarmChat) -> bool:
+        """Whether a chat was neither dropped nor answered again meanwhile."""
+        return self._chats.get(key) is entry
 
-    async def _prime_or_forget(self, key: Key, known: _Known) -> None:
+    async def _warm_or_drop(self, key: Key, entry: _WarmChat) -> None:
         try:
-            await self._prime_if_due(known)
-        except Exception as error:  # the collection was dropped, the prompt no longer fits: nothing to prime
-            # The type only: the words of an exception may quote the question.
+            await self._warm_if_due(entry)
+        except Exception as error:  # the collection was dropped, the prompt no longer fits: nothing to compute
+            # The type only: the message of an exception may quote the query.
             level = logging.INFO if isinstance(error, KvarnError) else logging.ERROR
             log.log(level, "a hot question was forgotten: %s", type(error).__name__)
-            if self._is_known(key, known):
+            if self._is_current(key, entry):
                 del self._chats[key]
 
-    async def _prime_if_due(self, known: _Known) -> None:
-        hot = known.hot
-        if not self._has_models(hot):
+    async def _warm_if_due(self, entry: _WarmChat) -> None:
+        chat = entry.chat
+        if not self._has_models(chat):
             return
-        async with self._collections.use(hot.principal.tenant, hot.collection) as collection:
+        async with self._collections.use(chat.principal.tenant, chat.collection) as collection:
             version = collection.version
-            is_recent = time.monotonic() - known.primed_at < AGAIN_AFTER_S
-            if (version == known.version and is_recent) or not self._has_models(hot):
+            is_recent = time.monotonic() - entry.warmed_at < REFRESH_AFTER_S
+            if (version == entry.version and is_recent) or not self._has_models(chat):
                 return
-            await self._prime(hot, collection)
-            known.version, known.primed_at = version, time.monotonic()
+            await self._warm(chat, collection.at_priority(PRIORITY))
+            entry.version, entry.warmed_at = version, time.monotonic()
             self._metrics.prefix_warmed()
 
-    def _has_models(self, hot: HotChat) -> bool:
-        """Whether nothing needs to be loaded: that would put out a model that somebody uses."""
-        return all(self._models.is_loaded(name) for name in (hot.model, self._collections.embedding_model))
+    def _has_models(self, chat: FrequentChat) -> bool:
+        """Whether nothing needs to be loaded: that would evict a model that is in use."""
+        return all(self._models.is_loaded(name) for name in (chat.model, self._collections.embedding_model))
 
-    async def _prime(self, hot: HotChat, collection: Collection) -> None:
-        async with self._models.use(collection.embedder.name), self._models.use(hot.model) as served:
-            submission = await asyncio.to_thread(partial(_grounded, served, hot, collection))
-            ticket = Ticket(keeps_events=False)
+    async def _warm(self, chat: FrequentChat, collection: Collection) -> None:
+        async with self._models.use(collection.embedder.name), self._models.use(chat.model) as served:
+            submission = await asyncio.to_thread(partial(_submission, served, chat, collection))
+            answers = served.llm.llm.client.stream_async(1)
             try:
-                await served.llm.send([submission], [ticket])
-                await asyncio.wrap_future(ticket.done)
+                await answers.submit([submission])
+                await answers.results()
             finally:
-                ticket.cancel()
+                answers.cancel()
 
 
-def _grounded(served: ServedModel, hot: HotChat, collection: Collection) -> Submission:
-    """Runs in a worker thread: the prompt as the next asker's request will have it."""
-    grounded = served.llm.llm.ground(hot.chat.messages, collection.grounding(**hot.options))
-    submission = chat_submission(served, with_messages(hot.chat, grounded))
-    params = submission.params.replace(
-        prefill_only=True, priority=-MAX_PRIORITY, n=1, logprobs=None, prompt_logprobs=None
-    )
-    return replace(submission, params=params, tenant=tenant_of(hot.principal, hot.cache_salt), constraint=None)
+def _submission(served: ServedModel, chat: FrequentChat, collection: Collection) -> Submission:
+    """Runs in a worker thread: the prompt as the next request of this chat will have it, for prefill only."""
+    grounded = served.llm.llm.ground(chat.chat.messages, collection.grounding(**chat.options))
+    conversation = with_messages(chat.chat, grounded)
+    submission = chat_submission(served, conversation, conversation.output_plan(served))
+    params = submission.params.replace(prefill_only=True, priority=PRIORITY, n=1, logprobs=None, prompt_logprobs=None)
+    return replace(submission, params=params, tenant=tenant_of(chat.principal, chat.cache_salt), constraint=None)

@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.api.schema import body_of, parse
-from kvarn.server.call import Charged
+from kvarn.server.api.schema import body_of
 from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
-from kvarn.server.collections.reranking import judgements, num_tokens_of, scores_of
+from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
+from kvarn.server.dependencies import Charged, Models, ServerMetrics, Workers
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter
 
@@ -21,28 +21,27 @@ router = APIRouter(tags=["rerank"])
 @router.post("/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody))
 @router.post("/v1/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
 @router.post("/v2/rerank", response_model=RerankAnswer, openapi_extra=body_of(RerankBody), include_in_schema=False)
-async def rerank(call: Charged) -> Response:
+async def rerank(request: Charged, models: Models, workers: Workers, metrics: ServerMetrics) -> Response:
     """Order documents by how well they answer a query. For cross-encoders, and for models that chat."""
-    body = parse(RerankBody, await call.json(), call)
-    served = await call.use_model(body.model)
-    workers = call.state.workers
+    body = await request.body(RerankBody)
+    model = await request.use_model(models, body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
-    groups = await while_awaited(call, judgements(workers, served.llm.llm, body.query, documents))
-    costs = await while_awaited(call, num_tokens_of(workers, groups))
+    batches = await rerank_batches(request, workers, model.llm.llm, body.query, documents)
+    costs = await num_tokens_of(request, workers, batches)
     num_tokens = sum(costs)
-    call.reserve(num_tokens)
-    spending = TokenMeter(call)
+    request.reserve(num_tokens)
+    meter = TokenMeter(request, workers)
     try:
-        scores = await while_awaited(call, scores_of(spending, groups, costs, call.principal.tenant))
+        scores = await while_awaited(request, scores_of(request.principal, meter, batches, costs))
     finally:
-        call.reservation.settle(spending.num_tokens)
-    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
+        request.reservation.settle(meter.num_tokens)
+    metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return call.reply({"id": f"rerank-{call.id}", "model": served.id, "results": results, "usage": usage})
+    return request.reply({"id": f"rerank-{request.id}", "model": model.id, "results": results, "usage": usage})
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:
-    told: dict[str, Any] = {"index": index, "relevance_score": score}
-    return told if document is None else {**told, "document": {"text": document}}
+    fields: dict[str, Any] = {"index": index, "relevance_score": score}
+    return fields if document is None else {**fields, "document": {"text": document}}

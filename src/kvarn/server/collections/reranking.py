@@ -1,4 +1,4 @@
-"""Reranking for clients: prompts are made and counted first, paid for, and read a few at a time."""
+"""Reranking over HTTP: prompts are made and counted, their tokens reserved by the caller, then scored in batches."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ from typing import TYPE_CHECKING
 
 from kvarn.models.spec import Encoder
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.retrieval.search.rerank import Judgement
+    from kvarn.retrieval.search.rerank import RerankBatch
+    from kvarn.server.access.keys import Principal
     from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
+    from kvarn.server.request_context import RequestContext
 
 DOCUMENT_ROOM = 64  # contexts: a cross-encoder reads a long document in parts
-GROUP = 8  # documents between two looks whether the client is still there
+BATCH = 8  # documents scored between two checks whether the client is still connected
 
 
-async def judgements(workers: WorkerThreads, llm: LLM, query: str, documents: Sequence[str]) -> list[Judgement]:
-    """The documents in groups, made ready for a model; nothing is computed yet."""
-    groups = [documents[start : start + GROUP] for start in range(0, len(documents), GROUP)]
-    return [await workers.run(_prepared, llm, query, group) for group in groups]
+async def rerank_batches(
+    request: RequestContext, workers: WorkerThreads, llm: LLM, query: str, documents: Sequence[str]
+) -> list[RerankBatch]:
+    """The prompts of the documents, in batches; nothing is computed yet."""
+    batches = [documents[start : start + BATCH] for start in range(0, len(documents), BATCH)]
+    return [await work_for(request, workers, _prepared, llm, query, batch) for batch in batches]
 
 
-async def num_tokens_of(workers: WorkerThreads, groups: Sequence[Judgement]) -> list[int]:
-    """Tokens of each group."""
-    return await workers.run(lambda: [group.num_tokens for group in groups])
+async def num_tokens_of(request: RequestContext, workers: WorkerThreads, batches: Sequence[RerankBatch]) -> list[int]:
+    """Tokens of each batch."""
+    return await work_for(request, workers, lambda: [batch.num_tokens for batch in batches])
 
 
 async def scores_of(
-    spending: TokenMeter, groups: Sequence[Judgement], costs: Sequence[int], tenant: str
+    principal: Principal, meter: TokenMeter, batches: Sequence[RerankBatch], costs: Sequence[int]
 ) -> list[float]:
-    """How well each document answers, group after group: a client that goes away stops the rest."""
+    """The score of each document, batch after batch: the batches after a disconnect are not computed."""
+    tenant, priority = principal.tenant, principal.tier.priority
     scores: list[float] = []
-    for group, cost in zip(groups, costs, strict=True):
-        scores += map(float, await spending.run(cost, group.scores, tenant))
+    for batch, cost in zip(batches, costs, strict=True):
+        scores += map(float, await meter.run(cost, batch.scores, tenant, priority))
     return scores
 
 
-def _prepared(llm: LLM, query: str, documents: Sequence[str]) -> Judgement:
+def _prepared(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     from kvarn.retrieval.search.rerank import prepare
 
     check_bounded(llm, [query], "query")

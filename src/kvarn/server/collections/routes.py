@@ -1,4 +1,4 @@
-"""/v1/collections: make, fill, search and remove the caller's own collections of documents."""
+"""/v1/collections: create, fill, search and remove the caller's own collections of documents."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.api.schema import body_of, parse
-from kvarn.server.call import Call, Called, Charged
-from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, using
+from kvarn.server.api.schema import body_of
+from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, use_collection
 from kvarn.server.collections.ingestion import read_documents
 from kvarn.server.collections.schema import (
     AddAnswer,
@@ -25,124 +24,133 @@ from kvarn.server.collections.schema import (
     SearchAnswer,
     SearchBody,
 )
+from kvarn.server.dependencies import Called, Charged, Retrieval
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter, work_for
 
 if TYPE_CHECKING:
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import AddReport, Document, Hit
+    from kvarn.server.process.worker_threads import WorkerThreads
+    from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["collections"])
-GROUP = 16  # documents embedded before somebody looks whether the client is still there, or fewer ...
+GROUP = 16  # documents embedded between two checks whether the client is still connected, or fewer ...
 GROUP_TOKENS = 8192  # ... if they have more tokens than this
 
 
 @router.get("/v1/collections", response_model=CollectionsAnswer)
-async def list_collections(call: Called) -> Response:
+async def list_collections(request: Called, retrieval: Retrieval) -> Response:
     """List the caller's collections."""
-    names = await while_awaited(call, call.state.collections.names(call.principal.tenant))
-    return call.reply({"object": "list", "data": [{"object": "collection", "name": name} for name in names]})
+    names = await while_awaited(request, retrieval.collections.names(request.principal.tenant))
+    return request.reply({"object": "list", "data": [{"object": "collection", "name": name} for name in names]})
 
 
 @router.post("/v1/collections", response_model=CollectionAnswer, openapi_extra=body_of(CollectionBody))
-async def create_collection(call: Charged) -> Response:
+async def create_collection(request: Charged, retrieval: Retrieval) -> Response:
     """Begin a collection; one that exists stays as it is."""
-    body = parse(CollectionBody, await call.json(), call)
-    chunking = await work_for(call, _chunking, body)
-    await while_awaited(call, call.state.collections.create(call.principal.tenant, body.name, chunking))
-    async with using(call, body.name) as collection:
-        return call.reply(await work_for(call, _described, collection))
+    body = await request.body(CollectionBody)
+    chunking = await work_for(request, retrieval.workers, _chunking, body)
+    await while_awaited(request, retrieval.collections.create(request.principal.tenant, body.name, chunking))
+    async with use_collection(request, retrieval.collections, body.name) as collection:
+        return request.reply(await work_for(request, retrieval.workers, _described, collection))
 
 
 @router.get("/v1/collections/{name}", response_model=CollectionAnswer)
-async def show_collection(call: Called, name: str) -> Response:
+async def show_collection(request: Called, retrieval: Retrieval, name: str) -> Response:
     """Tell what a collection holds."""
-    async with using(call, name) as collection:
-        return call.reply(await work_for(call, _described, collection))
+    async with use_collection(request, retrieval.collections, name) as collection:
+        return request.reply(await work_for(request, retrieval.workers, _described, collection))
 
 
 @router.delete("/v1/collections/{name}", response_model=DeletedAnswer)
-async def drop_collection(call: Called, name: str) -> Response:
+async def drop_collection(request: Called, retrieval: Retrieval, name: str) -> Response:
     """Remove a collection with everything in it."""
-    await while_awaited(call, call.state.collections.drop(call.principal.tenant, name))
-    return call.reply({"deleted": 1})
+    await while_awaited(request, retrieval.collections.drop(request.principal.tenant, name))
+    return request.reply({"deleted": 1})
 
 
 @router.get("/v1/collections/{name}/documents", response_model=CollectionsAnswer)
-async def list_documents(call: Called, name: str) -> Response:
+async def list_documents(request: Called, retrieval: Retrieval, name: str) -> Response:
     """List the documents of a collection."""
-    async with using(call, name) as collection:
-        return call.reply({"object": "list", "data": await work_for(call, collection.documents)})
+    async with use_collection(request, retrieval.collections, name) as collection:
+        return request.reply(
+            {"object": "list", "data": await work_for(request, retrieval.workers, collection.documents)}
+        )
 
 
 @router.post("/v1/collections/{name}/documents", response_model=AddAnswer, openapi_extra=body_of(DocumentsBody))
-async def add_documents(call: Charged, name: str) -> Response:
+async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Add documents, or replace those with the same id; committed a few at a time."""
-    body = parse(DocumentsBody, await call.json(), call)
-    async with using(call, name) as collection:
-        await call.use_model(collection.embedder.name)
-        documents = await while_awaited(call, read_documents(body.documents, call.state.pdfs, call.state.workers))
-        costs = await _reserve(call, collection, [document.text for document in documents])
-        spending = TokenMeter(call)
+    body = await request.body(DocumentsBody)
+    async with use_collection(request, retrieval.collections, name) as collection:
+        await request.use_model(retrieval.models, collection.embedder.name)
+        priority = request.principal.tier.priority
+        reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, priority)
+        documents = await while_awaited(request, reading)
+        costs = await _reserve(request, retrieval.workers, collection, [document.text for document in documents])
+        meter = TokenMeter(request, retrieval.workers)
         try:
-            report = await while_awaited(call, _add(collection, documents, costs, spending))
+            report = await while_awaited(request, _add(collection, documents, costs, meter))
         finally:
-            call.reservation.settle(spending.num_tokens)
-    call.state.metrics.documents_added(report.added + report.updated, report.chunks)
+            request.reservation.settle(meter.num_tokens)
+    retrieval.metrics.documents_added(report.added + report.updated, report.chunks)
     fields = asdict(report)
     del fields["failed"]
-    return call.reply(fields)
+    return request.reply(fields)
 
 
 @router.post("/v1/collections/{name}/documents/delete", response_model=DeletedAnswer, openapi_extra=body_of(DeleteBody))
-async def delete_documents(call: Charged, name: str) -> Response:
+async def delete_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Remove documents by id."""
-    body = parse(DeleteBody, await call.json(), call)
-    async with using(call, name) as collection:
-        return call.reply({"deleted": await work_for(call, collection.delete, body.ids)})
+    body = await request.body(DeleteBody)
+    async with use_collection(request, retrieval.collections, name) as collection:
+        return request.reply({"deleted": await work_for(request, retrieval.workers, collection.delete, body.ids)})
 
 
 @router.post("/v1/collections/{name}/search", response_model=SearchAnswer, openapi_extra=body_of(SearchBody))
-async def search_collection(call: Charged, name: str) -> Response:
+async def search_collection(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Find the chunks that answer a question best."""
-    body = parse(SearchBody, await call.json(), call)
+    body = await request.body(SearchBody)
     queries = [body.query] if isinstance(body.query, str) else body.query
-    async with using(call, name) as collection:
-        await call.use_model(collection.embedder.name)
-        num_tokens = sum(await _reserve(call, collection, queries))
-        spending = TokenMeter(call)
+    async with use_collection(request, retrieval.collections, name) as collection:
+        await request.use_model(retrieval.models, collection.embedder.name)
+        num_tokens = sum(await _reserve(request, retrieval.workers, collection, queries))
+        meter = TokenMeter(request, retrieval.workers)
         try:
             started = time.monotonic()
-            found = await while_awaited(call, spending.run(num_tokens, _search, collection, queries, body))
+            found = await while_awaited(request, meter.run(num_tokens, _search, collection, queries, body))
             if body.rerank is not None:
-                found = await reranked(call, body, list(zip(queries, found, strict=True)), spending)
-            call.state.metrics.searched(body.mode, time.monotonic() - started)
+                found = await reranked(request, retrieval, body, list(zip(queries, found, strict=True)), meter)
+            retrieval.metrics.searched(body.mode, time.monotonic() - started)
         finally:
-            call.reservation.settle(spending.num_tokens)
+            request.reservation.settle(meter.num_tokens)
         version = collection.version
     data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
-    num_tokens = call.reservation.num_tokens
+    num_tokens = request.reservation.num_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    told = data[0] if isinstance(body.query, str) else data
-    return call.reply({"object": "list", "data": told, "version": version, "usage": usage})
+    results = data[0] if isinstance(body.query, str) else data
+    return request.reply({"object": "list", "data": results, "version": version, "usage": usage})
 
 
-async def _reserve(call: Call, collection: Collection, texts: Sequence[str]) -> list[int]:
-    """Take the tokens of each text, which the embedding model will read."""
-    costs = await work_for(call, lambda: list(map(collection.embedder.count, texts)))
-    call.reserve(sum(costs))
+async def _reserve(
+    request: RequestContext, workers: WorkerThreads, collection: Collection, texts: Sequence[str]
+) -> list[int]:
+    """Count the tokens of each text for the embedding model, and reserve them."""
+    costs = await work_for(request, workers, lambda: list(map(collection.embedder.count, texts)))
+    request.reserve(sum(costs))
     return costs
 
 
 async def _add(
-    collection: Collection, documents: Sequence[Document], costs: Sequence[int], spending: TokenMeter
+    collection: Collection, documents: Sequence[Document], costs: Sequence[int], meter: TokenMeter
 ) -> AddReport:
-    """Group by group, so that a client that goes away stops the rest."""
+    """Add group by group: the groups after a disconnect are not embedded."""
     from kvarn.retrieval.types import AddReport
 
     report = AddReport()
     for group in _groups(costs):
-        report += await spending.run(sum(costs[group]), collection.add, documents[group])
+        report += await meter.run(sum(costs[group]), collection.add, documents[group])
     return report
 
 
@@ -157,7 +165,7 @@ def _groups(costs: Sequence[int]) -> Iterator[slice]:
 
 
 def _search(collection: Collection, queries: Sequence[str], body: SearchBody) -> list[list[Hit]]:
-    """The hits, or as many as the reranking model is to read."""
+    """The hits, or the candidates for the reranking model."""
     from kvarn.retrieval.search.search import num_reranked
 
     tuning = tuning_of(body, has_highlights=body.highlights)

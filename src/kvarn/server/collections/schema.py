@@ -69,7 +69,7 @@ class SearchBody(HowBody):
         ]
     )
     highlights: bool = False
-    rerank: str | None = None  # a model that reads the candidates and orders them anew
+    rerank: str | None = None  # a model that scores the candidates anew
 
 
 class RetrievalBody(HowBody):
@@ -120,4 +120,4 @@ class SearchAnswer(Answer):
     object: Literal["list"] = "list"
     data: list[Any]
     version: int
-    usage: EmbeddingsUsage  # tokens of the queries, and of what a reranking model read
+    usage: EmbeddingsUsage  # tokens of the queries, and of the prompts of a reranking model

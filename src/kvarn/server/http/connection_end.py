@@ -1,6 +1,6 @@
 """How a connection ends: at a deadline, with a refusal, after its last response, or because the client is gone.
 
-What is owed to earlier requests of the connection is still sent; nothing is sent into the middle of it.
+Responses to earlier requests of the connection are still sent; nothing is sent into the middle of one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import logging
 from typing import Any, ClassVar
 
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -19,13 +18,13 @@ from kvarn.server.http.connections import Connections
 from kvarn.server.http.limits import LINGER_S
 from kvarn.server.http.refusals import Refusal
 from kvarn.server.http.request_size import RequestSize
-from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, ReadingWatch
+from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, SlowReaderCheck
 
 log = logging.getLogger("kvarn.server.http")
 
 
 class ConnectionEnd(HttpToolsProtocol):
-    """The half of LimitedProtocol that does not read."""
+    """The part of LimitedProtocol that ends connections; reading requests is the other part."""
 
     connections_of_server: ClassVar[Connections]
 
@@ -37,40 +36,40 @@ class ConnectionEnd(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._book = self.connections_of_server
-        self._limits = self._book.limits
-        self._intake = RequestSize(self._limits)
+        self._connections = self.connections_of_server
+        self._limits = self._connections.limits
+        self._request_size = RequestSize(self._limits)
         self._running: RequestResponseCycle | None = None  # the one being answered; self.cycle is the newest
-        self._deadline: float | None = None  # None: it is our turn, not the client's
-        self._is_deaf = False  # whatever still arrives is thrown away
+        self._deadline: float | None = None  # of the client; None: the server is to act
+        self._discards_input = False  # whatever still arrives is dropped
         self._is_last = False  # no request after those that have arrived
         self._num_held = 0  # bytes of bodies
         self._num_discarded = 0
         self._behind_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._sender = CountingTransport(transport, self._part, self._book.traffic)
-        self._watch = ReadingWatch(self._sender, self._limits)
+        self._sender = CountingTransport(transport, self._on_transport_close, self._connections.traffic)
+        self._slow_reader = SlowReaderCheck(self._sender, self._limits)
         super().connection_made(self._sender)
         size = self._limits.max_buffered_bytes
         transport.set_write_buffer_limits(high=size, low=size)
-        if self._book.admit(self):
+        if self._connections.admit(self):
             self._deadline = self.loop.time() + self._limits.header_timeout_s
-        elif self._book.has_room_to_explain:
+        elif self._connections.has_overflow_room:
             self._answer(refusals.FULL)
         else:
             self._send(refusals.FULL)
             self._sender.close_now()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._book.forget(self)
-        self._abandon()
+        self._connections.remove(self)
+        self._disconnect_requests()
         self._release_bodies()
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """The client will send no more. Whether it still reads cannot be known: what is not answered is cancelled."""
-        self._abandon()
+        self._disconnect_requests()
 
     def pause_writing(self) -> None:
         self._behind_since = self.loop.time()
@@ -80,17 +79,17 @@ class ConnectionEnd(HttpToolsProtocol):
         self._behind_since = None
         super().resume_writing()
 
-    def look(self, now: float) -> None:
+    def check_deadlines(self, now: float) -> None:
         """Compare the deadlines with the time."""
-        if self._watch.is_stuck(now) or self._is_far_behind(now):
-            self._book.traffic.num_dropped += 1
+        if self._slow_reader.is_stuck(now) or self._is_far_behind(now):
+            self._connections.traffic.num_dropped += 1
             log.info("dropped a client that does not read: %d bytes wait for it", self._sender.num_unsent)
             self._sender.abort()
         elif self._deadline is not None and now >= self._deadline:
-            self._end_wait(now)
+            self._on_deadline(now)
 
     def end_after_response(self) -> None:
-        """Close the connection after the responses it still owes."""
+        """Close the connection after the responses that are still to be sent."""
         self._is_last = True
         if (last := self._last_unanswered()) is not None:
             last.keep_alive = False
@@ -100,24 +99,20 @@ class ConnectionEnd(HttpToolsProtocol):
         if self._last_unanswered() is None:
             self._sender.close_now()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
     def _refuse(self, refusal: Refusal | None) -> None:
         """Refuse the newest request. Those before it are still answered; then the connection ends."""
-        if self._is_deaf or self.transport.is_closing():
+        if self._discards_input or self.transport.is_closing():
             return
-        is_running = self._intake.in_body and self.cycle is self._running
-        if self._intake.in_body and not is_running:
+        is_running = self._request_size.in_body and self.cycle is self._running
+        if self._request_size.in_body and not is_running:
             self.pipeline.popleft()
         if is_running and self._running is not None:
             has_started = self._running.response_started
-            self._abandon()
+            self._disconnect_requests()
             self._answer(None if has_started else refusal)
         elif (last := self._last_unanswered()) is not None:
             last.keep_alive = False
-            self._is_deaf = True
+            self._discards_input = True
             self._deadline = None
         else:
             self._answer(refusal)
@@ -130,17 +125,17 @@ class ConnectionEnd(HttpToolsProtocol):
         self._linger()
 
     def _send(self, refusal: Refusal, *, has_body: bool = True) -> None:
-        self._book.traffic.responses[refusal.status] += 1
+        self._connections.traffic.responses[refusal.status] += 1
         self._sender.write(refusal.response(has_body))
 
-    def _end_wait(self, now: float) -> None:
-        if self._is_deaf:
+    def _on_deadline(self, now: float) -> None:
+        if self._discards_input:
             self._sender.abort()
-        elif self._intake.in_body and self.flow.read_paused:
-            self._deadline = now + self._limits.body_timeout_s  # it is we who do not read
-        elif self._intake.in_body:
+        elif self._request_size.in_body and self.flow.read_paused:
+            self._deadline = now + self._limits.body_timeout_s  # it is the server that does not read
+        elif self._request_size.in_body:
             self._refuse(refusals.SLOW_BODY)
-        elif self._intake.has_begun:
+        elif self._request_size.has_begun:
             self._refuse(refusals.SLOW_HEAD)
         else:
             self._sender.close_now()
@@ -154,8 +149,8 @@ class ConnectionEnd(HttpToolsProtocol):
             return self.pipeline[0][0]
         return None if self._running is None or self._running.response_complete else self._running
 
-    def _abandon(self) -> None:
-        """Tell the application that nobody waits for its answers."""
+    def _disconnect_requests(self) -> None:
+        """Report a disconnect for every request that is not answered yet."""
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         for cycle in [*waiting, *([self._running] if self._running else [])]:
@@ -164,18 +159,18 @@ class ConnectionEnd(HttpToolsProtocol):
             cycle.message_event.set()
         self.flow.resume_writing()
 
-    def _part(self) -> None:
-        if self._is_deaf or self._intake.in_body:
+    def _on_transport_close(self) -> None:
+        if self._discards_input or self._request_size.in_body:
             self._linger()
         else:
             self._sender.close_now()
 
     def _linger(self) -> None:
-        self._is_deaf = True
+        self._discards_input = True
         self._deadline = self.loop.time() + LINGER_S
-        self._sender.say_goodbye()
+        self._sender.half_close()
         self.flow.resume_reading()
 
     def _release_bodies(self) -> None:
-        self._book.num_body_bytes -= self._num_held
+        self._connections.num_body_bytes -= self._num_held
         self._num_held = 0

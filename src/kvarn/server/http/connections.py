@@ -1,12 +1,13 @@
-"""All connections of one server: how many there may be, and one clock that looks at every deadline.
+"""All connections of one server: how many there may be, and one timer that checks every deadline.
 
-No timer per connection and none per byte: a connection notes its deadline, and one tick at least each second compares
+No timer per connection and none per byte: a connection stores its deadline, and one tick at least each second compares
 all of them with the time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,21 @@ from kvarn.server.http.traffic import Traffic
 if TYPE_CHECKING:
     from kvarn.server.http.connection_end import ConnectionEnd
 
+# `backlog` of uvicorn.Config: asyncio accepts so many connections in one turn of its loop. More would mean, after
+# a burst, thousands of new ones before any other callback runs, and before one too many can be closed.
+ACCEPTED_PER_TURN = 16
+WAITING = 2048  # held by the kernel
+
+
+class Listener(socket.socket):
+    """The listening socket: its backlog is at least WAITING, whatever listen() is called with."""
+
+    def listen(self, backlog: int = WAITING, /) -> None:
+        super().listen(max(backlog, WAITING))
+
 
 class Connections:
-    """Shared by the connections of one event loop; make_protocol() joins them."""
+    """Shared by the connections of one event loop; made by make_protocol()."""
 
     def __init__(self, limits: ConnectionLimits, closes: Callable[[], bool], traffic: Traffic) -> None:
         """closes: whether each response is now the last of its connection."""
@@ -35,7 +48,7 @@ class Connections:
         return self.num_body_bytes <= MAX_BODIES * self.limits.max_body_bytes
 
     def admit(self, connection: ConnectionEnd) -> bool:
-        """Watch a new connection; False: there are too many already, and it only gets told so."""
+        """Count a new connection; False: there are too many already, and it is only sent a refusal."""
         self._schedule(connection.loop)
         if len(self._open) < self.limits.max_connections:
             self._open.add(connection)
@@ -47,23 +60,23 @@ class Connections:
         return False
 
     @property
-    def has_room_to_explain(self) -> bool:
-        """Whether a connection beyond the limit may stay for a moment to read why, and to send what we ignore."""
+    def has_overflow_room(self) -> bool:
+        """Whether a connection beyond the limit may stay for a moment, to read the refusal and send what is dropped."""
         return len(self._overflow) <= self.limits.max_overflow
 
-    def forget(self, connection: ConnectionEnd) -> None:
+    def remove(self, connection: ConnectionEnd) -> None:
         self._open.discard(connection)
         self.traffic.num_open = len(self._open)
         self._overflow.discard(connection)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tick is None:
-            self._tick = loop.call_later(self.limits.tick_s, self._look, loop)
+            self._tick = loop.call_later(self.limits.tick_s, self._check_deadlines, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _check_deadlines(self, loop: asyncio.AbstractEventLoop) -> None:
         self._tick = None
         now = loop.time()
         for connection in [*self._open, *self._overflow]:
-            connection.look(now)
+            connection.check_deadlines(now)
         if self._open or self._overflow:
             self._schedule(loop)

@@ -1,4 +1,4 @@
-"""Bytes of a request's body to one JSON object, within the server's limits. Knows nothing of what the fields mean.
+"""Bytes of a request's body to one JSON object, within the server's limits. Knows no fields.
 
 Refused: other types and encodings (415), more bytes than allowed (413, before they are kept), and with 400 everything
 that two JSON readers could understand differently: duplicate keys, NaN, numbers out of range, broken text.
@@ -18,7 +18,7 @@ from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, Unsupported
 from kvarn.server.process.settings import ServerConfig
 
 MAX_VALUES = 500_000  # numbers, strings, ...: what Python makes of more would take too long and too much memory
-THREAD_BYTES = 256 << 10  # a body of this size is parsed beside the event loop
+THREAD_BYTES = 256 << 10  # a body of this size is parsed in a thread
 
 # A string, or one that the body ends in. Possessive, so that no input makes it look at a byte twice.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)

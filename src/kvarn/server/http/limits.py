@@ -1,4 +1,4 @@
-"""How much one connection, and all of them together, may take; and the room for them in this process."""
+"""How much one connection, and all of them together, may take; and how many fit into this process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger("kvarn.server.http")
 MAX_URL_BYTES = 8192
 MAX_PIPELINED = 16  # requests that wait behind the one being answered
 MAX_BODIES = 32  # bodies of the largest size that are held at a time
-LINGER_S = 2.0  # a refused client may still send for this long, so that it gets to read the refusal
-MIN_TAKEN_BYTES = 64 << 10  # a reading client takes so much, or all there is, within write_timeout_s
+LINGER_S = 2.0  # a refused client may still send for this long, so that it can read the refusal
+MIN_TAKEN_BYTES = 64 << 10  # a client that reads takes so much, or all there is, within write_timeout_s
 CHUNK_OVERHEAD = 8  # bytes on the wire for one of the body: chunks of a single byte need six ...
 CHUNK_ALLOWANCE = 64 << 10  # ... and so much besides, for extensions and trailers
 BASE_DESCRIPTORS = 96  # files and pipes of our own, and connections accepted but not yet counted
@@ -25,7 +25,7 @@ OWN_DESCRIPTORS = BASE_DESCRIPTORS + MAX_COLLECTIONS * COLLECTION_DESCRIPTORS
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What the connections need to know of the settings."""
+    """The settings that connections use."""
 
     header_timeout_s: float
     body_timeout_s: float
@@ -36,7 +36,7 @@ class ConnectionLimits:
     max_headers: int
     max_connections: int
     max_body_bytes: int
-    max_overflow: int = 256  # connections beyond the limit that get time to read why; even more are closed at once
+    max_overflow: int = 256  # connections beyond the limit that get time to read the refusal; more are closed at once
 
     @classmethod
     def of(cls, config: ServerConfig) -> ConnectionLimits:
@@ -55,7 +55,7 @@ class ConnectionLimits:
 
     @property
     def tick_s(self) -> float:
-        """Between two looks at all deadlines: an eighth of the shortest, at most a second."""
+        """Between two checks of all deadlines: an eighth of the shortest, at most a second."""
         shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_timeout_s)
         return min(1.0, shortest / 8)
 

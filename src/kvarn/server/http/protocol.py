@@ -15,6 +15,7 @@ from typing import Any
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from kvarn.server.http import refusals
@@ -29,7 +30,7 @@ from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server.http")
 
-MAX_QUEUED_BODY = 64 << 10  # of a request that waits behind another one
+MAX_QUEUED_BODY = 64 << 10  # of a request that waits until another one is answered
 
 
 def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) -> type[asyncio.Protocol]:
@@ -58,8 +59,8 @@ class LimitedProtocol(ConnectionEnd):
         self._offers_upgrade = False
 
     def data_received(self, data: bytes) -> None:
-        self._book.traffic.num_received_bytes += len(data)
-        if self._is_deaf:
+        self._connections.traffic.num_received_bytes += len(data)
+        if self._discards_input:
             self._num_discarded += len(data)
             if self._num_discarded > 2 * self._limits.max_body_bytes:
                 self._sender.abort()
@@ -67,26 +68,26 @@ class LimitedProtocol(ConnectionEnd):
         if self._is_idle:
             self._is_idle = False
             self._deadline = self.loop.time() + self._limits.header_timeout_s
-        self._intake.add_data(len(data))
+        self._request_size.add_data(len(data))
         self._feed(data)
 
-    # What the parser tells us
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         is_promised = self.cycle is None or self._wants_keep_alive
         if not is_promised or len(self.pipeline) >= MAX_PIPELINED:
             raise Refused(None)
-        self._intake.begin_head()
+        self._request_size.begin_head()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._intake.add_url(len(url))
+        self._request_size.add_url(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._intake.in_body:
-            return  # a trailer: nobody may change headers after they were checked
-        self._intake.add_header(len(name) + len(value))
+        if self._request_size.in_body:
+            return  # a trailer: headers cannot be changed after they were checked
+        self._request_size.add_header(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -101,21 +102,23 @@ class LimitedProtocol(ConnectionEnd):
             self.headers[:] = [(b"host", target.host), *(pair for pair in self.headers if pair[0] != b"host")]
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         super().on_headers_complete()
-        if self.cycle is not self._running:
-            self.flow.resume_reading()  # it waits behind another one, whose client we would not see leaving
+        if self._is_queued(self.cycle):
+            self.flow.resume_reading()  # else a disconnect would not be seen while the one before is answered
+        else:
+            self._running = self.cycle
         if target.is_server:
             self.scope["path"], self.scope["raw_path"] = "*", b"*"
-        self._intake.end_head()
+        self._request_size.end_head()
         self._deadline = self.loop.time() + self._limits.body_timeout_s
-        # A response before the end of the body must be the last: the rest of the body would look like a request.
+        # A response before the end of the body must be the last: the rest of the body would be read as a request.
         self._wants_keep_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        self._intake.add_body(len(body))
+        self._request_size.add_body(len(body))
         self._num_held += len(body)
-        self._book.num_body_bytes += len(body)
-        if not self._book.has_room_for_bodies:
+        self._connections.num_body_bytes += len(body)
+        if not self._connections.has_room_for_bodies:
             raise Refused(refusals.BODIES_FULL)
         super().on_body(body)
         if self.cycle is not self._running and len(self.cycle.body) > MAX_QUEUED_BODY:
@@ -124,14 +127,14 @@ class LimitedProtocol(ConnectionEnd):
     def on_message_complete(self) -> None:
         if self._offers_upgrade:
             return
-        self._intake.end_body()
+        self._request_size.end_body()
         self._deadline = None
-        self._is_last = self._is_last or self._book.closes()
+        self._is_last = self._is_last or self._connections.closes()
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._wants_keep_alive and not self._is_last
         super().on_message_complete()
 
-    # What the application's answer tells us
+    # Callbacks of the response cycle
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -141,12 +144,17 @@ class LimitedProtocol(ConnectionEnd):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self._intake.has_begun:
+            self._running, app = self.pipeline.pop()
+            self._start_asgi_task(self._running, app)
+        elif self._request_size.has_begun:
             self._deadline = self.loop.time() + self._limits.header_timeout_s
         else:
             self._is_idle = True
             self._deadline = self.loop.time() + self._limits.keep_alive_s
+
+    def _is_queued(self, cycle: RequestResponseCycle) -> bool:
+        """Whether a request waits until those before it are answered; the newest is on the left."""
+        return bool(self.pipeline) and self.pipeline[0][0] is cycle
 
     def _should_upgrade(self) -> bool:
         return False
@@ -154,7 +162,7 @@ class LimitedProtocol(ConnectionEnd):
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-            self._intake.check()
+            self._request_size.check()
         except Refused as error:
             self._refuse(error.refusal)
         except httptools.HttpParserUpgrade as offer:
@@ -162,7 +170,7 @@ class LimitedProtocol(ConnectionEnd):
         except httptools.HttpParserCallbackError as error:
             self._refuse(_reason(error.__context__))
         except httptools.HttpParserError:
-            self._refuse(refusals.MALFORMED_BODY if self._intake.in_body else refusals.MALFORMED)
+            self._refuse(refusals.MALFORMED_BODY if self._request_size.in_body else refusals.MALFORMED)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Read the request again without its offer of another protocol: the parser would lose the body."""

@@ -1,4 +1,4 @@
-"""What the connection itself answers: requests that never reach the application. Always the last response of one.
+"""Responses of the connection itself, to requests that never reach the application. Always its last response.
 
 The body has the same shape as those of failures.py, so that clients show the message.
 """
@@ -6,14 +6,15 @@ The body has the same shape as those of failures.py, so that clients show the me
 from __future__ import annotations
 
 import json
-import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
+
+from kvarn.server.http.request_id import new_request_id
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A status, a code for programs and a sentence for people."""
+    """A status, a code and a message."""
 
     status: int
     code: str
@@ -27,7 +28,7 @@ class Refusal:
             f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
             "content-type: application/json",
             f"content-length: {len(body)}",
-            f"x-request-id: {secrets.token_hex(16)}",
+            f"x-request-id: {new_request_id()}",
             "connection: close",
         ]
         if self.retry_after_s is not None:
@@ -41,7 +42,7 @@ class Refusal:
 
 
 class Refused(Exception):
-    """Raised inside a parser's callback to stop it; without a refusal the rest is thrown away in silence."""
+    """Raised inside a parser's callback to stop it; without a refusal the rest is dropped without a response."""
 
     def __init__(self, refusal: Refusal | None) -> None:
         super().__init__(refusal.message if refusal else "")

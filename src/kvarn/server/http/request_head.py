@@ -41,7 +41,7 @@ def read_target(method: bytes, url: bytes, headers: Headers) -> Target:
 
 
 def check_headers(version: str, headers: Headers) -> None:
-    """Raise Refused unless the headers say clearly where the body ends and whom it is for."""
+    """Raise Refused unless the headers say clearly where the body ends and for which host it is."""
     if version not in ("1.0", "1.1"):
         raise Refused(refusals.BAD_VERSION)
     hosts = list(_values(headers, b"host"))
@@ -53,19 +53,21 @@ def check_headers(version: str, headers: Headers) -> None:
 
 
 def without_upgrade(head: bytes, headers: Headers) -> bytes:
-    """The head again as bytes, without the offer to speak another protocol: we may ignore it, the parser does not."""
+    """The head again as bytes, without the offer of another protocol, which the parser would accept."""
     kept = [(name, value) for name, value in headers if name not in (b"upgrade", b"http2-settings")]
-    lines = [name + b": " + (_calm(value) if name == b"connection" else value) for name, value in kept]
+    lines = [
+        name + b": " + (_without_upgrade_tokens(value) if name == b"connection" else value) for name, value in kept
+    ]
     return b"\r\n".join([head, *lines, b"", b""])
 
 
-def _calm(value: bytes) -> bytes:
+def _without_upgrade_tokens(value: bytes) -> bytes:
     tokens = [token.strip() for token in value.split(b",")]
     return b", ".join(token for token in tokens if token.lower() not in (b"upgrade", b"http2-settings"))
 
 
 def _check_length(version: str, headers: Headers) -> None:
-    # How long is too long is said later: who asks without a key shall hear of the key first.
+    # The size limit is checked later: a request without a key is refused for that first.
     lengths = list(_values(headers, b"content-length"))
     encodings = list(_values(headers, b"transfer-encoding"))
     if encodings:

@@ -8,7 +8,7 @@ from kvarn.server.http.refusals import Refused
 
 
 class RequestSize:
-    """Told of everything that arrives; raises Refused when it is too much."""
+    """Counts everything that arrives; raises Refused when it is too much."""
 
     __slots__ = (
         "_limits",
@@ -72,7 +72,7 @@ class RequestSize:
         self.in_body = False
 
     def check(self) -> None:
-        """After a piece of data: the parser keeps a header to itself until it is complete, and chunks' extensions."""
+        """After each piece of data: the parser reports whole headers only, and never the extensions of chunks."""
         if self._num_head - self._num_url > self._limits.max_header_bytes + MAX_URL_BYTES:
             raise Refused(refusals.large_head(self._limits.max_header_bytes))
         if self.in_body and self._num_wire > CHUNK_OVERHEAD * self._num_body + CHUNK_ALLOWANCE:

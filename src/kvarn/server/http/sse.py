@@ -1,7 +1,7 @@
 """Server-sent events: a response that grows. Silence is filled with comments, so that proxies keep it open.
 
-An error inside a stream is an event like any other, because the status code has been sent. The client going away is
-noticed by the Generation, not here.
+An error inside a stream is an event like any other, because the status code has been sent. Knows no generation: a
+disconnect of the client ends the events that it iterates over.
 """
 
 from __future__ import annotations
@@ -9,43 +9,50 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.server.failures import ClientGone, failure_body, report
+from kvarn.server.failures import ClientGone, Failure, failure_of, report
 
 if TYPE_CHECKING:
-    from kvarn.server.call import Call
+    from kvarn.server.request_context import RequestContext
 
-DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-ErrorEvent = Callable[[BaseException], bytes]
 
 
-def stream_response(
-    call: Call, events: AsyncIterator[bytes], *, error_event: ErrorEvent | None = None, done: bytes = DONE
-) -> Response:
-    """A response of events as they come, each a whole number of `data: ...` blocks.
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """How one API dialect writes what is no part of the answer."""
 
-    error_event writes an exception; done ends every stream that the client waits for.
-    """
-    return EventStreamResponse(call, events, error_event or _openai_error, done)
+    error_event: Callable[[Failure], bytes]
+    done: bytes = b""  # ends every stream whose client is still connected
 
 
-class EventStreamResponse(Response):
-    """Streams without a task group: one task writes, one fills silence."""
+class EventStream(Response):
+    """Streams without a task group: one task writes events as they come, one fills silence with comments."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, call: Call, events: AsyncIterator[bytes], error_event: ErrorEvent, done: bytes) -> None:
-        super().__init__(headers={**HEADERS, **call.headers}, media_type=self.media_type)
+    def __init__(
+        self,
+        request: RequestContext,
+        events: AsyncIterator[bytes],
+        format: StreamFormat,
+        *,
+        comment: Callable[[], str],
+        ping_s: float,
+    ) -> None:
+        """events: each a whole number of `data: ...` blocks; comment: sent after ping_s without an event."""
+        super().__init__(headers={**HEADERS, **request.headers}, media_type=self.media_type)
         del self.headers["content-length"]
-        self._call = call
+        self._request_id = request.id
         self._events = events
-        self._error_event = error_event
-        self._done = done
+        self._format = format
+        self._comment = comment
+        self._ping_s = ping_s
         self._written_at = time.monotonic()
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -58,7 +65,7 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _write_events(self, send: Send) -> bytes:
-        """Send what comes; returns what stands at the end."""
+        """Send events as they come; returns the bytes that end the stream."""
         try:
             async for data in self._events:
                 self._written_at = time.monotonic()
@@ -66,27 +73,16 @@ class EventStreamResponse(Response):
         except ClientGone:
             return b""
         except Exception as error:
-            report(error, self._call.id)
-            return self._error_event(error) + self._done
-        return self._done
+            report(error, self._request_id)
+            return self._format.error_event(failure_of(error)) + self._format.done
+        return self._format.done
 
     async def _ping(self, send: Send) -> None:
-        period_s = self._call.state.config.ping_s
         while True:
             silent_s = time.monotonic() - self._written_at
-            if silent_s < period_s:
-                await asyncio.sleep(period_s - silent_s)
+            if silent_s < self._ping_s:
+                await asyncio.sleep(self._ping_s - silent_s)
                 continue
             self._written_at = time.monotonic()
-            await send({"type": "http.response.body", "body": self._comment(), "more_body": True})
-
-    def _comment(self) -> bytes:
-        generation = self._call.generation
-        if generation is None:
-            return b": waiting\n\n"
-        done, total = generation.prompt_progress
-        return f": {generation.phase}, {done} of {total} prompt tokens\n\n".encode()
-
-
-def _openai_error(error: BaseException) -> bytes:
-    return b"data: " + failure_body(error, "") + b"\n\n"
+            comment = f": {self._comment()}\n\n".encode()
+            await send({"type": "http.response.body", "body": comment, "more_body": True})

@@ -1,4 +1,4 @@
-"""What went over all connections of one server since its start. Plain numbers, for the event loop's thread."""
+"""Counts of all connections of one server since its start. For the event loop's thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Traffic:
-    """Counted where it happens; told by /metrics."""
+    """Counted where it happens; exported by /metrics."""
 
     num_open: int = 0  # connections now, those beyond the limit not counted
     num_accepted: int = 0

@@ -1,4 +1,4 @@
-"""The sending side of one connection: counts bytes, sees clients that do not read, closes so that refusals arrive."""
+"""The sending side of one connection: counts bytes, finds clients that do not read, closes so that refusals arrive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kvarn.server.http.limits import MIN_TAKEN_BYTES, ConnectionLimits
 from kvarn.server.http.traffic import Traffic
 
-NOTSENT_BYTES = 16 << 10  # the system holds little that cannot be sent yet: what waits, waits where it is counted
+NOTSENT_BYTES = 16 << 10  # the kernel buffers little that cannot be sent yet: the rest waits where it is counted
 STREAM_GRACE_S = 1.0  # a stream's client may be max_buffered_bytes behind for this long
 
 _OPTIONS = {
@@ -19,7 +19,7 @@ _OPTIONS = {
     # acknowledgement of its head.
     "TCP_NODELAY": 1,
     "TCP_NOTSENT_LOWAT": NOTSENT_BYTES,
-    # A vanished machine is noticed after 60 + 4 * 15 s, although nothing is being sent to it.
+    # A client that is gone without a FIN is noticed after 60 + 4 * 15 s, although nothing is being sent to it.
     "TCP_KEEPIDLE": 60,
     "TCP_KEEPINTVL": 15,
     "TCP_KEEPCNT": 4,
@@ -27,22 +27,22 @@ _OPTIONS = {
 
 
 class CountingTransport(asyncio.Transport):
-    """Stands before the event loop's transport. close() asks the owner how to part: at once, or politely."""
+    """Wraps the event loop's transport. close() is left to on_close: at once, or after lingering."""
 
-    __slots__ = ("_inner", "_on_close", "_says_goodbye", "_traffic", "num_written")
+    __slots__ = ("_inner", "_is_half_closed", "_on_close", "_traffic", "num_written")
 
     def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None], traffic: Traffic) -> None:
         super().__init__()
         self._inner = inner
         self._on_close = on_close
         self._traffic = traffic
-        self._says_goodbye = False
+        self._is_half_closed = False
         self.num_written = 0
         _tune(inner.get_extra_info("socket"))
 
     @property
     def num_unsent(self) -> int:
-        """Bytes that the client has not taken yet, beside those in the system's hands."""
+        """Bytes that the client has not taken yet, without those in the kernel's buffer."""
         return self._inner.get_write_buffer_size()
 
     @property
@@ -63,21 +63,21 @@ class CountingTransport(asyncio.Transport):
         """Send what is written, then close; a client that still sends may lose it."""
         self._inner.close()
 
-    def say_goodbye(self) -> None:
-        """Send what is written and the end of it, and go on reading: closing would destroy it on its way."""
-        if self._says_goodbye or self._inner.is_closing():
+    def half_close(self) -> None:
+        """Send what is written and a FIN, and go on reading: closing now could reset what is under way."""
+        if self._is_half_closed or self._inner.is_closing():
             return
         if not self._inner.can_write_eof():
             self._inner.close()
             return
-        self._says_goodbye = True
+        self._is_half_closed = True
         self._inner.write_eof()
 
     def abort(self) -> None:
         self._inner.abort()
 
     def is_closing(self) -> bool:
-        return self._says_goodbye or self._inner.is_closing()
+        return self._is_half_closed or self._inner.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._inner.get_extra_info(name, default)
@@ -95,19 +95,19 @@ class CountingTransport(asyncio.Transport):
         self._inner.resume_reading()
 
 
-class ReadingWatch:
-    """Whether a client takes what is written for it: all that waits, or a decent part, within each write_timeout_s."""
+class SlowReaderCheck:
+    """Whether a client reads: all that waits, or MIN_TAKEN_BYTES of it, within each write_timeout_s."""
 
     __slots__ = ("_began_at", "_goal", "_limits", "_transport")
 
     def __init__(self, transport: CountingTransport, limits: ConnectionLimits) -> None:
         self._transport = transport
         self._limits = limits
-        self._began_at: float | None = None  # of the time in which the goal must be reached; None: nothing waits
+        self._began_at: float | None = None  # of the current write_timeout_s; None: nothing waits
         self._goal = 0
 
     def is_stuck(self, now: float) -> bool:
-        """Look again; called at every tick."""
+        """Called at every tick."""
         if not self._transport.num_unsent:
             self._began_at = None
             return False
@@ -122,7 +122,7 @@ class ReadingWatch:
 def _tune(connection: socket.socket | None) -> None:
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    with suppress(OSError):  # it may be gone already
+    with suppress(OSError):  # it may be closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _OPTIONS.items():
             if hasattr(socket, name):  # not every system has all of them

@@ -1,4 +1,4 @@
-"""What a server has on offer, before any of it is loaded: ids, files, memory plans and the cards clients see.
+"""What a server has on load_plan, before any of it is loaded: ids, files, memory plans and the cards clients see.
 
 Only the operator's configuration is read here; a name from a request is compared with the ids, never resolved.
 """
@@ -28,7 +28,7 @@ ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal sh
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """What clients are told about a model."""
+    """What clients see of a model."""
 
     id: str
     kind: ModelKind
@@ -41,10 +41,10 @@ class CatalogEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class LoadPlan:
     """A model that can be loaded: where it lies and with which engine it fits."""
 
-    card: CatalogEntry
+    entry: CatalogEntry
     path: Path
     engine: EngineConfig
 
@@ -71,7 +71,7 @@ def model_ids(names: Iterable[str]) -> Mapping[str, str]:
     return ids
 
 
-def make_offer(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> Offer:
+def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan:
     """Find a model's files, fetching them if need be, and plan its memory. Blocks.
 
     Where several models share one context=, those made for less keep their own.
@@ -86,7 +86,7 @@ def make_offer(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom)
         spec = description.spec
     finally:
         source.close()
-    card = CatalogEntry(
+    entry = CatalogEntry(
         id=model_id,
         kind=_kind(spec),
         context=plan.context,
@@ -94,16 +94,16 @@ def make_offer(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom)
         needed_bytes=plan.needed_bytes,
         digest=_recorded_digest(name),
     )
-    return Offer(card, path, _settled(engine, spec, plan))
+    return LoadPlan(entry, path, _settled(engine, spec, plan))
 
 
-def with_digest(offer: Offer) -> Offer:
+def with_digest(load_plan: LoadPlan) -> LoadPlan:
     """Hash the weights unless their digest is known. Blocks."""
-    if offer.card.digest is not None:
-        return offer
-    with _weights_file(offer.path).open("rb") as file:
+    if load_plan.entry.digest is not None:
+        return load_plan
+    with _weights_file(load_plan.path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return replace(offer, card=replace(offer.card, digest=digest))
+    return replace(load_plan, entry=replace(load_plan.entry, digest=digest))
 
 
 def _id_of(name: str) -> str:

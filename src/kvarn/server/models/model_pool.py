@@ -1,7 +1,7 @@
 """The models of one server: loaded when first asked for, kept within a memory budget, the least recently used one out.
 
-    use(name) ── on the shelf? ──yes──────────────────────────────> ServedModel, counted until the request ends
-                      └─no─> make room (unused, unpinned, oldest first) ─> load and warm up ─┘
+    use(name) ── loaded? ──yes────────────────────────────────────────> ServedModel, counted until the request ends
+                    └─no─> evict (unused, unpinned, oldest first) ─> load and warm up ─┘
 
 Lives in one event loop. Names from requests are looked up, never opened.
 """
@@ -23,7 +23,7 @@ from kvarn.machine import available_memory
 from kvarn.models.memory_plan import show_bytes
 from kvarn.observe.logs import with_fields
 from kvarn.server.chat.output.formats import OutputFormat, detect_format
-from kvarn.server.models.catalog import CatalogEntry, MemoryRoom, Offer, make_offer, model_ids, with_digest
+from kvarn.server.models.catalog import CatalogEntry, LoadPlan, MemoryRoom, model_ids, plan_load, with_digest
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,25 +38,25 @@ WARM_UP_TEXT = "Hello"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model, for as long as somebody uses it."""
+    """A loaded model, for as long as a request uses it."""
 
     id: str
     llm: AsyncLLM
-    card: CatalogEntry
+    entry: CatalogEntry
     output_format: OutputFormat
 
 
 class ModelPool:
-    """The configured models by id; each is on the shelf (loaded) or can be put there."""
+    """The configured models by id, each loaded or not."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._names = model_ids(config.models)
         self._pinned = frozenset(_pinned_id(self._names, name) for name in config.pinned)
         self._engine = config.engine
         self._budget_bytes = config.memory_bytes
-        self._places: dict[str, _PoolEntry] = {}
+        self._slots: dict[str, _ModelSlot] = {}
         self._ticks = count(1)
-        self._changing = asyncio.Lock()  # one model comes or goes at a time
+        self._changing = asyncio.Lock()  # one model is loaded or evicted at a time
         self._is_closed = False
 
     @property
@@ -70,8 +70,8 @@ class ModelPool:
 
     @property
     def loaded(self) -> tuple[ServedModel, ...]:
-        """The models on the shelf now, for health and metrics."""
-        return tuple(place.served for place in self._places.values() if place.served is not None)
+        """The models that are loaded now, for health and metrics."""
+        return tuple(slot.model for slot in self._slots.values() if slot.model is not None)
 
     @property
     def budget_bytes(self) -> int:
@@ -88,109 +88,107 @@ class ModelPool:
             await self._find(model_id)
         for model_id in dict.fromkeys((*sorted(self._pinned, key=self.ids.index), self.default_id)):
             report(f"load {model_id}")
-            await self._load_now(self._places[model_id])
+            await self._load_now(self._slots[model_id])
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[ServedModel]:
         """Keep a model loaded while the block runs, loading it first if need be; ModelNotFound for other names."""
-        place = self._place(name)
-        place.num_users += 1  # before waiting, so that it is not unloaded between its load and its use
+        slot = self._slot(name)
+        slot.num_users += 1  # before waiting, so that it is not unloaded between its load and its use
         try:
-            yield place.served or await self._load(place)
+            yield slot.model or await self._load(slot)
         finally:
-            place.num_users -= 1
-            place.used_at = next(self._ticks)
+            slot.num_users -= 1
+            slot.used_at = next(self._ticks)
 
     def is_loaded(self, name: str) -> bool:
         """Whether a use of this name need not wait."""
-        return name in self._places and self._places[name].served is not None
+        return name in self._slots and self._slots[name].model is not None
 
-    def cards(self) -> tuple[CatalogEntry, ...]:
+    def entries(self) -> tuple[CatalogEntry, ...]:
         """All models in the order of the configuration."""
-        return tuple(self.card(model_id) for model_id in self._names)
+        return tuple(self.entry(model_id) for model_id in self._names)
 
-    def card(self, name: str) -> CatalogEntry:
-        place = self._place(name)
-        return replace(place.offer.card, is_loaded=place.served is not None)
+    def entry(self, name: str) -> CatalogEntry:
+        slot = self._slot(name)
+        return replace(slot.plan.entry, is_loaded=slot.model is not None)
 
     async def close(self) -> None:
         """Unload everything; later uses are refused."""
         self._is_closed = True
         async with self._changing:
-            for place in self._places.values():
-                await _unload(place)
+            for slot in self._slots.values():
+                await _unload(slot)
 
-    def _place(self, name: str) -> _PoolEntry:
+    def _slot(self, name: str) -> _ModelSlot:
         if name not in self._names:
             offered = ", ".join(self._names)
             raise ModelNotFound(f"no model here is called {name[:MAX_NAME_SHOWN]!r}; this server has {offered}")
         if self._is_closed:
             raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
-        if name not in self._places:
+        if name not in self._slots:
             raise CapacityError("the server is still looking for its models; try again", retry_after_s=RETRY_AFTER_S)
-        return self._places[name]
+        return self._slots[name]
 
     async def _find(self, model_id: str) -> None:
-        pinned_bytes = sum(place.needed_bytes for place in self._places.values() if place.is_pinned)
+        pinned_bytes = sum(slot.needed_bytes for slot in self._slots.values() if slot.is_pinned)
         is_shared = len(self._names) > 1
         room = MemoryRoom(self.budget_bytes // len(self._names), self.budget_bytes - pinned_bytes, is_shared)
-        offer = await asyncio.to_thread(make_offer, model_id, self._names[model_id], self._engine, room)
+        plan = await asyncio.to_thread(plan_load, model_id, self._names[model_id], self._engine, room)
         is_pinned = model_id in self._pinned
-        self._places[model_id] = _PoolEntry(replace(offer, card=replace(offer.card, is_pinned=is_pinned)))
+        self._slots[model_id] = _ModelSlot(replace(plan, entry=replace(plan.entry, is_pinned=is_pinned)))
 
-    async def _load(self, place: _PoolEntry) -> ServedModel:
+    async def _load(self, slot: _ModelSlot) -> ServedModel:
         """Wait for the load; it goes on when this caller gives up, because others may wait for it too."""
-        if place.loading is None:
-            place.loading = asyncio.create_task(self._load_now(place))
-            place.loading.add_done_callback(_see)
+        if slot.loading is None:
+            slot.loading = asyncio.create_task(self._load_now(slot))
+            slot.loading.add_done_callback(_retrieve_result)
         try:
-            return await asyncio.shield(place.loading)
+            return await asyncio.shield(slot.loading)
         except (CapacityError, asyncio.CancelledError):
             raise
         except Exception as error:
-            # The reason may name files of this machine: it was logged, and clients are told the model's id only.
-            raise ModelError(f"model {place.id!r} could not be loaded; the server's log says why") from error
+            # The reason may name files of this machine: it was logged, and clients get the model's id only.
+            raise ModelError(f"model {slot.id!r} could not be loaded; the server's log says why") from error
 
-    async def _load_now(self, place: _PoolEntry) -> ServedModel:
+    async def _load_now(self, slot: _ModelSlot) -> ServedModel:
         try:
             async with self._changing:
                 if self._is_closed:  # while this load waited for another
                     raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
-                await self._make_room(place)
+                await self._evict_for(slot)
                 started = time.monotonic()
-                place.offer, served = await _open(place.offer)
-                place.served = served
+                slot.plan, model = await _load_model(slot.plan)
+                slot.model = model
                 seconds = round(time.monotonic() - started, 3)
-                told = with_fields(
-                    model=place.id, context=served.card.context, bytes=place.needed_bytes, seconds=seconds
+                fields = with_fields(
+                    model=slot.id, context=model.entry.context, bytes=slot.needed_bytes, seconds=seconds
                 )
-                log.info("model loaded", extra=told)
-                return served
+                log.info("model loaded", extra=fields)
+                return model
         except CapacityError:
             raise
         except Exception as error:
-            log.error("model could not be loaded", exc_info=error, extra=with_fields(model=place.id))
+            log.error("model could not be loaded", exc_info=error, extra=with_fields(model=slot.id))
             raise
         finally:
-            place.loading = None
+            slot.loading = None
 
-    async def _make_room(self, wanted: _PoolEntry) -> None:
-        on_shelf = [place for place in self._places.values() if place.served is not None]
-        missing = sum(place.needed_bytes for place in on_shelf) + wanted.needed_bytes - self.budget_bytes
-        idle = sorted((place for place in on_shelf if place.is_removable), key=lambda place: place.used_at)
-        if missing > sum(place.needed_bytes for place in idle):
-            raise self._no_room(wanted, on_shelf)
-        for place in idle:
+    async def _evict_for(self, wanted: _ModelSlot) -> None:
+        loaded = [slot for slot in self._slots.values() if slot.model is not None]
+        missing = sum(slot.needed_bytes for slot in loaded) + wanted.needed_bytes - self.budget_bytes
+        idle = sorted((slot for slot in loaded if slot.is_removable), key=lambda slot: slot.used_at)
+        if missing > sum(slot.needed_bytes for slot in idle):
+            raise self._no_room_error(wanted, loaded)
+        for slot in idle:
             if missing <= 0:
                 return
-            missing -= place.needed_bytes
-            log.info("model unloaded", extra=with_fields(model=place.id, makes_room_for=wanted.id))
-            await _unload(place)
+            missing -= slot.needed_bytes
+            log.info("model unloaded", extra=with_fields(model=slot.id, makes_room_for=wanted.id))
+            await _unload(slot)
 
-    def _no_room(self, wanted: _PoolEntry, on_shelf: list[_PoolEntry]) -> CapacityError:
-        taken = ", ".join(
-            f"{place.id} {show_bytes(place.needed_bytes)}" for place in on_shelf if not place.is_removable
-        )
+    def _no_room_error(self, wanted: _ModelSlot, loaded: list[_ModelSlot]) -> CapacityError:
+        taken = ", ".join(f"{slot.id} {show_bytes(slot.needed_bytes)}" for slot in loaded if not slot.is_removable)
         needed, budget = show_bytes(wanted.needed_bytes), show_bytes(self.budget_bytes)
         return CapacityError(
             f"model {wanted.id!r} needs {needed} of the server's {budget}, "
@@ -200,79 +198,79 @@ class ModelPool:
 
 
 @dataclass(slots=True)
-class _PoolEntry:
-    """One model's place on the shelf: empty, being filled, or taken."""
+class _ModelSlot:
+    """One configured model: not loaded, loading, or loaded."""
 
-    offer: Offer
-    served: ServedModel | None = None
+    plan: LoadPlan
+    model: ServedModel | None = None
     loading: asyncio.Task[ServedModel] | None = None
     num_users: int = 0
     used_at: int = 0  # ticks, not time: only the order counts
 
     @property
     def id(self) -> str:
-        return self.offer.card.id
+        return self.plan.entry.id
 
     @property
     def needed_bytes(self) -> int:
-        return self.offer.card.needed_bytes
+        return self.plan.entry.needed_bytes
 
     @property
     def is_pinned(self) -> bool:
-        return self.offer.card.is_pinned
+        return self.plan.entry.is_pinned
 
     @property
     def is_removable(self) -> bool:
         return self.num_users == 0 and not self.is_pinned
 
 
-async def _open(offer: Offer) -> tuple[Offer, ServedModel]:
-    """Load a model and have it compute once; the offer comes back with the digest."""
-    llm = AsyncLLM(str(offer.path), config=offer.engine)
-    hashed = asyncio.create_task(asyncio.to_thread(with_digest, offer))
+async def _load_model(plan: LoadPlan) -> tuple[LoadPlan, ServedModel]:
+    """Load a model and have it compute once; the plan comes back with the digest."""
+    llm = AsyncLLM(str(plan.path), config=plan.engine)
+    hashed = asyncio.create_task(asyncio.to_thread(with_digest, plan))
     try:
         await llm.load()
-        offer = await hashed
-        await _warm_up(llm, offer.card)
+        plan = await hashed
+        await _warm_up(llm, plan.entry)
         tokenizer = llm.llm.tokenizer
         output_format = detect_format(tokenizer.chat_template, tokenizer)
     except BaseException:
         hashed.cancel()
         await llm.close()
         raise
-    return offer, ServedModel(offer.card.id, llm, replace(offer.card, is_loaded=True), output_format)
+    return plan, ServedModel(plan.entry.id, llm, replace(plan.entry, is_loaded=True), output_format)
 
 
-async def _warm_up(llm: AsyncLLM, card: CatalogEntry) -> None:
-    if card.kind == "embed":
+async def _warm_up(llm: AsyncLLM, entry: CatalogEntry) -> None:
+    if entry.kind == "embed":
         await llm.embed(WARM_UP_TEXT)
-    elif card.kind == "rerank":
+    elif entry.kind == "rerank":
         await asyncio.to_thread(llm.llm.classify, [(WARM_UP_TEXT, WARM_UP_TEXT)])
     else:
         await asyncio.to_thread(llm.llm.tokenizer.prepare_chat)
         await llm.generate(WARM_UP_TEXT, SamplingParams(max_tokens=1, temperature=0.0))
 
 
-async def _unload(place: _PoolEntry) -> None:
-    served, place.served = place.served, None
-    if served is None:
+async def _unload(slot: _ModelSlot) -> None:
+    model, slot.model = slot.model, None
+    if model is None:
         return
     try:
-        await served.llm.close()
+        await model.llm.close()
     except KvarnError:
-        log.exception("model was not unloaded cleanly", extra=with_fields(model=place.id))
+        log.exception("model was not unloaded cleanly", extra=with_fields(model=slot.id))
 
 
 def _pinned_id(names: Mapping[str, str], wanted: str) -> str:
-    """The id of a model that shall stay, written as an id or as the name it was configured with."""
+    """The id of a pinned model, written as an id or as the name it was configured with."""
     for model_id, name in names.items():
         if wanted in (model_id, name):
             return model_id
     raise ConfigError(f"pinned names {wanted!r:.80}, which is not among the models {', '.join(names)}; add it there")
 
 
-def _see(load: asyncio.Task[ServedModel]) -> None:
-    """Look at how a load ended, which asyncio wants somebody to do; its callers may all be gone."""
+def _retrieve_result(load: asyncio.Task[ServedModel]) -> None:
+    """Retrieve the result of a load, or asyncio warns; its callers may all have disconnected."""
     _ = load.cancelled() or load.exception()
 
 

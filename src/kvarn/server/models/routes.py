@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from kvarn.server.call import Called
+from kvarn.server.dependencies import Called, Models
 from kvarn.server.models import schema
 from kvarn.server.models.catalog import CatalogEntry
 
@@ -16,34 +16,34 @@ router = APIRouter(tags=["models"])
 
 
 @router.get("/v1/models", response_model=schema.ModelList, openapi_extra={"parameters": list(schema.PAGE_PARAMETERS)})
-async def list_models(call: Called) -> Response:
+async def list_models(http: Request, request: Called, models: Models) -> Response:
     """List the models, the default one first; limit, after_id and before_id in the query ask for a part of them."""
-    page = schema.Page.of(call.http.query_params)
-    cards = [_told(card) for card in call.state.shelf.cards()]
-    part, has_more = page.cut([card["id"] for card in cards])
-    shown = cards[part]
+    page = schema.Page.of(http.query_params)
+    entries = [_fields(entry) for entry in models.entries()]
+    part, has_more = page.cut([entry["id"] for entry in entries])
+    shown = entries[part]
     ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
-    return call.reply({"object": "list", "data": shown, **ends, "has_more": has_more})
+    return request.reply({"object": "list", "data": shown, **ends, "has_more": has_more})
 
 
 @router.get("/v1/models/{model_id:path}", response_model=schema.ModelCard)
-async def get_model(call: Called, model_id: str) -> Response:
+async def get_model(request: Called, models: Models, model_id: str) -> Response:
     """Describe one model."""
-    return call.reply(_told(call.state.shelf.card(model_id)))
+    return request.reply(_fields(models.entry(model_id)))
 
 
-def _told(card: CatalogEntry) -> dict[str, Any]:
-    created = datetime.fromtimestamp(card.created, UTC)
+def _fields(entry: CatalogEntry) -> dict[str, Any]:
+    created = datetime.fromtimestamp(entry.created, UTC)
     return {
-        "id": card.id,
+        "id": entry.id,
         "object": "model",
         "type": "model",
-        "created": card.created,
+        "created": entry.created,
         "created_at": created.isoformat().replace("+00:00", "Z"),
         "owned_by": "kvarn",
-        "display_name": card.id,
-        "kind": card.kind,
-        "max_model_len": card.context,
-        "digest": card.digest,
-        "is_loaded": card.is_loaded,
+        "display_name": entry.id,
+        "kind": entry.kind,
+        "max_model_len": entry.context,
+        "digest": entry.digest,
+        "is_loaded": entry.is_loaded,
     }

@@ -61,16 +61,16 @@ class Page:
         """The part of the list, and whether there are more in the direction that is asked for."""
         begin, end = 0, len(ids)
         if self.after_id is not None:
-            begin = _place(ids, "after_id", self.after_id) + 1
+            begin = _index_of(ids, "after_id", self.after_id) + 1
         if self.before_id is not None:
-            end = _place(ids, "before_id", self.before_id)
+            end = _index_of(ids, "before_id", self.before_id)
         limit = len(ids) if self.limit is None else self.limit
         if self.before_id is not None:
             return slice(max(begin, end - limit), end), end - limit > begin
         return slice(begin, min(end, begin + limit)), begin + limit < end
 
 
-def _place(ids: list[str], name: str, wanted: str) -> int:
+def _index_of(ids: list[str], name: str, wanted: str) -> int:
     if wanted not in ids:
         raise InvalidField(f"{name} is not the id of a model here", name)
     return ids.index(wanted)

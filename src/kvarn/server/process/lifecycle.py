@@ -1,4 +1,4 @@
-"""In which part of its life the server is, and what follows from that for requests and connections.
+"""The phase of the server's life, and what follows from it for requests and connections.
 
     starting ──ready──> ready ──SIGTERM──> draining ──drain_delay──> refusing ──all done, or deadline──> stopped
        refuses            takes requests ─────────────┘ still runs what it took
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,13 +19,9 @@ from kvarn.errors import CapacityError
 
 Phase = Literal["starting", "ready", "draining", "refusing", "stopped"]
 Clock = Callable[[], float]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RETRY_AFTER_S = 1.0
-UNGATED = ("/health", "/metrics")  # answer in every phase, and nobody waits for them
+PROBES = ("/health", "/metrics")  # and what is below them; a drain does not wait for these
 
 
 class ShuttingDown(CapacityError):
@@ -51,12 +47,14 @@ class StartupPhase:
 
 
 class Lifecycle:
-    """Used in one event loop. Requests enter and leave; the process waits until none is left."""
+    """For one event loop. Counts the running requests; the process waits until none is left."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self.phase: Phase = "starting"
         self.num_requests = 0
-        self.stuck_model: Callable[[], str | None] = lambda: None  # whose engine makes no progress: the watchdog's word
+        self.stuck_model: Callable[[], str | None] = lambda: (
+            None
+        )  # the one whose engine makes no progress; set to the watchdog's
         self._clock = clock
         self._steps: list[StartupPhase] = []
         self._step_began = clock()
@@ -99,36 +97,38 @@ class Lifecycle:
         self.phase = "ready"
 
     def drain(self) -> None:
-        """SIGTERM: say not ready at once, go on taking requests for the delay."""
+        """SIGTERM: not ready at once, but requests are still accepted during the delay."""
         assert self.phase == "ready"
         self.phase = "draining"
 
     def refuse(self) -> None:
-        """The delay is over: new requests are turned away."""
+        """The delay is over: new requests are refused."""
         self.phase = "refusing"
 
     def stop(self) -> None:
-        """The deadline has passed, or nothing is left to do; whoever still waits for an answer to begin is told so."""
+        """The deadline has passed, or nothing is left to do; requests whose response has not begun are refused."""
         if not self._is_stopped:
             self.phase = "stopped"
             for task in self._unanswered:
                 task.cancel()
 
     def refusal(self) -> CapacityError | None:
-        """Why a new request is turned away; None: it is not."""
+        """Why a new request is refused; None: it is not."""
         if self.accepts_requests:
             return None
         return NotReady() if self.phase == "starting" else ShuttingDown()
 
-    def enter(self) -> None:
-        """A request begins; leave() when its last byte is out."""
+    @contextmanager
+    def counted_request(self) -> Iterator[None]:
+        """A request runs until the block ends, which is when its last byte is out."""
         self.num_requests += 1
         self._idle.clear()
-
-    def leave(self) -> None:
-        self.num_requests -= 1
-        if self.num_requests == 0:
-            self._idle.set()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            if self.num_requests == 0:
+                self._idle.set()
 
     async def until_idle(self) -> None:
         """Wait until no request runs."""
@@ -145,7 +145,7 @@ class Lifecycle:
         try:
             yield
         except asyncio.CancelledError:
-            if self._is_stopped and task.uncancel() == 0:  # unless somebody else cancelled it too
+            if self._is_stopped and task.uncancel() == 0:  # unless it was cancelled for another reason too
                 raise ShuttingDown from None
             raise
         finally:
@@ -161,43 +161,6 @@ class Lifecycle:
         self._step_began = self._clock()
 
 
-class LifecycleGate:
-    """ASGI: counts requests, turns new ones away when their time is over, and says `connection: close` then.
-
-    refuse(error) makes the response to a request that is turned away.
-    """
-
-    def __init__(self, app: App, *, lifecycle: Lifecycle, refuse: Callable[[Exception], App]) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        closing = self._closing(send)
-        if is_ungated(scope["path"]):
-            await self._app(scope, receive, closing)
-            return
-        refusal = self._lifecycle.refusal()
-        self._lifecycle.enter()
-        try:
-            app = self._app if refusal is None else self._refuse(refusal)
-            await app(scope, receive, closing)
-        finally:
-            self._lifecycle.leave()
-
-    def _closing(self, send: Send) -> Send:
-        async def with_close(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start" and self._lifecycle.closes_connections:
-                headers = [one for one in message.get("headers", []) if one[0].lower() != b"connection"]
-                message = {**message, "headers": [*headers, (b"connection", b"close")]}
-            await send(message)
-
-        return with_close
-
-
-def is_ungated(path: str) -> bool:
-    """Whether a path answers in every phase."""
-    return any(path == one or path.startswith(one + "/") for one in UNGATED)
+def is_probe(path: str) -> bool:
+    """Whether a path answers in every phase, without being counted or logged."""
+    return any(path == one or path.startswith(one + "/") for one in PROBES)

@@ -1,7 +1,7 @@
-"""The server process: bind, listen, load, say so in one line, serve, drain, exit code.
+"""The server process: bind, listen, load, print one line when ready, serve, drain, exit code.
 
-Health answers from the first moment, so that a model may take its time to load. Knows sockets, signals and the lives
-of models; what a request means is the routes' to know.
+Health answers from the first moment, while models are still loading. Knows sockets, signals and the model pool; what a
+request means is known to the routes.
 
     0 ended by a signal, everything drained    1 could not start, or the watchdog ended it    128 + n  second signal
 """
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from kvarn.errors import ConfigError
 from kvarn.observe.logs import configure_logging, with_fields
@@ -28,16 +29,15 @@ from kvarn.observe.metrics import Metrics
 from kvarn.server.access.keys import KeyRing
 from kvarn.server.access.limits import RateLimits
 from kvarn.server.app import make_app
-from kvarn.server.chat.running_requests import RunningRequests
+from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
-from kvarn.server.http.access_log import AccessLog
-from kvarn.server.http.listener import ACCEPTED_PER_TURN, Listener
+from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
-from kvarn.server.process.lifecycle import App, Lifecycle, ShuttingDown
+from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.watchdog import Watchdog
 from kvarn.server.process.worker_threads import WorkerThreads
@@ -46,11 +46,11 @@ from kvarn.server.state import ServerState
 log = logging.getLogger("kvarn.server")
 
 # After the deadline, in all less than the 5 s that an operator adds to the delay and the timeout:
-LAST_WORDS_S = 3.0  # for answers to send their final bytes
+FLUSH_S = 3.0  # for answers to send their final bytes
 CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be interrupted
 NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-Extend = Callable[[ServerState, App], App]
+Extend = Callable[[ServerState, ASGIApp], ASGIApp]
 
 
 def serve(config: ServerConfig, extend: Extend | None = None) -> int:
@@ -61,7 +61,7 @@ def serve(config: ServerConfig, extend: Extend | None = None) -> int:
     loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "kvarn-server"))
     try:
         with _bound(config) as listener:
-            return loop.run_until_complete(_run(config, listener, extend or _as_it_is))
+            return loop.run_until_complete(_run(config, listener, extend or _unchanged))
     finally:
         loop.close()
 
@@ -71,23 +71,22 @@ async def _run(config: ServerConfig, listener: socket.socket, extend: Extend) ->
 
 
 class ServerRun:
-    """One life of the process, from listening to the exit code."""
+    """The server process from listening to the exit code."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket, extend: Extend) -> None:
         self._config = config
         self._listener = listener
         self._state = make_state(config)
         self._lifecycle = self._state.lifecycle
-        app = extend(self._state, make_app(self._state))
-        self._server = _make_server(self._state, AccessLog(app, self._state.traffic))
-        shelf = self._state.shelf
+        self._server = _make_server(self._state, extend(self._state, make_app(self._state)))
+        models = self._state.models
         self._watchdog = Watchdog(
-            lambda: [(served.id, served.llm.llm) for served in shelf.loaded], config.heartbeat_timeout_s
+            lambda: [(model.id, model.llm.llm) for model in models.loaded], config.heartbeat_timeout_s
         )
         self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
         self._ended = asyncio.Event()  # a signal asked for the end
         self._num_signals = 0
-        self._silent_at = math.inf  # time.monotonic() when the last words must have been said
+        self._flush_by = math.inf  # time.monotonic() when the final bytes must have been sent
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -111,21 +110,21 @@ class ServerRun:
         return 0
 
     async def _start(self, ended: asyncio.Task[bool]) -> None:
-        """Load, warm up, and say that the server is ready; a signal meanwhile leaves it at that."""
-        loading = asyncio.create_task(self._state.shelf.start(self._lifecycle.begin_step))
+        """Load, warm up, and print that the server is ready; a signal meanwhile ends the process."""
+        loading = asyncio.create_task(self._state.models.start(self._lifecycle.begin_step))
         await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
             os._exit(0)  # nothing was accepted, and a load cannot be interrupted
         loading.result()
         self._watchdog.start()
         self._lifecycle.become_ready()
-        names = ", ".join(self._state.shelf.ids)
-        _say(f"kvarn: serving {names} on {_url(self._listener)}")
+        names = ", ".join(self._state.models.ids)
+        _print_line(f"kvarn: serving {names} on {_url(self._listener)}")
         steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
-        log.info("ready", extra=with_fields(models=list(self._state.shelf.ids), steps=steps))
+        log.info("ready", extra=with_fields(models=list(self._state.models.ids), steps=steps))
 
     async def _drain(self) -> None:
-        """Rules of a graceful end: go on for the delay, refuse, wait for what runs, end it at the deadline."""
+        """Graceful shutdown: accept for the delay, refuse, wait for what runs, end it at the deadline."""
         config, lifecycle = self._config, self._lifecycle
         lifecycle.drain()
         log.info("draining", extra=with_fields(requests=lifecycle.num_requests, delay_s=config.drain_delay_s))
@@ -137,18 +136,18 @@ class ServerRun:
             return
         num_ended = lifecycle.num_requests
         self._stop()
-        self._state.requests.fail_all(ShuttingDown())
+        self._state.generations.fail_all(ShuttingDown())
         log.warning("the drain deadline ended requests", extra=with_fields(requests=num_ended))
-        await self._is_idle_within(self._left_s)
+        await self._is_idle_within(self._flush_left_s)
 
     def _stop(self) -> None:
-        """From here on only last words are said."""
+        """From here on only final bytes are sent."""
         self._lifecycle.stop()
-        self._silent_at = min(self._silent_at, time.monotonic() + LAST_WORDS_S)
+        self._flush_by = min(self._flush_by, time.monotonic() + FLUSH_S)
 
     @property
-    def _left_s(self) -> float:
-        return max(0.0, self._silent_at - time.monotonic())
+    def _flush_left_s(self) -> float:
+        return max(0.0, self._flush_by - time.monotonic())
 
     async def _is_idle_within(self, timeout_s: float) -> bool:
         with suppress(TimeoutError):
@@ -157,10 +156,10 @@ class ServerRun:
 
     async def _close(self, serving: asyncio.Task[None]) -> None:
         # For bytes that a slow reader has not taken yet.
-        self._server.config.timeout_graceful_shutdown = int(self._left_s)
+        self._server.config.timeout_graceful_shutdown = int(self._flush_left_s)
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
-        for part in (self._state.primer, self._state.collections, self._state.shelf):
+        for part in (self._state.prefix_warmup, self._state.collections, self._state.models):
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -177,8 +176,8 @@ class ServerRun:
         self._watchdog.resume()
 
 
-def _say(line: str) -> None:
-    """Print to stdout, if somebody takes it: a full disk or a reader that has gone is no reason to stop serving."""
+def _print_line(line: str) -> None:
+    """Print to stdout if possible: a full disk or a closed pipe is no reason to stop serving."""
     try:
         print(line, flush=True)
     except OSError as error:
@@ -193,40 +192,40 @@ async def _closed(part: str, closing: Awaitable[None]) -> None:
         await closing
     except TimeoutError:
         pass  # a load under way
-    except Exception as error:  # its words may quote a request
+    except Exception as error:  # its message may quote a request
         log.error("a part was not closed cleanly", extra=with_fields(part=part, error=type(error).__name__))
 
 
 def make_state(config: ServerConfig) -> ServerState:
-    """Everything the routes share; nothing is loaded yet."""
-    shelf = ModelPool(config)
-    collections, lifecycle = CollectionPool(shelf), Lifecycle()
-    metrics = Metrics(shelf.ids, tiers=config.tiers, compat=config.metrics_compat)
+    """All parts of the server; nothing is loaded yet."""
+    models = ModelPool(config)
+    collections, lifecycle = CollectionPool(models), Lifecycle()
+    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat)
     return ServerState(
         config=config,
-        shelf=shelf,
+        models=models,
         collections=collections,
         keys=KeyRing(config.keys, config.tiers),
-        limits=RateLimits(),
+        limits=RateLimits(on_refused=metrics.request_refused),
         metrics=metrics,
         lifecycle=lifecycle,
-        primer=PrefixWarmup(shelf, collections, lifecycle, metrics),
-        requests=RunningRequests(),
+        prefix_warmup=PrefixWarmup(models, collections, lifecycle, metrics),
+        generations=Generations(metrics, config.queue_limit),
         traffic=Traffic(),
-        pdfs=DocumentReader(),
+        document_reader=DocumentReader(),
         workers=WorkerThreads(),
     )
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn's way with them knows no delay, and ends with the signal as the exit code."""
+    """Without uvicorn's signal handlers: they know no drain delay, and exit with the signal as the exit code."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _make_server(state: ServerState, app: App) -> _Server:
+def _make_server(state: ServerState, app: ASGIApp) -> _Server:
     return _Server(
         uvicorn.Config(
             app,
@@ -238,14 +237,14 @@ def _make_server(state: ServerState, app: App) -> _Server:
             access_log=False,
             server_header=False,
             backlog=ACCEPTED_PER_TURN,
-            proxy_headers=False,  # nobody may name another client than itself
+            proxy_headers=False,  # a client cannot claim another address
         )
     )
 
 
 @contextmanager
 def _bound(config: ServerConfig) -> Iterator[socket.socket]:
-    """A socket on the wished address, before anything is loaded: a port in use is known at once."""
+    """A socket on the configured address, before anything is loaded: a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = Listener(family, socket.SOCK_STREAM)
     try:
@@ -267,5 +266,5 @@ def _url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _as_it_is(_: ServerState, app: App) -> App:
+def _unchanged(_: ServerState, app: ASGIApp) -> ASGIApp:
     return app

@@ -1,6 +1,6 @@
 """Where settings come from: defaults < TOML file < environment (KVARN_SERVER_*) < flags; and which one won.
 
-Knows names, texts and tables; what a value may be is settings.py's to say.
+Knows names, texts and tables; what a value may be is decided in settings.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value and who gave it."""
+    """One value and its source."""
 
     name: str  # `port`, `engine.threads`, `tiers.free.concurrency`
     value: object

@@ -1,4 +1,4 @@
-"""ServerConfig: every setting of `kvarn serve`, validated once. Knows values; sources.py knows where from.
+"""ServerConfig: every setting of `kvarn serve`, validated once. Knows values; setting_sources.py knows where from.
 
 Durations end in _s, sizes in _bytes; 0 is never "unlimited".
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from kvarn.checks import check_setting
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError
 from kvarn.server.access.tiers import DEFAULT_TIERS, Tier, read_tiers
@@ -46,6 +47,7 @@ _REAL: dict[str, tuple[float, float]] = {
 }
 _CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
 _TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
+_check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 _ORIGIN = re.compile(r"https?://[^\s/*,]+")
 
@@ -62,7 +64,7 @@ class ServerConfig:
     models: tuple[str, ...] = ("smollm2",)  # paths or names of `kvarn pull`; the first is loaded at start
     host: str = "127.0.0.1"
     port: int = 8000
-    keys: Path | None = None  # TOML file of `kvarn keys`; None: everybody may ask, so loopback only
+    keys: Path | None = None  # TOML file of `kvarn keys`; None: no key is needed, so loopback only
     insecure: bool = False  # listen beyond loopback without keys
     unknown_fields: str = "refuse"  # refuse | ignore
     drain_delay_s: float = 5.0  # after SIGTERM new requests are still taken for this long ...
@@ -85,7 +87,7 @@ class ServerConfig:
     pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded
     cors_origins: tuple[str, ...] = ()  # of browsers that may ask; none by default
     allowed_hosts: tuple[str, ...] = ()  # extra names in the Host header while bound to loopback
-    metrics_compat: str = ""  # vllm: its metric names beside ours
+    metrics_compat: str = ""  # vllm: its metric names in addition to ours
     log_level: str = "info"
     heartbeat_timeout_s: float = 5.0  # an engine that shows no progress for this long ends the process
     tiers: Mapping[str, Tier] = field(default_factory=lambda: dict(DEFAULT_TIERS))
@@ -93,16 +95,14 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for name, whole in _WHOLE.items():
-            _check_number(name, getattr(self, name), *whole, int)
+            _check.integer(name, getattr(self, name), *whole)
         for name, real in _REAL.items():
-            _check_number(name, getattr(self, name), *real, int | float)
+            _check.number(name, getattr(self, name), *real)
         for name, accepted in _CHOICES.items():
-            if getattr(self, name) not in accepted:
-                shown = ", ".join(repr(one) for one in accepted)
-                raise ConfigError(f"{name} is {getattr(self, name)!r:.60}; choose one of {shown}")
+            _check.one_of(name, getattr(self, name), accepted)
         for name in _TEXTS:
             _check_texts(name, getattr(self, name))
-        self._check_memory()
+        _check.integer("memory_bytes", self.memory_bytes, 1 << 20, 2**50, optional=True)
         self._check_names()
         self._check_reach()
 
@@ -113,12 +113,8 @@ class ServerConfig:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who can reach the server may ask."""
+        """Whether requests need no key."""
         return self.keys is None
-
-    def _check_memory(self) -> None:
-        if self.memory_bytes is not None:
-            _check_number("memory_bytes", self.memory_bytes, 1 << 20, 2**50, int)
 
     def _check_names(self) -> None:
         if not self.models:
@@ -136,8 +132,7 @@ class ServerConfig:
     def _check_reach(self) -> None:
         if self.keys is not None and (not isinstance(self.keys, Path) or "\0" in str(self.keys)):
             raise ConfigError(f"keys is {self.keys!r:.60}; give the path of a TOML file, see `kvarn keys --help`")
-        if not isinstance(self.insecure, bool):
-            raise ConfigError(f"insecure is {self.insecure!r:.60}; give true or false")
+        _check.flag("insecure", self.insecure)
         if self.keys is None and not self.insecure and not self.is_loopback:
             raise ConfigError(
                 f"host is {self.host}, which other machines can reach, and there are no API keys: anybody could use "
@@ -152,7 +147,7 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
         raise ConfigError(f"there is no setting {unknown[0]!r:.60}; `kvarn config explain` lists them")
     given = dict(values)
     limit = given.get("queue_limit", DEFAULT_QUEUE_LIMIT)
-    _check_number("queue_limit", limit, *_WHOLE["queue_limit"], int)
+    _check.integer("queue_limit", limit, *_WHOLE["queue_limit"])
     engine = given.get("engine", {})
     if not isinstance(engine, EngineConfig):
         given["engine"] = _engine(engine, limit)
@@ -189,12 +184,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _check_number(name: str, value: object, low: float, high: float, kind: Any) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-        what = "whole number" if kind is int else "number"
-        raise ConfigError(f"{name} is {value!r:.60}; give a {what} from {low:,} to {high:,}")
 
 
 def _check_texts(name: str, value: object) -> None:

@@ -1,77 +1,77 @@
-"""Threads for work that may wait for an engine, as all that collections and reranking do.
+"""Threads for work that may wait for an engine: everything that collections and reranking do.
 
-Apart from the threads in which every request is read and encoded, so that a crowd which waits for embeddings keeps
-nobody from those.
+Separate from the default executor, in which every request is parsed and encoded, so that many requests waiting for
+embeddings do not delay that. Knows priorities and token counts; knows nothing of the work.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from kvarn.behalf import caller_priority
 from kvarn.server.access.priority_semaphore import PrioritySemaphore
 from kvarn.server.http.disconnect import while_awaited
 
 if TYPE_CHECKING:
-    from kvarn.server.call import Call
+    from kvarn.server.request_context import RequestContext
 
 P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 16
-NUM_KEPT = 4  # of them are for callers above those who have the others
+NUM_RESERVED = 4  # of them are for callers of a higher priority than those that hold the others
 
 
 class WorkerThreads:
-    """Each piece of work has a thread, in the order of its caller's priority. For one event loop."""
+    """Each piece of work gets a thread, in the order of its caller's priority. For one event loop."""
 
-    def __init__(self, num_threads: int = NUM_THREADS, num_kept: int = NUM_KEPT) -> None:
+    def __init__(self, num_threads: int = NUM_THREADS, num_reserved: int = NUM_RESERVED) -> None:
         self._pool = ThreadPoolExecutor(num_threads, "kvarn-worker")
-        self._places = PrioritySemaphore(num_threads, num_kept)
+        self._slots = PrioritySemaphore(num_threads, num_reserved)
 
-    async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """The result of work, done in a thread in the caller's context; who leaves the queue never has it begun.
+    async def run(self, priority: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Run work in a thread. Cancelled while it is queued, it never begins.
 
-        Work that has begun goes on when its caller is cancelled, and keeps its thread: leaving makes no room for more.
+        Work that has begun continues when its caller is cancelled, and keeps its thread: disconnecting frees no slot.
         """
-        priority = await self._places.take()
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        future = self._pool.submit(lambda: context.run(work, *args, **options))
-        future.add_done_callback(lambda _: self._end(loop, priority))
+        await self._slots.acquire(priority)
+        loop = asyncio.get_running_loop()
+        future = self._pool.submit(work, *args, **options)
+        future.add_done_callback(lambda _: self._release(loop, priority))
         return await asyncio.wrap_future(future)
 
-    def _end(self, loop: asyncio.AbstractEventLoop, priority: int) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop, priority: int) -> None:
         """Runs in the thread that has become free."""
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(self._places.leave, priority)
+            loop.call_soon_threadsafe(self._slots.release, priority)
 
 
 class TokenMeter:
-    """Tokens that a call's work in threads has cost so far. What still runs for a caller who left counts too."""
+    """Tokens that one request's work in threads has cost so far, including work that outlives a disconnected client."""
 
-    def __init__(self, call: Call) -> None:
-        self._workers = call.state.workers
+    def __init__(self, request: RequestContext, workers: WorkerThreads) -> None:
+        self._workers = workers
+        self._priority = request.principal.tier.priority
         self.num_tokens = 0
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Have work done that costs so much from the moment it begins, unless it fails."""
+        """Run work in a thread; its tokens count from the moment it begins, unless it fails."""
 
         def counted() -> T:
             self.num_tokens += num_tokens
             return work(*args, **options)
 
         try:
-            return await self._workers.run(counted)
+            return await self._workers.run(self._priority, counted)
         except Exception:
             self.num_tokens -= num_tokens
             raise
 
 
-async def work_for(call: Call, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """The result of work done in a thread, for as long as the caller waits for it and the server may give it."""
-    caller_priority.set(call.principal.tier.priority)  # also of calls that only look at something
-    return await while_awaited(call, call.state.workers.run(work, *args, **options))
+async def work_for(
+    request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
+) -> T:
+    """Run work in a thread at the caller's priority, and wait only as long as the client and the server do."""
+    return await while_awaited(request, workers.run(request.principal.tier.priority, work, *args, **options))

@@ -11,8 +11,8 @@ from kvarn.server.api.openai.chat_stream import ChatChoiceStream, ChunkFrame
 from kvarn.server.api.openai.envelope import Envelope, finish_word
 from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
-from kvarn.server.chat.output.parse import parse_output
 from kvarn.types import FinishReason, TokenEvent, TokenLogprob
+from tests.unit.server.output.texts import parse_output
 from tests.unit.structured.constrained import tokenizer
 
 CALL = '{"name": "f", "arguments": {"city": "Oslo"}}'

@@ -9,7 +9,7 @@ import pytest
 
 from kvarn.server.api.openai.logprobs import TextScores
 from kvarn.server.api.responses.response_stream import ResponseStream
-from kvarn.server.api.responses.routes import Teller
+from kvarn.server.api.responses.response_writer import ResponseWriter
 from kvarn.server.chat.delta_stream import AnswerPart
 from kvarn.server.chat.output.deltas import ContentDelta
 from kvarn.server.chat.output.formats import THINK, OutputFormat
@@ -86,7 +86,7 @@ def text_scores(*tokens: str | bytes) -> TextScores:
 def scored(words: Tokenizer, ids: list[int], ends: list[int], *, num_held: int = 0) -> list[float]:
     """What a response says of the tokens, given in batches that end at `ends`; the last characters are held back."""
     stream, decoder = ResponseStream({"id": "resp_1"}), IncrementalDecoder(words)
-    teller = Teller(stream, words, IncrementalDecoder(words))
+    writer = ResponseWriter(stream, words, IncrementalDecoder(words))
     reader = OutputStream(FORM, ["f"])
     told: list[dict[str, Any]] = []
     text, begin, num_told = "", 0, 0
@@ -96,7 +96,7 @@ def scored(words: Tokenizer, ids: list[int], ends: list[int], *, num_held: int =
         num_certain = len(text) if is_last else max(num_told, len(text) - num_held)
         deltas = [*reader.push(text[num_told:num_certain]), *(reader.end() if is_last and begin < end else ())]
         scores = [TokenLogprob(ids[index], -float(index)) for index in range(begin, end)]
-        told += teller.tell(AnswerPart(deltas, scores))
+        told += writer.events(AnswerPart(deltas, scores))
         begin, num_told = end, num_certain
     items = stream.fail("", "")[-1]["response"]["output"]
     whole = [one["logprob"] for item in items if item["type"] == "message" for one in item["content"][0]["logprobs"]]

@@ -11,11 +11,11 @@ from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.parse import parse_output
 from kvarn.server.chat.output.tool_prompt import TOOL_PROMPT
 from kvarn.server.chat.output.tools import NamedTools
 from kvarn.structured.constraints import Grammar, JsonSchema
 from tests.rules.tree import ROOT
+from tests.unit.server.output.texts import parse_output
 
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "description": "Tell it.", "parameters": {"type": "object"}}}
@@ -113,7 +113,7 @@ def test_tools_that_may_not_be_called_are_not_shown() -> None:
 def test_tools_are_refused_where_the_models_format_is_not_read() -> None:
     with pytest.raises(InvalidField, match="in a form that Kvarn does not read") as refused:
         OutputPlan.of(OutputFormat(None, shows_tools=True), TOOLS)
-    assert refused.value.param == "tools"
+    assert refused.value.field == "tools"
     assert OutputPlan.of(OutputFormat(None, shows_tools=True), TOOLS, "none").tools == ()
 
 
@@ -123,7 +123,7 @@ def test_tools_are_refused_where_the_models_format_is_not_read() -> None:
 )
 def test_reasoning_the_prompt_opens_is_noticed(prompt: str, is_open: bool) -> None:
     plan = OutputPlan.of(OutputFormat(None, THINK))
-    around = plan.circumstances(Letters(), [ord(character) for character in prompt], "seed")
+    around = plan.answer_context(Letters(), [ord(character) for character in prompt], "seed")
     assert around == AnswerContext("seed", starts_in_reasoning=is_open)
     parsed = parse_output("Hm.</think>Yes.", plan.format, (), around)
     assert parsed.reasoning == ("Hm." if is_open else None)
@@ -139,5 +139,5 @@ def test_a_constraint_of_the_caller_is_kept_where_no_reasoning_is_open() -> None
 def test_a_named_choice_is_enforced_and_its_calls_are_told_early() -> None:
     plan = OutputPlan.of(GENERIC, TOOLS, NamedTools("weather"))
     assert isinstance(plan.constraint(Letters(), [1]), Grammar)
-    assert plan.circumstances(Letters(), [1], "x") == AnswerContext("x", is_enforced=True)
-    assert OutputPlan.of(GENERIC, TOOLS).circumstances(Letters(), [1], "x") == AnswerContext("x")
+    assert plan.answer_context(Letters(), [1], "x") == AnswerContext("x", is_enforced=True)
+    assert OutputPlan.of(GENERIC, TOOLS).answer_context(Letters(), [1], "x") == AnswerContext("x")

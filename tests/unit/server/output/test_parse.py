@@ -10,8 +10,7 @@ from kvarn.server.chat.output.deltas import ContentDelta, ToolCallArguments, Too
 from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
-from kvarn.server.chat.output.parse import parse_output
-from tests.unit.server.output.texts import FORMATS, ODD_ARGUMENTS, TOOLS, read_pieces
+from tests.unit.server.output.texts import FORMATS, ODD_ARGUMENTS, TOOLS, parse_output, read_pieces
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 OTHER = '{"name": "f", "parameters": {}}'

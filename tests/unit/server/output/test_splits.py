@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kvarn.server.chat.output.deltas import ContentDelta, ToolCallStart
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.parse import parse_output
 from tests.conftest import Size
 from tests.unit.server.output.texts import (
     FORMATS,
@@ -21,6 +20,7 @@ from tests.unit.server.output.texts import (
     cut,
     hostile_text,
     nearly_right_text,
+    parse_output,
     read_pieces,
     told,
     written_call,

@@ -9,10 +9,10 @@ from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.parse import parse_output
 from kvarn.server.chat.output.tool_grammar import MAX_PARALLEL_CALLS, after_reasoning, tool_constraint
 from kvarn.server.chat.output.tools import NamedTools, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Grammar, JsonSchema, Regex
+from tests.unit.server.output.texts import parse_output
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}, "required": ["city"]}
 WEATHER = ToolSpec("weather", "", CITY, is_strict=True)

@@ -44,7 +44,7 @@ def tool(name: object = "f", **function: Any) -> dict[str, Any]:
 def test_bad_tools_are_refused_by_the_name_of_the_field(tools: list[dict[str, Any]], param: str) -> None:
     with pytest.raises(InvalidField) as refused:
         check_tools(tools)
-    assert refused.value.param == param
+    assert refused.value.field == param
 
 
 def test_the_largest_allowed_list_passes() -> None:

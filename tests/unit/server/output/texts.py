@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 from kvarn.server.chat.output.deltas import Delta, ParsedOutput, joined
 from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat
@@ -114,3 +115,10 @@ def told(
 ) -> list[Delta]:
     stream = OutputStream(form, tools, around)
     return [*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()]
+
+
+def parse_output(
+    text: str, form: OutputFormat, tools: Collection[str] = (), context: AnswerContext | None = None
+) -> ParsedOutput:
+    """The parts of a whole answer."""
+    return OutputStream(form, tools, context).parse(text)

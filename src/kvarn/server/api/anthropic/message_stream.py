@@ -22,7 +22,7 @@ DELTAS |= {"tool_use": ("input_json_delta", "partial_json")}
 
 @dataclass(slots=True)
 class _Block:
-    """One content block and the pieces it was told in."""
+    """One content block and the pieces it was written in."""
 
     kind: BlockKind
     head: dict[str, Any]  # of a tool_use: id and name
@@ -66,9 +66,9 @@ class MessageStream:
         """The events of one more piece of the answer."""
         match delta:
             case ContentDelta():
-                return self._say("text", delta.text)
+                return self._add_text("text", delta.text)
             case ReasoningDelta():
-                return self._say("thinking", delta.text)
+                return self._add_text("thinking", delta.text)
             case ToolCallStart():
                 return self._begin(_Block("tool_use", {"id": delta.id, "name": delta.name}))
             case ToolCallArguments():
@@ -84,11 +84,11 @@ class MessageStream:
             {"type": "message_stop"},
         ]
 
-    def whole(self, reason: FinishReason, stop_match: str | int | None, usage: Usage) -> dict[str, Any]:
+    def message(self, reason: FinishReason, stop_match: str | int | None, usage: Usage) -> dict[str, Any]:
         """The message that the events of everything pushed add up to."""
         return self._message(*self._stop(reason, stop_match), _usage(usage))
 
-    def _say(self, kind: BlockKind, text: str) -> list[Event]:
+    def _add_text(self, kind: BlockKind, text: str) -> list[Event]:
         if not text:
             return []
         is_going_on = self._is_open and self._blocks[-1].kind == kind

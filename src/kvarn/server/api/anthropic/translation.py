@@ -94,7 +94,7 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
 
 
 def thinking_kwargs(thinking: ThinkingOn | ThinkingOff | None, template: str, *, can_think: bool) -> dict[str, Any]:
-    """What tells the model's template whether to think, or a refusal when it cannot be told."""
+    """The template arguments that switch thinking on or off; refused where the template has no such switch."""
     if thinking is None:
         return {}
     wants = isinstance(thinking, ThinkingOn)

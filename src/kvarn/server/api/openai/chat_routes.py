@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.server.api.openai.chat_schema import ChatAnswer, ChatBody
-from kvarn.server.api.openai.chat_stream import chat_events
+from kvarn.server.api.openai.chat_stream import STREAM_FORMAT, chat_events
 from kvarn.server.api.openai.chat_writer import ChatWriter
 from kvarn.server.api.openai.envelope import Envelope
-from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
-from kvarn.server.call import Charged
-from kvarn.server.chat.conversation import chat_submission, conversation_of, wishes_of
-from kvarn.server.chat.generation import begin
+from kvarn.server.api.openai.translation import conversation_of, options_of
+from kvarn.server.api.schema import EVENT_STREAM, body_of
+from kvarn.server.chat.generation_plan import chat_submission
 from kvarn.server.collections.chat_retrieval import after_sources, ground, retrieval_fields, with_messages
-from kvarn.server.http.sse import stream_response
+from kvarn.server.dependencies import Charged, Models, Retrieval, RunningGenerations, Settings
+from kvarn.server.http.sse import EventStream
 
 router = APIRouter(tags=["chat"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=RESPONSES, openapi_extra=body_of(ChatBody))
-async def chat_completions(call: Charged) -> Response:
+async def chat_completions(
+    request: Charged, models: Models, generations: RunningGenerations, retrieval: Retrieval, settings: Settings
+) -> Response:
     """Answer a conversation, whole or as a stream."""
-    body = parse(ChatBody, await call.json(), call)
-    chat = conversation_of(body, call.state.config)
-    served = await call.use_model(body.model)
+    body = await request.body(ChatBody)
+    chat = conversation_of(body, settings.max_n)
+    model = await request.use_model(models, body.model)
     grounded = None
     if body.retrieval is not None:
-        grounded = await ground(call, served, chat, body)
+        grounded = await ground(request, retrieval, model, chat, body)
         chat = with_messages(chat, grounded)
-    generation = await begin(call, served, lambda: [chat_submission(served, chat)], wishes_of(body))
+    plan = chat.output_plan(model)
+    generation = await generations.begin(
+        request, model, [partial(chat_submission, model, chat, plan)], options_of(body)
+    )
     if body.stream:
-        heading = Envelope.make(call, served, "chatcmpl-", "chat.completion.chunk")
+        envelope = Envelope.of(generation, "chatcmpl-", "chat.completion.chunk")
         has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = chat_events(generation, heading, chat, has_usage=has_usage)
-        return stream_response(call, events if grounded is None else after_sources(events, heading, grounded))
-    heading = Envelope.make(call, served, "chatcmpl-", "chat.completion")
+        events = chat_events(generation, envelope, plan, has_usage=has_usage)
+        if grounded is not None:
+            events = after_sources(events, envelope, grounded)
+        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+    envelope = Envelope.of(generation, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
 
-    def whole() -> dict[str, Any]:
-        answer = ChatWriter(heading, generation, chat).answer(completion)
+    def answer() -> dict[str, Any]:
+        written = ChatWriter(envelope, generation, plan).answer(completion)
         if grounded is not None:
-            said = " ".join(one.text for one in (completion, *completion.alternatives))
-            answer["retrieval"] = retrieval_fields(grounded, said)
-        return answer
+            text = " ".join(one.text for one in (completion, *completion.alternatives))
+            written["retrieval"] = retrieval_fields(grounded, text)
+        return written
 
-    return await call.reply_beside(whole) if generation.plan.has_scores else call.reply(whole())
+    return await request.reply_from_thread(answer) if generation.plan.has_scores else request.reply(answer())

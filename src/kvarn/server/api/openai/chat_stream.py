@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.diffusion import CanvasView
 from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
+from kvarn.server.api.openai.errors import error_body
 from kvarn.server.api.openai.logprobs import chat_logprobs
 from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.failures import Failure
+from kvarn.server.http.sse import StreamFormat
 from kvarn.tokenizer.canvas import canvas_text
 from kvarn.types import FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from kvarn.server.chat.conversation import Conversation
     from kvarn.server.chat.generation import Generation
+    from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 ROLE = '{"role":"assistant","content":""}'
@@ -24,11 +27,18 @@ ROLE_WITH_TOOLS = '{"role":"assistant","content":null}'  # an answer of calls al
 EMPTY = '{"content":""}'
 
 
+def _error_event(failure: Failure) -> bytes:
+    return f"data: {_json(error_body(failure))}\n\n".encode()
+
+
+STREAM_FORMAT = StreamFormat(_error_event, done=b"data: [DONE]\n\n")
+
+
 class ChunkFrame:
     """The part of a chunk that never changes."""
 
-    def __init__(self, heading: Envelope, *, has_usage: bool) -> None:
-        written = json.dumps(heading.fields(), separators=(",", ":"))
+    def __init__(self, envelope: Envelope, *, has_usage: bool) -> None:
+        written = json.dumps(envelope.fields(), separators=(",", ":"))
         self._head = f'data: {written[:-1]},"choices":['
         self._tail = '],"usage":null}\n\n' if has_usage else "]}\n\n"
 
@@ -139,29 +149,22 @@ class ChatChoiceStream:
 
 
 async def chat_events(
-    generation: Generation, heading: Envelope, chat: Conversation, *, has_usage: bool
+    generation: Generation, envelope: Envelope, plan: OutputPlan, *, has_usage: bool
 ) -> AsyncIterator[bytes]:
     """Everything but [DONE]."""
-    frame = ChunkFrame(heading, has_usage=has_usage)
-    tokenizer = generation.served.llm.llm.tokenizer
-    has_tools = bool(chat.plan(generation.served).tools)
+    frame = ChunkFrame(envelope, has_usage=has_usage)
+    tokenizer = generation.model.llm.llm.tokenizer
+    has_tools = bool(plan.tools)
+    readers = [None if plan.is_plain else generation.reader(plan, index) for index in range(generation.num_choices)]
     choices = [
-        ChatChoiceStream(index, frame, tokenizer, _reader(generation, chat, index), has_tools=has_tools)
-        for index in range(chat.params.n)
+        ChatChoiceStream(index, frame, tokenizer, reader, has_tools=has_tools) for index, reader in enumerate(readers)
     ]
     async for batch in generation.batches():
-        written = "".join([choices[event.token.choice].chunks(event.token) for event in batch])
+        written = "".join([choices[event.choice].chunks(event) for _, event in batch])
         if written:
             yield written.encode()
     if has_usage:
         yield frame.usage_chunk(generation.usage())
-
-
-def _reader(generation: Generation, chat: Conversation, choice: int) -> OutputStream | None:
-    form = generation.served.output_format
-    if form.reasoning is None and not chat.tools:
-        return None
-    return OutputStream(form, chat.tool_names, chat.circumstances(generation, choice))
 
 
 def _json(value: Any) -> str:

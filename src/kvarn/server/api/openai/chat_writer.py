@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
 from kvarn.server.api.openai.logprobs import chat_logprobs, prompt_logprobs
 from kvarn.server.chat.output.deltas import ParsedOutput
-from kvarn.server.chat.output.parse import parse_output
 from kvarn.types import Completion
 
 if TYPE_CHECKING:
-    from kvarn.server.chat.conversation import Conversation
     from kvarn.server.chat.generation import Generation
+    from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 
@@ -21,19 +20,19 @@ if TYPE_CHECKING:
 class ChatWriter:
     """All that turns a completion into an answer."""
 
-    heading: Envelope
+    envelope: Envelope
     generation: Generation
-    chat: Conversation
+    plan: OutputPlan
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.generation.served.llm.llm.tokenizer
+        return self.generation.model.llm.llm.tokenizer
 
     def answer(self, completion: Completion) -> dict[str, Any]:
         """The whole answer with all its choices."""
         choices = (completion, *completion.alternatives)
         answer = {
-            **self.heading.fields(),
+            **self.envelope.fields(),
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage_fields(self.generation.usage()),
         }
@@ -42,8 +41,7 @@ class ChatWriter:
         return answer
 
     def _choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        around = self.chat.circumstances(self.generation, index)
-        parsed = parse_output(completion.text, self.generation.served.output_format, self.chat.tool_names, around)
+        parsed = self.generation.reader(self.plan, index).parse(completion.text)
         scores = completion.logprobs
         return {
             "index": index,

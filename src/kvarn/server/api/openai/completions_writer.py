@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class TextWriter:
     """All that turns completions into an answer; prompts as they were read."""
 
-    heading: Envelope
+    envelope: Envelope
     tokenizer: Tokenizer
     body: CompletionBody
     prompts: Sequence[tuple[str, Sequence[int]]]  # text and ids of each
@@ -36,7 +36,7 @@ class TextWriter:
             for one in (completion, *completion.alternatives)
         ]
         numbered = [{"index": index, **choice} for index, choice in enumerate(choices)]
-        return {**self.heading.fields(), "choices": numbered, "usage": usage_fields(usage)}
+        return {**self.envelope.fields(), "choices": numbered, "usage": usage_fields(usage)}
 
     def _choice(self, prompt: tuple[str, Sequence[int]], first: Completion, completion: Completion) -> dict[str, Any]:
         text, ids = prompt
@@ -96,12 +96,12 @@ class TextChoiceStream:
 
 
 async def text_events(
-    generation: Generation, heading: Envelope, body: CompletionBody, prompts: Sequence[tuple[str, Sequence[int]]]
+    generation: Generation, envelope: Envelope, body: CompletionBody, prompts: Sequence[tuple[str, Sequence[int]]]
 ) -> AsyncIterator[bytes]:
     """Everything but [DONE]."""
     has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    frame = ChunkFrame(heading, has_usage=has_usage)
-    tokenizer = generation.served.llm.llm.tokenizer
+    frame = ChunkFrame(envelope, has_usage=has_usage)
+    tokenizer = generation.model.llm.llm.tokenizer
     num_choices = body.n or 1
 
     def choice(index: int) -> TextChoiceStream:

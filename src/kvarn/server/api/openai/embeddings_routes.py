@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: one vector for each input, computed a few at a time so that others get their turn."""
+"""POST /v1/embeddings: one vector for each input, computed a few at a time so that other requests are not held up."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody, Inputs
-from kvarn.server.api.schema import InvalidField, body_of, parse
-from kvarn.server.call import Call, Charged
+from kvarn.server.api.schema import InvalidField, body_of, engine_parameters
 from kvarn.server.chat.prompt_limits import encode_bounded
+from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
 from kvarn.server.http.disconnect import while_awaited
+from kvarn.server.http.json_response import json_response
 from kvarn.server.process.lifecycle import ShuttingDown
 from kvarn.types import Usage
 from kvarn.vectors import Float32
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
+    from kvarn.observe.metrics import Metrics
     from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["embeddings"])
-BATCH_TOKENS = 2048  # paid for when they are done; the engine cuts them smaller
+BATCH_TOKENS = 2048  # charged when they are done; the engine cuts them smaller
 Ids = Sequence[Sequence[int]]
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswer, openapi_extra=body_of(EmbeddingsBody))
-async def embed(call: Charged) -> Response:
+async def embed(request: Charged, models: Models, metrics: ServerMetrics) -> Response:
     """Turn texts or token ids into vectors. For encoder models such as minilm."""
-    body = parse(EmbeddingsBody, await call.json(), call)
-    served = await call.use_model(body.model)
-    llm = served.llm.llm
-    ids = await while_awaited(call, asyncio.to_thread(_encode, llm, body))
+    body = await request.body(EmbeddingsBody)
+    model = await request.use_model(models, body.model)
+    ids = await while_awaited(request, asyncio.to_thread(_encode, model.llm.llm, body))
     num_tokens = sum(map(len, ids))
-    call.reserve(num_tokens)
-    vectors = await _embed(call, served, body, ids)
-    call.state.metrics.embedded(served.id, num_tokens, time.monotonic() - call.received_at)
-    content = await while_awaited(call, asyncio.to_thread(_written, vectors, body, num_tokens))
-    return Response(content, headers=call.headers, media_type="application/json")
+    request.reserve(num_tokens)
+    vectors = await _embed(request, model, metrics, body, ids)
+    metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
+    content = await while_awaited(request, asyncio.to_thread(_written, vectors, body, num_tokens))
+    return json_response(content, request.headers)
 
 
 def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
@@ -58,9 +60,10 @@ def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
         )
     inputs: Inputs = body.input
     ids = [_encoded(llm, one) for one in inputs]
-    for one in ids:
-        llm.admission.check_tokens("input", one)
-        llm.admission.check_length(len(one), llm.context)
+    with engine_parameters():
+        for one in ids:
+            llm.admission.check_tokens("input", one)
+            llm.admission.check_length(len(one), llm.context)
     return ids
 
 
@@ -68,23 +71,25 @@ def _encoded(llm: LLM, one: str | list[int]) -> list[int]:
     return encode_bounded(llm, one, "input") if isinstance(one, str) else one
 
 
-async def _embed(call: Call, served: ServedModel, body: EmbeddingsBody, ids: Ids) -> Float32:
-    """Vectors of the wished length; only what was computed is paid for, also when the client goes away."""
+async def _embed(
+    request: RequestContext, model: ServedModel, metrics: Metrics, body: EmbeddingsBody, ids: Ids
+) -> Float32:
+    """Vectors of the length asked for; only what was computed is charged, also when the client disconnects."""
     num_used = 0
     vectors = []
     try:
         for batch in _batches(ids):
-            work = served.llm.embed(batch, body.pooling, normalize=False)
-            vectors.append(await while_awaited(call, work))
+            work = model.llm.embed(batch, body.pooling, normalize=False, priority=request.principal.tier.priority)
+            vectors.append(await while_awaited(request, work))
             num_used += sum(map(len, batch))
     except BackendError as error:
-        call.state.metrics.request_failed(served.id, error)
+        metrics.request_failed(model.id, error)
         raise
     except (ClientGone, DeadlineExceeded, ShuttingDown):
-        call.state.metrics.request_abandoned(served.id, Usage(num_used, 0), "prefill")
+        metrics.request_abandoned(model.id, Usage(num_used, 0), "prefill")
         raise
     finally:
-        call.reservation.settle(num_used)
+        request.reservation.settle(num_used)
     wanted = np.concatenate(vectors)[:, : body.dimensions]
     return _normalized(wanted) if body.normalize else wanted
 
@@ -107,7 +112,7 @@ def _normalized(vectors: Float32) -> Float32:
 
 
 def _written(vectors: Float32, body: EmbeddingsBody, num_tokens: int) -> bytes:
-    """Runs in a worker thread, vector by vector: one dump of them all would hold everybody up for a second."""
+    """Runs in a worker thread, vector by vector: one dump of them all would block all threads for a second."""
     usage = json.dumps({"prompt_tokens": num_tokens, "total_tokens": num_tokens})
     written = (_one(index, vector, body.encoding_format) for index, vector in enumerate(vectors))
     head = f'{{"object":"list","model":{json.dumps(body.model)},"usage":{usage},"data":['

@@ -1,4 +1,4 @@
-"""What every answer in the OpenAI manner begins and ends with: id, time, model, fingerprint, usage."""
+"""The fields around every OpenAI answer: id, time, model, fingerprint, usage, finish reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvarn import __version__
 from kvarn.types import FinishReason, Usage
 
 if TYPE_CHECKING:
-    from kvarn.server.call import Call
+    from kvarn.server.chat.generation import Generation
     from kvarn.server.models.model_pool import ServedModel
 
 
@@ -25,8 +25,10 @@ class Envelope:
     system_fingerprint: str
 
     @staticmethod
-    def make(call: Call, served: ServedModel, prefix: str, kind: str) -> Envelope:
-        return Envelope(f"{prefix}{call.id}", kind, int(time.time()), served.id, fingerprint(served))
+    def of(generation: Generation, prefix: str, kind: str) -> Envelope:
+        """prefix: of the id; kind: of object."""
+        model = generation.model
+        return Envelope(f"{prefix}{generation.request.id}", kind, int(time.time()), model.id, fingerprint(model))
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -38,9 +40,9 @@ class Envelope:
         }
 
 
-def fingerprint(served: ServedModel) -> str:
+def fingerprint(model: ServedModel) -> str:
     """Build, weights and kernels: with the same three, the same request gives the same bytes."""
-    return f"kvarn-{__version__}-{(served.card.digest or 'local')[:12]}-{served.llm.llm.isa}"
+    return f"kvarn-{__version__}-{(model.entry.digest or 'local')[:12]}-{model.llm.llm.isa}"
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

@@ -39,14 +39,14 @@ class OpenTextItem:
     def add(self, text: str, logprobs: Logprobs = ()) -> list[Event]:
         self.pieces.append(text)
         self.logprobs += logprobs
-        told = {"delta": text, "logprobs": list(logprobs)}
-        return [{"type": "response.output_text.delta", "content_index": 0, **told}]
+        fields = {"delta": text, "logprobs": list(logprobs)}
+        return [{"type": "response.output_text.delta", "content_index": 0, **fields}]
 
     def finish(self) -> list[Event]:
         part = self._part()
-        told = {"text": part["text"], "logprobs": part["logprobs"]}
+        fields = {"text": part["text"], "logprobs": part["logprobs"]}
         return [
-            {"type": "response.output_text.done", "content_index": 0, **told},
+            {"type": "response.output_text.done", "content_index": 0, **fields},
             {"type": "response.content_part.done", "content_index": 0, "part": part},
         ]
 
@@ -113,8 +113,8 @@ class OpenCallItem:
         return [{"type": "response.function_call_arguments.delta", "delta": text}]
 
     def finish(self) -> list[Event]:
-        told = {"name": self.name, "arguments": "".join(self.pieces)}
-        return [{"type": "response.function_call_arguments.done", **told}]
+        fields = {"name": self.name, "arguments": "".join(self.pieces)}
+        return [{"type": "response.function_call_arguments.done", **fields}]
 
     def as_added(self) -> dict[str, Any]:
         return {**self.as_output(), "status": "in_progress", "arguments": ""}

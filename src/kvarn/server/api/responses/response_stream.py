@@ -48,7 +48,7 @@ class ResponseStream:
 
     def start(self) -> list[Event]:
         """The first two events."""
-        response = self._response("in_progress")
+        response = self._fields("in_progress")
         return self._numbered(
             {"type": "response.created", "response": response},
             {"type": "response.in_progress", "response": response},
@@ -58,41 +58,41 @@ class ResponseStream:
         """The events of one more piece of the answer; logprobs of its tokens when it is text."""
         match delta:
             case ContentDelta():
-                return self._say(OpenTextItem, delta.text, logprobs)
+                return self._add_text(OpenTextItem, delta.text, logprobs)
             case ReasoningDelta():
-                return self._say(OpenReasoningItem, delta.text)
+                return self._add_text(OpenReasoningItem, delta.text)
             case ToolCallStart():
                 return self._numbered(*self._begin(OpenCallItem(self._next_id("fc"), delta.id, delta.name)))
             case ToolCallArguments():
                 return self._numbered(*self._placed(self._items[-1].add(delta.text)))
 
     @property
-    def thoughts(self) -> str:
+    def reasoning(self) -> str:
         """The reasoning so far."""
         return "".join(piece for item in self._items if isinstance(item, OpenReasoningItem) for piece in item.pieces)
 
     def end(self, reason: FinishReason, usage: ResponseUsage, completed_at: int) -> list[Event]:
         """The last events, the very last with the whole response."""
         events = self._close(is_whole=reason is FinishReason.STOP)
-        response = self.whole(reason, usage, completed_at)
+        response = self.response(reason, usage, completed_at)
         return self._numbered(*events, {"type": f"response.{response['status']}", "response": response})
 
-    def whole(self, reason: FinishReason, usage: ResponseUsage, completed_at: int) -> dict[str, Any]:
+    def response(self, reason: FinishReason, usage: ResponseUsage, completed_at: int) -> dict[str, Any]:
         """The response that the events of everything pushed add up to."""
         is_whole = reason is FinishReason.STOP
         self._close(is_whole=is_whole)
         ending: dict[str, Any] = {"usage": usage.fields()}
         if is_whole:
-            return {**self._response("completed"), **ending, "completed_at": completed_at}
-        return {**self._response("incomplete"), **ending, "incomplete_details": {"reason": REASONS[reason]}}
+            return {**self._fields("completed"), **ending, "completed_at": completed_at}
+        return {**self._fields("incomplete"), **ending, "incomplete_details": {"reason": REASONS[reason]}}
 
     def fail(self, code: str, message: str) -> list[Event]:
         """The only last event of a response that broke off."""
         self._close(is_whole=False)
-        response = self._response("failed") | {"error": {"code": code, "message": message}}
+        response = self._fields("failed") | {"error": {"code": code, "message": message}}
         return self._numbered({"type": "response.failed", "response": response})
 
-    def _say(
+    def _add_text(
         self, kind: type[OpenTextItem] | type[OpenReasoningItem], text: str, logprobs: Sequence[dict[str, Any]] = ()
     ) -> list[Event]:
         if not text:
@@ -133,7 +133,7 @@ class ResponseStream:
     def _next_id(self, prefix: str) -> str:
         return f"{prefix}_{self._echo['id'].removeprefix('resp_')}_{len(self._items)}"
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _fields(self, status: str) -> dict[str, Any]:
         output = [item.as_output() for item in self._items]
         nothing_yet = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
         return {**self._echo, **nothing_yet, "status": status, "output": output}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-if TYPE_CHECKING:
-    from kvarn.server.state import ServerState
+from kvarn.server.dependencies import Models, ServerLifecycle, Settings
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.process.lifecycle import Lifecycle
 
 router = APIRouter(tags=["health"])
 
@@ -40,24 +41,21 @@ _NOT: dict[int | str, dict[str, Any]] = {UNAVAILABLE: {"model": Health, "descrip
 
 
 @router.get("/health/live", response_model=Health, responses=_NOT, summary="Is the process worth keeping?")
-async def live(request: Request) -> JSONResponse:
+async def live(lifecycle: ServerLifecycle) -> JSONResponse:
     """503 when an engine with work shows no progress for heartbeat_timeout_s; an idle or full one is alive."""
-    state = _state(request)
-    stuck = state.lifecycle.stuck_model()
-    return _answer(state, None if stuck is None else f"the engine of {stuck} makes no progress")
+    return _answer(lifecycle, _why_not_alive(lifecycle))
 
 
 @router.get("/health/ready", response_model=Health, responses=_NOT, summary="Should requests be sent here?")
-async def ready(request: Request) -> JSONResponse:
+async def ready(lifecycle: ServerLifecycle, models: Models, settings: Settings) -> JSONResponse:
     """200 after the first model has computed a token, while the queues have room, until SIGTERM."""
-    state = _state(request)
-    return _answer(state, _why_not_ready(state))
+    return _answer(lifecycle, _why_not_ready(lifecycle, models, settings.queue_limit))
 
 
 @router.get("/health", response_model=Health, responses=_NOT, summary="The same as /health/ready")
-async def health(request: Request) -> JSONResponse:
+async def health(lifecycle: ServerLifecycle, models: Models, settings: Settings) -> JSONResponse:
     """For clients that know one path only."""
-    return await ready(request)
+    return await ready(lifecycle, models, settings)
 
 
 @router.get(
@@ -66,9 +64,8 @@ async def health(request: Request) -> JSONResponse:
     responses={UNAVAILABLE: {"model": Startup, "description": "still starting; the body says what is being done"}},
     summary="How far is starting up?",
 )
-async def startup(request: Request) -> JSONResponse:
+async def startup(lifecycle: ServerLifecycle) -> JSONResponse:
     """503 while models are loaded, then 200 for good."""
-    lifecycle = _state(request).lifecycle
     steps = [{"name": step.name, "seconds": step.seconds} for step in lifecycle.steps]
     content: dict[str, Any] = {"status": "ok", "phase": lifecycle.phase, "steps": steps}
     if lifecycle.is_started:
@@ -76,24 +73,23 @@ async def startup(request: Request) -> JSONResponse:
     return JSONResponse({**content, "status": "starting"}, UNAVAILABLE, {"retry-after": "1"})
 
 
-def _why_not_ready(state: ServerState) -> str | None:
-    if not state.lifecycle.is_ready:
-        return state.lifecycle.phase
-    if (stuck := state.lifecycle.stuck_model()) is not None:
-        return f"the engine of {stuck} makes no progress"
-    for served in state.shelf.loaded:
-        if served.llm.llm.num_waiting >= state.config.queue_limit:
-            return f"the queue of {served.id} is full"
+def _why_not_alive(lifecycle: Lifecycle) -> str | None:
+    stuck = lifecycle.stuck_model()
+    return None if stuck is None else f"the engine of {stuck} makes no progress"
+
+
+def _why_not_ready(lifecycle: Lifecycle, models: ModelPool, queue_limit: int) -> str | None:
+    if not lifecycle.is_ready:
+        return lifecycle.phase
+    if (reason := _why_not_alive(lifecycle)) is not None:
+        return reason
+    for model in models.loaded:
+        if model.llm.llm.num_waiting >= queue_limit:
+            return f"the queue of {model.id} is full"
     return None
 
 
-def _answer(state: ServerState, reason: str | None) -> JSONResponse:
-    phase = state.lifecycle.phase
+def _answer(lifecycle: Lifecycle, reason: str | None) -> JSONResponse:
     if reason is None:
-        return JSONResponse({"status": "ok", "phase": phase})
-    return JSONResponse({"status": reason, "phase": phase}, UNAVAILABLE, {"retry-after": "1"})
-
-
-def _state(request: Request) -> ServerState:
-    state: ServerState = request.app.state.kvarn
-    return state
+        return JSONResponse({"status": "ok", "phase": lifecycle.phase})
+    return JSONResponse({"status": reason, "phase": lifecycle.phase}, UNAVAILABLE, {"retry-after": "1"})

@@ -9,8 +9,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.server.api.schema import Answer
-from kvarn.server.call import Called
 from kvarn.server.chat.generation import Generation
+from kvarn.server.chat.generation_progress import GenerationPhase
+from kvarn.server.dependencies import Called, RunningGenerations
 
 router = APIRouter(tags=["requests"])
 
@@ -21,7 +22,7 @@ class RequestAnswer(Answer):
     id: str
     object: Literal["request"]
     model: str
-    phase: Literal["queued", "prefill", "decode", "finished"]
+    phase: GenerationPhase
     priority: int
     elapsed_s: float
     prompt_tokens: int
@@ -32,28 +33,28 @@ class RequestAnswer(Answer):
 
 
 @router.get("/v1/requests/{request_id}", response_model=RequestAnswer)
-async def progress(call: Called, request_id: str) -> Response:
+async def progress(request: Called, generations: RunningGenerations, request_id: str) -> Response:
     """Say how far a request is."""
-    return call.reply(_fields(call.state.requests.find(call.principal, request_id)))
+    return request.reply(_fields(generations.find(request.principal, request_id)))
 
 
 @router.delete("/v1/requests/{request_id}", response_model=RequestAnswer)
-async def cancel(call: Called, request_id: str) -> Response:
+async def cancel(request: Called, generations: RunningGenerations, request_id: str) -> Response:
     """End a request within one step: its own response carries what was said so far, finished by `cancelled`."""
-    generation = call.state.requests.find(call.principal, request_id)
+    generation = generations.find(request.principal, request_id)
     generation.cancel()
-    return call.reply(_fields(generation))
+    return request.reply(_fields(generation))
 
 
 def _fields(generation: Generation) -> dict[str, Any]:
     usage, (computed, _) = generation.usage(), generation.prompt_progress
     return {
-        "id": generation.call.id,
+        "id": generation.request.id,
         "object": "request",
-        "model": generation.served.id,
+        "model": generation.model.id,
         "phase": generation.phase,
         "priority": generation.priority,
-        "elapsed_s": round(time.monotonic() - generation.call.received_at, 3),
+        "elapsed_s": round(time.monotonic() - generation.request.received_at, 3),
         "prompt_tokens": usage.prompt_tokens,
         "prompt_tokens_computed": computed,
         "cached_tokens": usage.cached_tokens,

@@ -1,4 +1,4 @@
-"""Text that may turn out to be tool calls: a marker, the JSON, and what closes it. It is decided as a whole.
+"""Text that may be tool calls: a marker, the JSON, and what closes it. It is decided as a whole.
 
 Either all of it is calls, or it fails at one character and everything before that is content.
 """

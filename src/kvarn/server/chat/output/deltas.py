@@ -1,4 +1,4 @@
-"""What comes out of an answer, piece by piece and as a whole."""
+"""The parts of an answer: as deltas of a stream, and as a whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""JSON that every reader understands alike, and that this server takes back: what that is, and how it is mended.
+"""JSON that every reader understands alike and that this server accepts: how it is recognised, and how it is repaired.
 
-Refused or mended: duplicate keys, NaN, numbers beyond the range of a float, halves of surrogate pairs, NUL.
+Refused or repaired: duplicate keys, NaN, numbers beyond the range of a float, halves of surrogate pairs, NUL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _has_odd_text(value: object) -> bool:
     return any(_ODD_CHARACTER.search(text) for text in strings(value))
 
 
-class JsonMender:
+class JsonRepair:
     """Passes on JSON that a grammar has written, piece by piece; what a grammar cannot forbid is replaced.
 
     Half of a surrogate pair and NUL become U+FFFD, a number beyond a float the largest one. A number and an escape are
@@ -53,16 +53,16 @@ class JsonMender:
     def push(self, text: str) -> str:
         """What is certain with more text."""
         text = self._held + text
-        mended: list[str] = []
+        repaired: list[str] = []
         at = 0
         while at < len(text):
             piece, num_read = self._next(text, at)
             if not num_read:
                 break
-            mended.append(piece)
+            repaired.append(piece)
             at += num_read
         self._held = text[at:]
-        return "".join(mended)
+        return "".join(repaired)
 
     def end(self) -> str:
         """What was held back of JSON that was cut off."""

@@ -1,8 +1,8 @@
 """All that tools and reasoning change about one chat request, from its prompt to its answer.
 
-1. OutputPlan.of(served.output_format, tools, choice, is_parallel) refuses what cannot be done.
+1. OutputPlan.of(model.output_format, tools, choice, is_parallel) refuses what cannot be done.
 2. messages() and template_tools go into the prompt, constraint() and visible_ids into the submission.
-3. circumstances() goes into OutputStream or parse_output.
+3. reader() takes each answer apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.output_stream import AnswerContext
+from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from kvarn.server.chat.output.tool_grammar import after_reasoning, is_enforced, tool_constraint
 from kvarn.server.chat.output.tool_prompt import with_tools
 from kvarn.server.chat.output.tool_results import in_order_of_calls
@@ -31,7 +31,7 @@ class SkippingDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """Checked tools, in the manner of one model. Tools that may not be called are left out altogether."""
+    """Checked tools, in the format of one model. Tools that may not be called are left out altogether."""
 
     format: OutputFormat
     tools: tuple[ToolSpec, ...]
@@ -73,6 +73,11 @@ class OutputPlan:
         return with_tools(ordered, self.tools, takes_system=self.format.takes_system)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether answers are content and nothing else, so that they need not be taken apart."""
+        return self.format.reasoning is None and not self.tools
+
+    @property
     def visible_ids(self) -> frozenset[int]:
         """Control tokens that must stay in the text of the answer."""
         return self.format.visible_ids(has_tools=bool(self.tools))
@@ -89,8 +94,13 @@ class OutputPlan:
             self.format, self.tools, self.choice, is_parallel=self.is_parallel, starts_in_reasoning=is_open
         )
 
-    def circumstances(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
-        """What OutputStream and parse_output need beside the text; give each answer a seed of its own."""
+    def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> OutputStream:
+        """What takes one answer apart; give each answer a seed of its own for the ids of its calls."""
+        context = self.answer_context(tokenizer, prompt_ids, id_seed)
+        return OutputStream(self.format, [tool.name for tool in self.tools], context)
+
+    def answer_context(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
+        """What the reader needs in addition to the text."""
         return AnswerContext(
             id_seed,
             is_enforced(self.tools, self.choice, is_parallel=self.is_parallel),

@@ -2,10 +2,9 @@
 
     opening ──<think>──> reasoning ──</think>──> content <──whole, or failed──> candidate
 
-One reader, fed character by character in effect: what comes out depends on the text, never on how it was cut, and
-parse_output is this reader fed once. Nothing that came out is ever taken back, so a call waits until it is whole; only
-where a grammar enforces the form (is_enforced) do its arguments come out as they are written, and mended: that which
-must come out can no longer turn into content.
+The deltas depend on the text, never on how it was cut into pieces. Nothing emitted is ever taken back, so a call waits
+until it is whole; only where a grammar enforces the form (is_enforced) are its arguments emitted as they are written,
+and repaired: what is sure to be a call can no longer become content.
 """
 
 from __future__ import annotations
@@ -19,25 +18,18 @@ from kvarn.server.chat.output.call_scan import WHITESPACE, Status
 from kvarn.server.chat.output.deltas import (
     ContentDelta,
     Delta,
+    ParsedOutput,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
     call_id,
+    joined,
 )
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.json_repair import JsonMender
-
-__all__ = [
-    "AnswerContext",
-    "ContentDelta",
-    "Delta",
-    "OutputStream",
-    "ReasoningDelta",
-    "ToolCallArguments",
-    "ToolCallStart",
-]
+from kvarn.server.chat.output.json_repair import JsonRepair
 
 SEPARATOR = ";"  # between bare calls
+PIECE_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +51,10 @@ class _Phase(Enum):
 class OutputStream:
     """Takes one answer apart: push its text in any pieces, then end()."""
 
-    def __init__(
-        self, format: OutputFormat, tools: Collection[str] = (), circumstances: AnswerContext | None = None
-    ) -> None:
+    def __init__(self, format: OutputFormat, tools: Collection[str] = (), context: AnswerContext | None = None) -> None:
         """tools: the names that may be called; without any, calls are not looked for."""
         self.is_cut = False  # the answer ended within an enforced call
-        self._around = circumstances or AnswerContext()
+        self._context = context or AnswerContext()
         self._names = frozenset(tools)
         self._is_mistral = format.tool_format == "mistral"
         has_tools = bool(self._names) and format.tool_format is not None
@@ -84,8 +74,15 @@ class OutputStream:
         self._is_after_call = False
         self._num_calls = 0
         self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
-        self._told = 0  # arguments of that one came out up to here
-        self._mender = JsonMender()  # of that one
+        self._emitted_to = 0  # arguments of that one came out up to here
+        self._repair = JsonRepair()  # of that one
+
+    def parse(self, text: str) -> ParsedOutput:
+        """A whole answer: reasoning, content and calls."""
+        # In pieces, because what follows a failed candidate is copied each time: hostile text stays linear.
+        pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
+        deltas = [*(delta for piece in pieces for delta in self.push(piece)), *self.end()]
+        return joined(deltas, is_cut=self.is_cut)
 
     def push(self, text: str) -> list[Delta]:
         """What became certain with more text."""
@@ -95,7 +92,7 @@ class OutputStream:
         self._rest += text
         while self._advance():
             pass
-        return self._taken()
+        return self._take_deltas()
 
     def end(self) -> list[Delta]:
         """What was held back, now that no more will come."""
@@ -106,9 +103,9 @@ class OutputStream:
         if self._space and not self._is_after_call and (self._has_content or not self._has_parts):
             self._deltas.append(ContentDelta(self._space, self._num_read - len(self._space)))
         self._space = ""
-        return self._taken()
+        return self._take_deltas()
 
-    def _taken(self) -> list[Delta]:
+    def _take_deltas(self) -> list[Delta]:
         taken, self._deltas = self._deltas, []
         return taken
 
@@ -133,11 +130,11 @@ class OutputStream:
         elif self._phase is _Phase.OPENING:
             self._leave_opening()
         elif self._phase is _Phase.REASONING:
-            self._think(self._rest)
+            self._emit_reasoning(self._rest)
             self._rest = ""
         else:
-            said, self._rest = self._rest, ""
-            self._say(said)
+            content, self._rest = self._rest, ""
+            self._emit_content(content)
 
     def _read_opening(self) -> bool:
         assert self._tags is not None
@@ -152,7 +149,7 @@ class OutputStream:
         return True
 
     def _leave_opening(self) -> None:
-        if self._around.starts_in_reasoning:
+        if self._context.starts_in_reasoning:
             self._enter_reasoning()
         else:
             self._phase = _Phase.CONTENT
@@ -163,7 +160,7 @@ class OutputStream:
     def _read_reasoning(self) -> bool:
         assert self._tags is not None
         thought, is_closed, self._rest = _split_at(self._rest, self._tags.close)
-        self._think(thought)
+        self._emit_reasoning(thought)
         if is_closed:
             self._phase, self._space = _Phase.CONTENT, ""
         return is_closed
@@ -172,7 +169,7 @@ class OutputStream:
         if self._may_be_bare:
             text = self._rest.lstrip(WHITESPACE)
             space, self._rest = self._rest[: len(self._rest) - len(text)], text
-            self._say(space)
+            self._emit_content(space)
             if not text:
                 return False
             if text[0] in "{[":
@@ -180,13 +177,13 @@ class OutputStream:
             if text[0] == SEPARATOR and self._is_after_call:
                 return self._open_candidate(SEPARATOR)
             self._may_be_bare = False
-        said, is_marked, after = _split_at(self._rest, self._opening.marker)
+        content, is_marked, after = _split_at(self._rest, self._opening.marker)
         self._rest = self._opening.marker + after if is_marked else after
-        self._say(said)
+        self._emit_content(content)
         return is_marked and self._open_candidate(self._opening.marker)
 
     def _open_candidate(self, marker: str) -> bool:
-        self._candidate = Candidate(self._opening, marker, self._names, is_trusted=self._around.is_enforced)
+        self._candidate = Candidate(self._opening, marker, self._names, is_trusted=self._context.is_enforced)
         self._num_started = 0
         self._phase = _Phase.CANDIDATE
         return True
@@ -195,39 +192,39 @@ class OutputStream:
         assert self._candidate is not None
         self._candidate.feed(self._rest)
         self._rest = ""
-        if self._around.is_enforced or self._candidate.status is Status.DONE:
-            self._tell_calls(self._candidate)
+        if self._context.is_enforced or self._candidate.status is Status.DONE:
+            self._emit_calls(self._candidate)
         if self._candidate.status is Status.DONE:
             self._close_candidate(self._candidate.at)
         elif self._candidate.status is Status.FAILED:
             self._drop_candidate(self._candidate.at)
         return self._phase is not _Phase.CANDIDATE
 
-    def _tell_calls(self, candidate: Candidate) -> None:
+    def _emit_calls(self, candidate: Candidate) -> None:
         """Give out what is known of the candidate's calls and has not come out yet."""
         for position, call in enumerate(candidate.calls):
             if call.name is None or call.start is None or position + 1 < self._num_started:
                 continue
             if position == self._num_started:
-                self._start_call(call.name, call.start)
+                self._begin_call(call.name, call.start)
             end = candidate.at if call.end is None else call.end
-            if end > self._told:
-                self._argue(self._mended(candidate.text[self._told : end]))
-                self._told = end
+            if end > self._emitted_to:
+                self._emit_arguments(self._repaired(candidate.text[self._emitted_to : end]))
+                self._emitted_to = end
 
-    def _mended(self, text: str) -> str:
-        return self._mender.push(text) if self._around.is_enforced else text
+    def _repaired(self, text: str) -> str:
+        return self._repair.push(text) if self._context.is_enforced else text
 
-    def _argue(self, text: str) -> None:
+    def _emit_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
-    def _start_call(self, name: str, at: int) -> None:
-        identity = call_id(self._around.id_seed, self._num_calls, is_mistral=self._is_mistral)
+    def _begin_call(self, name: str, at: int) -> None:
+        identity = call_id(self._context.id_seed, self._num_calls, is_mistral=self._is_mistral)
         self._deltas.append(ToolCallStart(self._num_calls, identity, name))
         self._num_calls += 1
         self._num_started += 1
-        self._told, self._mender = at, JsonMender()
+        self._emitted_to, self._repair = at, JsonRepair()
         self._space, self._has_parts, self._is_after_call = "", True, True
 
     def _drop_candidate(self, at: int) -> None:
@@ -236,11 +233,11 @@ class OutputStream:
         candidate = self._candidate
         self._close_candidate(at)
         has_open_call = not candidate.calls or candidate.calls[-1].end is None
-        self.is_cut |= self._around.is_enforced and has_open_call
+        self.is_cut |= self._context.is_enforced and has_open_call
         if self._num_started:
-            self._argue(self._mender.end())
+            self._emit_arguments(self._repair.end())
         else:
-            self._say(candidate.text[:at])
+            self._emit_content(candidate.text[:at])
             self._may_be_bare = False
 
     def _close_candidate(self, at: int) -> None:
@@ -251,23 +248,23 @@ class OutputStream:
         self._candidate = None
         self._phase = _Phase.CONTENT
 
-    def _say(self, text: str) -> None:
+    def _emit_content(self, text: str) -> None:
         """Content that ends where the rest begins; white space that waited stands right before it."""
         text = self._space + text
-        said = text.rstrip(WHITESPACE)
-        self._space = text[len(said) :]
+        content = text.rstrip(WHITESPACE)
+        self._space = text[len(content) :]
         if self._has_parts and not self._has_content:
-            said = said.lstrip(WHITESPACE)
-        if said:
-            at = self._num_read - len(self._rest) - len(self._space) - len(said)
+            content = content.lstrip(WHITESPACE)
+        if content:
+            at = self._num_read - len(self._rest) - len(self._space) - len(content)
             last = self._deltas[-1] if self._deltas else None
             if isinstance(last, ContentDelta):  # one chunk costs less than two
-                self._deltas[-1] = ContentDelta(last.text + said, last.at)
+                self._deltas[-1] = ContentDelta(last.text + content, last.at)
             else:
-                self._deltas.append(ContentDelta(said, at))
+                self._deltas.append(ContentDelta(content, at))
             self._has_content, self._is_after_call = True, False
 
-    def _think(self, text: str) -> None:
+    def _emit_reasoning(self, text: str) -> None:
         text = self._space + text
         thought = text.rstrip(WHITESPACE)
         self._space = text[len(thought) :]

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kvarn.server.call import written
+from kvarn.server.http.json_response import write_json
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -23,12 +23,12 @@ from kvarn.server.call import written
     ],
 )
 def test_any_value_is_written_as_strict_json(value: Any, read: Any, in_pieces: bool) -> None:
-    data = written({"value": value}, in_pieces=in_pieces)
+    data = write_json({"value": value}, in_pieces=in_pieces)
     assert json.loads(data.decode("utf-8"), parse_constant=_refuse) == {"value": read}
 
 
 def test_text_is_not_escaped_needlessly() -> None:
-    assert written({"a": "é"}) == '{"a":"é"}'.encode()
+    assert write_json({"a": "é"}) == '{"a":"é"}'.encode()
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -1,13 +1,24 @@
-"""Log-probabilities of a prompt's own tokens, taken from the passes that compute it: row p scores token p + 1."""
+"""Log-probabilities as callers get them: of sampled tokens, and of prompt tokens.
+
+Those of a prompt are taken from the passes that compute it: row p scores token p + 1.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from kvarn.backends.batch import Sampled
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.decoding.decoder import Span
 from kvarn.request import Request
 from kvarn.types import TokenLogprob
+
+
+def sampled_logprob(sampled: Sampled, row: int, num_top: int | None) -> TokenLogprob:
+    """The log-probability of a row's sampled token, beside the num_top most probable ones."""
+    top_ids, top_logprobs = sampled.top_ids[row, :num_top].tolist(), sampled.top_logprobs[row, :num_top].tolist()
+    pairs = tuple(zip(top_ids, top_logprobs, strict=True))
+    return TokenLogprob(int(sampled.token_ids[row]), float(sampled.logprobs[row]), pairs, float(sampled.entropy[row]))
 
 
 def scored_offsets(request: Request, start: int, num_rows: int) -> range:

@@ -1,10 +1,18 @@
-"""Which tensors of a ModelSpec the core wants as packed matrices, and which as plain floats."""
+"""The weights as the core wants them: which tensors are packed matrices, which plain floats, which are doubled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.formats.weight_proxy import WeightProxy
+from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+
+TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 
 
 def matrix_names(spec: ModelSpec) -> Iterator[str]:
@@ -69,3 +77,19 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
     yield f"{name}.weight", size
     if norm.has_bias:
         yield f"{name}.bias", size
+
+
+class SegmentedWeights(WeightProxy):
+    """A WeightSource with token_embd = [E, E + types[1] - types[0]], always F32; types[0] is added to both later."""
+
+    def __init__(self, source: WeightSource) -> None:
+        tokens = source.tensors[TOKENS]
+        doubled = replace(tokens, type=TensorType.F32, shape=(2 * tokens.shape[0], tokens.shape[1]))
+        super().__init__(source, {TOKENS: doubled})
+
+    def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return self.array(name).reshape(-1).view(np.uint8)
+
+    def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
+        tokens, types = self._source.array(name), self._source.array(TYPES)
+        return np.concatenate([tokens, tokens + (types[1] - types[0])]).astype(np.float32)

@@ -11,7 +11,7 @@ import pytest
 import kvarn
 from kvarn.backends.batch import RowSampling
 from kvarn.errors import ConfigError, InvalidParameter
-from kvarn.sampling.custom_samplers import Draw, Float32, choose_by, find_sampler
+from kvarn.sampling.custom_samplers import Draw, Float32, find_sampler, run_sampler
 from kvarn.sampling.philox import USER_SAMPLER, uniform
 
 LOGITS = np.array([0.0, 3.0, 1.0], np.float32)
@@ -50,7 +50,7 @@ def test_a_sampler_sees_biased_logits_the_text_and_its_own_draws() -> None:
     bias = {"bias_ids": np.array([0], np.int32), "bias_values": np.array([5], np.float32)}
     row = RowSampling(seed=4, position=7, choice=1, **bias)  # type: ignore[arg-type]
     logits = LOGITS.copy()
-    assert choose_by(sampler, logits, row, [8, 9]) == 2
+    assert run_sampler(sampler, logits, row, [8, 9]) == 2
     assert seen["logits"] == [5.0, 3.0, 1.0]
     assert seen["token_ids"] == (8, 9)
     assert seen["draws"] == [uniform(4, 7, 1, USER_SAMPLER), uniform(4, 7, 1, USER_SAMPLER + 1)]
@@ -60,8 +60,8 @@ def test_a_sampler_sees_biased_logits_the_text_and_its_own_draws() -> None:
 @pytest.mark.parametrize("returned", [-1, 3, 1.0, None, "a"])
 def test_what_is_no_token_id_is_an_error(returned: Any) -> None:
     with pytest.raises(ValueError, match="not a token id"):
-        choose_by(lambda logits, token_ids, draw: returned, LOGITS, RowSampling(), [])
+        run_sampler(lambda logits, token_ids, draw: returned, LOGITS, RowSampling(), [])
 
 
 def test_a_numpy_integer_is_a_token_id() -> None:
-    assert choose_by(lambda logits, token_ids, draw: np.argmax(logits), LOGITS, RowSampling(), []) == 1
+    assert run_sampler(lambda logits, token_ids, draw: np.argmax(logits), LOGITS, RowSampling(), []) == 1

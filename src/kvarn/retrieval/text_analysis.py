@@ -1,4 +1,4 @@
-"""Text to the terms of the sparse index: the same for documents and queries. Knows no index.
+"""Text to the terms of the BM25 index: the same for documents and queries. Knows no index.
 
 NFKC and case folding first; words are runs of letters and digits, camelCase counts as its parts; a script without
 spaces gives overlapping pairs of characters; English words are stemmed.
@@ -15,10 +15,10 @@ from typing import Any
 from kvarn.retrieval.extras import require
 
 MAX_TERM_CHARS = 64  # longer runs are data, not words
-# A word goes on over accents and vowel signs that stand alone; they are no letters to the re module.
+# Combining accents and vowel signs continue a word; the re module does not count them as letters.
 _MARKS = "".join(chr(code) for code in range(0x300, 0xFE30) if unicodedata.category(chr(code)).startswith("M"))
 _WORD = re.compile(rf"[^\W_][{_MARKS}]*(?:[^\W_][{_MARKS}]*)*")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
 
 
@@ -31,15 +31,15 @@ def located_terms(text: str) -> list[tuple[int, int, str]]:
     """Start, end and term of every word of a text, for highlights."""
     found = []
     for word in _WORD.finditer(text):
-        for start, end in _parts(text, word.start(), word.end()):
+        for start, end in _subwords(text, word.start(), word.end()):
             found += [(start, end, term) for term in _terms_of(text[start:end])]
     return found
 
 
-def _parts(text: str, start: int, end: int) -> list[tuple[int, int]]:
+def _subwords(text: str, start: int, end: int) -> list[tuple[int, int]]:
     if end - start == 1 or text[start + 1 : end].islower():
         return [(start, end)]
-    cuts = [start, *(start + hump.start() for hump in _HUMP.finditer(text[start:end])), end]
+    cuts = [start, *(start + change.start() for change in _CASE_CHANGE.finditer(text[start:end])), end]
     return [(left, right) for left, right in itertools.pairwise(cuts) if right > left]
 
 

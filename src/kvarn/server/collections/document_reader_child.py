@@ -1,10 +1,9 @@
-"""A process that reads documents of a stranger: a script, run with `python -I`, never imported by Kvarn.
+"""The child process of document_reader.py: a script, run with `python -I`, never imported by Kvarn.
 
-A PDF, or HTML pages as a list in JSON, come on stdin; stdout gets a status byte and the text, or the list of texts, or
-the reason why there is none. A hostile file can make it run out of time or memory; then this process ends, and nothing
-else is touched.
+Reads a PDF, or HTML pages as a JSON list, from stdin; writes a status byte and the text, the JSON list of texts, or the
+reason why there is none to stdout. A hostile file can exhaust its time or memory; then only this process ends.
 
-    python -I pdf_child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
+    python -I document_reader_child.py SYS_PATH_AS_JSON KIND MAX_PAGES MAX_CHARS MEMORY_BYTES CPU_S
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ import sys
 from collections.abc import Callable
 
 OK, FAILED = b"\0", b"\1"
-NICENESS = 10  # engines that share the processors come first
-SOURCE = "file"  # the caller knows its name
+NICENESS = 10  # engines on the same cores come first
+SOURCE = "file"  # stands for the name, which the parent knows
 
 
 def main() -> None:
-    """Read what comes."""
+    """Parse one document, or the pages of one request."""
     paths, kind, *numbers = sys.argv[1:]
     max_pages, max_chars, memory_bytes, cpu_s = map(int, numbers)
     sys.path[:] = json.loads(paths)
     from kvarn.errors import KvarnError
 
     try:
-        parse = pages_parser() if kind == "html" else pdf_parser(max_pages, max_chars)
-        limit(memory_bytes, cpu_s)  # everything is loaded before memory gets tight
-        status, told = OK, parse(sys.stdin.buffer.read())
+        parse = html_parser() if kind == "html" else pdf_parser(max_pages, max_chars)
+        limit(memory_bytes, cpu_s)  # after the imports, which need memory too
+        status, output = OK, parse(sys.stdin.buffer.read())
     except MemoryError:
-        status, told = FAILED, "needs too much memory to be read; split it, or save it anew"
+        status, output = FAILED, "needs too much memory to be read; split it, or save it anew"
     except KvarnError as error:
-        status, told = FAILED, str(error).removeprefix(f"{SOURCE}: ")
-    sys.stdout.buffer.write(status + told.encode("utf-8", "replace"))
+        status, output = FAILED, str(error).removeprefix(f"{SOURCE}: ")
+    sys.stdout.buffer.write(status + output.encode("utf-8", "replace"))
     sys.stdout.buffer.flush()
 
 
@@ -46,14 +45,14 @@ def pdf_parser(max_pages: int, max_chars: int) -> Callable[[bytes], str]:
     return lambda data: pdf_to_text(data, SOURCE, PdfLimits(max_pages, max_chars))
 
 
-def pages_parser() -> Callable[[bytes], str]:
+def html_parser() -> Callable[[bytes], str]:
     from kvarn.retrieval.ingest.html import html_to_text
 
     return lambda data: json.dumps([html_to_text(page) for page in json.loads(data)])
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Bound the time of computing, and what this process may map beyond what it has now."""
+    """Limit the CPU time, and the memory this process may map beyond what it has now."""
     try:
         import resource
 
@@ -64,7 +63,7 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
     except (ImportError, OSError, ValueError):
-        pass  # not Linux: the deadline alone protects, and the memory is this process's own
+        pass  # not Linux: only the parent's deadline limits this process
 
 
 if __name__ == "__main__":

@@ -1,0 +1,106 @@
+"""What a route may ask for as an argument: the request, and the parts of the server it uses.
+
+    async def list_models(request: Called, models: Models) -> Response: ...
+
+The only place that reads the application's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from kvarn.errors import CapacityError, RateLimited
+from kvarn.observe.metrics import Metrics
+from kvarn.server.access.limits import RateLimits
+from kvarn.server.chat.generation import Generations
+from kvarn.server.collections.chat_retrieval import RetrievalServices
+from kvarn.server.collections.collection_pool import CollectionPool
+from kvarn.server.http.traffic import Traffic
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.process.lifecycle import Lifecycle
+from kvarn.server.process.settings import ServerConfig
+from kvarn.server.process.worker_threads import WorkerThreads
+from kvarn.server.request_context import RequestContext
+from kvarn.server.state import ServerState
+
+
+class Overloaded(CapacityError):
+    """No room now, for one request: several may wait for the same, and each key has limits of its own."""
+
+    def __init__(self, error: CapacityError, headers: Mapping[str, str]) -> None:
+        super().__init__(str(error), retry_after_s=error.retry_after_s)
+        self.headers = headers
+
+
+def request_context(http: Request) -> RequestContext:
+    """The context of a request that passed the pipeline."""
+    state = _state(http)
+    return RequestContext(http, state.config, state.lifecycle)
+
+
+async def _called(http: Request) -> AsyncIterator[RequestContext]:
+    async with request_context(http) as request:
+        try:
+            yield request
+        except CapacityError as error:
+            raise _refused(error, request, _state(http).limits) from error
+
+
+async def _charged(http: Request) -> AsyncIterator[RequestContext]:
+    """Before the body is read or a model loaded: a client beyond its limits must not cost the others even that."""
+    limits = _state(http).limits
+    async with request_context(http) as request:
+        try:
+            request.charge(limits.enter(request.principal))
+            yield request
+        except CapacityError as error:
+            raise _refused(error, request, limits) from error
+
+
+def _refused(error: CapacityError, request: RequestContext, limits: RateLimits) -> CapacityError:
+    """The refusal with what is left of the key's limits; one before anything was computed counts for nothing."""
+    request.withdraw_unused()
+    headers = limits.headers(request.principal)
+    if isinstance(error, RateLimited):
+        error.headers = headers
+    return Overloaded(error, headers) if type(error) is CapacityError else error
+
+
+def _state(http: Request) -> ServerState:
+    state: ServerState = http.app.state.kvarn
+    return state
+
+
+def _retrieval(state: ServerState) -> RetrievalServices:
+    return RetrievalServices(
+        models=state.models,
+        collections=state.collections,
+        workers=state.workers,
+        document_reader=state.document_reader,
+        prefix_warmup=state.prefix_warmup,
+        metrics=state.metrics,
+    )
+
+
+def _part(get: Callable[[ServerState], Any]) -> Any:
+    async def part(http: Request) -> Any:
+        return get(_state(http))
+
+    return Depends(part)
+
+
+Called = Annotated[RequestContext, Depends(_called)]  # looks at something
+Charged = Annotated[RequestContext, Depends(_charged)]  # computes: counts as a request of the key from the start
+
+Models = Annotated[ModelPool, _part(lambda state: state.models)]
+RunningGenerations = Annotated[Generations, _part(lambda state: state.generations)]
+Settings = Annotated[ServerConfig, _part(lambda state: state.config)]
+ServerMetrics = Annotated[Metrics, _part(lambda state: state.metrics)]
+ServerLifecycle = Annotated[Lifecycle, _part(lambda state: state.lifecycle)]
+HttpTraffic = Annotated[Traffic, _part(lambda state: state.traffic)]
+Collections = Annotated[CollectionPool, _part(lambda state: state.collections)]
+Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
+Retrieval = Annotated[RetrievalServices, _part(_retrieval)]

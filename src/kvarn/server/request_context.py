@@ -1,0 +1,93 @@
+"""One authenticated request on its way through the server. Whatever it takes it gives back when the response is out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvarn.server.api.schema import Body, parse
+from kvarn.server.http.disconnect import Deadline, while_awaited
+from kvarn.server.http.json_body import read_json
+from kvarn.server.http.json_response import json_response, write_json
+from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from kvarn.server.access.keys import Principal
+    from kvarn.server.access.limits import Reservation
+    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.process.lifecycle import Lifecycle
+    from kvarn.server.process.settings import ServerConfig
+
+B = TypeVar("B", bound=Body)
+
+
+class RequestContext:
+    """Who sent the request, until when it may run, and what it holds: models in use, a reservation, a generation."""
+
+    def __init__(self, http: Request, config: ServerConfig, lifecycle: Lifecycle) -> None:
+        self.id: str = http.scope[REQUEST_ID]
+        self.principal: Principal = http.scope[PRINCIPAL]
+        self.received_at: float = http.scope[RECEIVED_AT]
+        self.deadline = Deadline(self.received_at, config.request_timeout_s)
+        self.receive = http.receive
+        self.ends_at_stop = lifecycle.ends_at_stop
+        self.log_fields: dict[str, Any] = http.scope[LOG_FIELDS]  # of the access log
+        self.headers: dict[str, str] = {}  # of the response: what is left of each limit
+        self.held = AsyncExitStack()  # closed when the response is out
+        self._http = http
+        self._config = config
+        self._reservation: Reservation | None = None
+
+    async def __aenter__(self) -> RequestContext:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """FastAPI comes here after the last byte, also when the client has disconnected."""
+        await self.held.aclose()
+
+    @property
+    def reservation(self) -> Reservation:
+        """What a request that counts has taken of its key's limits."""
+        assert self._reservation is not None, "this route is not Charged"
+        return self._reservation
+
+    def charge(self, reservation: Reservation) -> None:
+        """Count from now on as a request of the key."""
+        self._reservation = reservation
+        self.held.callback(reservation.settle, 0)  # unless it was settled with what was used
+        self.headers.update(reservation.headers)
+
+    def reserve(self, num_tokens: int, *, num_answers: int = 1) -> None:
+        """Take all that the request may take, or be refused; can be called again for more."""
+        self.reservation.grow(num_tokens, num_answers=num_answers)
+        self.headers.update(self.reservation.headers)
+
+    def withdraw_unused(self) -> None:
+        """The request was refused: unless it has taken tokens, it counts for nothing."""
+        if self._reservation is not None and not self._reservation.num_tokens:
+            self._reservation.withdraw()
+
+    async def body(self, model: type[B]) -> B:
+        """The body, read within the server's limits and checked."""
+        with self.ends_at_stop():
+            fields = await read_json(self._http, self._config)
+        return parse(model, fields, is_lenient=self._config.unknown_fields == "ignore")
+
+    async def use_model(self, models: ModelPool, name: str) -> ServedModel:
+        """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""
+        entering = self.held.enter_async_context(models.use(name))
+        return await (entering if models.is_loaded(name) else while_awaited(self, entering))
+
+    def reply(self, payload: Mapping[str, Any]) -> Response:
+        """A JSON response with the headers of the request's limits."""
+        return json_response(write_json(payload), self.headers)
+
+    async def reply_from_thread(self, write: Callable[[], Mapping[str, Any]]) -> Response:
+        """The same for a payload that takes long to write, such as one with thousands of logprobs."""
+        content = await while_awaited(self, asyncio.to_thread(lambda: write_json(write(), in_pieces=True)))
+        return json_response(content, self.headers)
