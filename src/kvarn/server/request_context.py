@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.server.api.schema import Body, parse
 from kvarn.server.http.disconnect import Deadline, while_awaited
-from kvarn.server.http.json_body import read_json
-from kvarn.server.http.json_response import json_response, write_json
+from kvarn.server.http.json_body import json_response, read_json, write_json
 from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Bytes of a request's body to one JSON object, within the server's limits. Knows no fields.
+"""JSON bodies: of requests, read within the server's limits, and of responses. Knows no fields.
 
 Refused: other types and encodings (415), more bytes than allowed (413, before they are kept), and with 400 everything
 that two JSON readers could understand differently: duplicate keys, NaN, numbers out of range, broken text.
@@ -7,11 +7,15 @@ that two JSON readers could understand differently: duplicate keys, NaN, numbers
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value, strings
 from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, UnsupportedMediaType
@@ -26,6 +30,7 @@ _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _HUGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # without one of these no float is infinite
 _LONG_NUMBER = re.compile(rb"\d{4301}")  # more digits than Python reads
 _ODD_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # a surrogate, or NUL
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 async def read_json(request: Request, config: ServerConfig) -> dict[str, Any]:
@@ -54,6 +59,24 @@ def parse_body(data: bytes, max_depth: int) -> dict[str, Any]:
     if _ODD_ESCAPE.search(data):
         _check_text(value)
     return value
+
+
+def json_response(content: bytes, headers: Mapping[str, str]) -> Response:
+    """A response of JSON that is written already."""
+    return Response(content, headers=headers, media_type="application/json")
+
+
+def write_json(payload: Mapping[str, Any], *, in_pieces: bool = False) -> bytes:
+    """JSON for any payload: half of a surrogate pair as its escape; null for a number that JSON does not have.
+
+    in_pieces: for worker threads; the fast encoder would keep every other thread waiting until the last byte.
+    """
+    encode = _encode_in_pieces if in_pieces else _ENCODER.encode
+    try:
+        text = encode(payload)
+    except ValueError:
+        text = encode(_with_finite_numbers(payload))
+    return text.encode("utf-8", "backslashreplace")  # Python writes such a half as JSON does
 
 
 def _check_type(request: Request) -> None:
@@ -118,3 +141,17 @@ def _check_text(value: object) -> None:
         except UnicodeEncodeError as error:
             shown = f"\\u{ord(text[error.start]):04x}"
             raise BadBody(f"a string of the body contains half of a surrogate pair ({shown}); send both") from None
+
+
+def _encode_in_pieces(payload: Any) -> str:
+    return "".join(_ENCODER.iterencode(payload))
+
+
+def _with_finite_numbers(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _with_finite_numbers(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite_numbers(one) for one in value]
+    return value

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.errors import InvalidParameter
+from kvarn.observe.logs import RequestLine, log_request
 from kvarn.server.access.auth import Authenticator, has_body
 from kvarn.server.access.priority_gate import PriorityGate
 from kvarn.server.failures import failure_response
-from kvarn.server.http.access_log import log_access
 from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.request_id import id_headers, new_request_id
 from kvarn.server.http.traffic import Traffic
@@ -28,6 +28,8 @@ RECEIVED_AT = "kvarn.received_at"  # time.monotonic()
 PRINCIPAL = "kvarn.principal"  # None on paths that need no key
 LOG_FIELDS = "kvarn.log"  # a dict to which routes add: model, prompt_tokens, ..., finish_reason
 
+MAX_PATH = 200  # characters that are logged
+PROBE_STATUS = (200, 503)  # of probes, which are sent every few seconds: not logged, also while the answer is no
 CLIENT_GONE = 499  # no status was sent
 _UNTIDY = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|(?:^|/)\.{1,2}(?:/|$)")  # U+FFFD: bytes that are not UTF-8
 
@@ -63,7 +65,7 @@ class RequestPipeline:
         finally:
             status = response.status or status
             self._traffic.responses[status] += 1
-            log_access(scope, status, response.first_byte_s, response.elapsed_s)
+            _log_access(scope, status, response.first_byte_s, response.elapsed_s)
 
     async def _respond(self, scope: Scope, receive: Receive, response: ResponseSender) -> None:
         """Run the steps and the route; whatever is raised before the first byte becomes a response."""
@@ -123,6 +125,28 @@ class ResponseSender:
                 headers = [*(one for one in headers if one[0].lower() != b"connection"), (b"connection", b"close")]
             message = {**message, "headers": [*headers, *self._headers]}
         await self._send(message)
+
+
+def _log_access(scope: Scope, status: int, first_byte_s: float | None, duration_s: float) -> None:
+    """One log line per request, when its last byte is out: what the steps and the route left in the scope."""
+    if status in PROBE_STATUS and is_probe(scope["path"]):
+        return
+    principal = scope.get(PRINCIPAL)
+    client = scope.get("client")
+    log_request(
+        RequestLine(
+            request_id=scope[REQUEST_ID],
+            method=scope["method"],
+            path=scope["path"][:MAX_PATH],  # without the query string
+            status=status,
+            duration_s=duration_s,
+            first_byte_s=first_byte_s,
+            key=None if principal is None else principal.key_id,
+            tier=None if principal is None else principal.tier.name,
+            client=None if client is None else client[0],
+            **scope[LOG_FIELDS],
+        )
+    )
 
 
 def _check_path(path: str) -> None:

@@ -31,7 +31,7 @@ class StreamFormat:
     done: bytes = b""  # ends every stream whose client is still connected
 
 
-class EventStream(Response):
+class EventStreamResponse(Response):
     """Streams without a task group: one task writes events as they come, one fills silence with comments."""
 
     media_type = "text/event-stream"

@@ -26,7 +26,7 @@ from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.failures import Failure
-from kvarn.server.http.sse import EventStream, StreamFormat
+from kvarn.server.http.sse import EventStreamResponse, StreamFormat
 from kvarn.server.models.model_pool import ServedModel
 from kvarn.types import Completion, FinishReason
 
@@ -49,7 +49,7 @@ async def create_message(
     reader = generation.reader(plan)
     if body.stream:
         events = _events(generation, reader, stream)
-        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     (completion,) = await generation.finish()
     _push(stream, whole_answer(completion, reader))
     return request.reply(stream.message(*_ending(completion)))

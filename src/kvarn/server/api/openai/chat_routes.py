@@ -17,7 +17,7 @@ from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation_plan import chat_submission
 from kvarn.server.collections.chat_retrieval import after_sources, ground, retrieval_fields, with_messages
 from kvarn.server.dependencies import Charged, Models, Retrieval, RunningGenerations, Settings
-from kvarn.server.http.sse import EventStream
+from kvarn.server.http.sse import EventStreamResponse
 
 router = APIRouter(tags=["chat"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
@@ -45,7 +45,7 @@ async def chat_completions(
         events = chat_events(generation, envelope, plan, has_usage=has_usage)
         if grounded is not None:
             events = after_sources(events, envelope, grounded)
-        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     envelope = Envelope.of(generation, "chatcmpl-", "chat.completion")
     (completion,) = await generation.finish()
 

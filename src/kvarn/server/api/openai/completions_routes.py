@@ -18,7 +18,7 @@ from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
-from kvarn.server.http.sse import EventStream
+from kvarn.server.http.sse import EventStreamResponse
 
 router = APIRouter(tags=["completions"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
@@ -41,7 +41,7 @@ async def completions(
     prompts = _as_read(generation, body)
     if body.stream:
         events = text_events(generation, envelope, body, prompts)
-        return EventStream(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
+        return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     results = await generation.finish()
     writer = TextWriter(envelope, model.llm.llm.tokenizer, body, prompts)
     if generation.plan.has_scores:

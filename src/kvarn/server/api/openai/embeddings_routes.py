@@ -20,7 +20,7 @@ from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
 from kvarn.server.http.disconnect import while_awaited
-from kvarn.server.http.json_response import json_response
+from kvarn.server.http.json_body import json_response
 from kvarn.server.process.lifecycle import ShuttingDown
 from kvarn.types import Usage
 from kvarn.vectors import Float32

@@ -6,6 +6,11 @@ Its bodies become a ChatBody before they are checked in full, so what is wrong w
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvarn.server.failures import Failure
+
 PATH = "/v1/responses"
 NAMES = {
     "response_format": "text.format",
@@ -26,3 +31,8 @@ def field_name(name: str) -> str:
     if parts[0] == "tools":
         return ".".join(part for part in parts if part != "function")
     return NAMES.get(name, name)
+
+
+def error_fields(failure: Failure) -> dict[str, str]:
+    """The error of a response that broke off, in the last event of its stream."""
+    return {"code": failure.code or "server_error", "message": failure.message}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.api.openai.logprobs import TextScores, chat_logprobs
+from kvarn.server.api.responses.errors import error_fields
 from kvarn.server.api.responses.items import Event
 from kvarn.server.api.responses.response_stream import ResponseStream, ResponseUsage
 from kvarn.server.chat.delta_stream import AnswerPart
@@ -52,7 +53,7 @@ class ResponseWriter:
 
     def error_event(self, failure: Failure) -> bytes:
         """The last event of a response that broke off."""
-        return _write(self._stream.fail(failure.code or "server_error", failure.message))
+        return _write(self._stream.fail(**error_fields(failure)))
 
     def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         if not isinstance(delta, ContentDelta):

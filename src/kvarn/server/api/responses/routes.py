@@ -23,7 +23,7 @@ from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
-from kvarn.server.http.sse import EventStream, StreamFormat
+from kvarn.server.http.sse import EventStreamResponse, StreamFormat
 from kvarn.tokenizer.incremental import IncrementalDecoder
 
 router = APIRouter(tags=["responses"])
@@ -46,7 +46,7 @@ async def create_response(
     reader = generation.reader(plan)
     if body.stream:
         events, format = _events(generation, reader, writer), StreamFormat(writer.error_event)
-        return EventStream(request, events, format, comment=generation.progress, ping_s=settings.ping_s)
+        return EventStreamResponse(request, events, format, comment=generation.progress, ping_s=settings.ping_s)
     (completion,) = await generation.finish()
     return request.reply(writer.response(whole_answer(completion, reader)))
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kvarn.server.http.json_response import write_json
+from kvarn.server.http.json_body import write_json
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
