@@ -13,13 +13,14 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from types import CodeType, FrameType
 from typing import Any
 
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 # Standard functions that give work to another thread, task or process, written in Python and in C.
 HANDOVERS = {"create_task", "run_in_executor", "call_soon_threadsafe", "set_result"}
-NATIVE_HANDOVERS = {"SimpleQueue.put", "Future.set_result", "write", "send", "sendall", "socket.send", "socket.sendall"}
+NATIVE_HANDOVERS = {"Future.set_result", "write", "send", "sendall", "socket.send", "socket.sendall"}
 BACKEND_CALLS = {"forward", "sample"}
 CONTENT = re.compile(rb'"content":"[^"]')  # a chunk with text
 MAX_DEPTH = 3  # containers in containers: a list of messages, each a dict
@@ -64,7 +65,7 @@ class Recorder:
             self._called(frame)
         elif self._is_open and event == "return":
             self._returned(frame, value)
-        elif self._is_open and event == "c_call" and getattr(value, "__qualname__", "") in NATIVE_HANDOVERS:
+        elif self._is_open and event == "c_call" and _is_handover(value):
             self._keep_stack(frame)
 
     @property
@@ -164,6 +165,13 @@ def is_ours(kind: type) -> bool:
 def values_of(one: Any) -> Sequence[Any]:
     """The values an object holds, by attribute or by place."""
     return one if isinstance(one, tuple) else [value for _, value in attributes(one)]
+
+
+def _is_handover(function: object) -> bool:
+    """Whether a function written in C gives work to another thread or process; also those of a queue's subclass."""
+    if isinstance(getattr(function, "__self__", None), SimpleQueue):
+        return getattr(function, "__name__", "") == "put"
+    return getattr(function, "__qualname__", "") in NATIVE_HANDOVERS
 
 
 def attributes(one: Any) -> Iterator[tuple[str, Any]]:

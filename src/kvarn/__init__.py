@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
     from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
-    from kvarn.engine.handle import EventStream, RequestHandle
+    from kvarn.engine.client import EventStream
+    from kvarn.engine.handle import RequestHandle
     from kvarn.engine.stats import EngineStats
     from kvarn.errors import (
         BackendError,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEventStream": "kvarn.async_llm",
     "AsyncLLM": "kvarn.async_llm",
-    "EventStream": "kvarn.engine.handle",
+    "EventStream": "kvarn.engine.client",
     "RequestHandle": "kvarn.engine.handle",
     "RequestState": "kvarn.request",
     "Collection": "kvarn.retrieval.collection",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
-from kvarn.engine.client import EngineClient
+from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.embed_score import score_tokens
-from kvarn.engine.handle import EventStream, OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.load import load_model
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel

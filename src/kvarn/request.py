@@ -71,6 +71,7 @@ class Request:
     number: int = 0  # in order of submission
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
     # What the parts of the engine keep about this request, each for itself; it ends with the request.
+    queue_position: int | None = None  # engine.scheduling.queue: where it lies in the heap while it waits
     text: Any = None  # engine.stream: the answer as text so far
     charge: Any = None  # engine.rate_limit: what it took from the token window
     sampling: Any = None  # decoding: what its choices of tokens depend on

@@ -15,7 +15,7 @@ from typing import Protocol
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.diffusion import CanvasView
 from kvarn.errors import KvarnError
-from kvarn.request import Request
+from kvarn.request import Finish, Request
 from kvarn.types import SamplingParams, TokenLogprob
 
 
@@ -101,6 +101,9 @@ class Commit:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens after the computed ones, if wanted
     error: KvarnError | None = None
     canvas: CanvasView | None = None  # the answer as it is now, for requests with diffusion.events
+    # Set by engine.stream, which reads the tokens as text:
+    texts: tuple[str, ...] = ()  # texts[i] became certain with tokens[i]
+    finish: Finish | None = None  # the last token ends the answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The one way to an engine: any thread or event loop may submit, stream, cancel, call, drain and close.
 
     callers ──submit──> EngineThread ──step──> Engine
-       └── RequestHandle, EventStream (threads), AsyncAnswers (asyncio) <──events, result── OutputCollector <──┘
+       └── EventStream, RequestHandle (threads), AsyncAnswers (asyncio) <──events, result── OutputCollector <──┘
 
 Knows nothing of scheduling, models or text.
 """
@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
-from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.handle import AsyncAnswers, EventLoopBridge, OnArrival, OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
-from kvarn.errors import BackendError, RequestError
+from kvarn.errors import BackendError, Cancelled, RequestError
 from kvarn.types import Completion, TokenEvent
 
 T = TypeVar("T")
@@ -127,130 +124,44 @@ class EngineClient:
             return self._bridges[loop]
 
 
-class EventLoopBridge:
-    """From the engine's thread into one event loop: the events of a whole step cost one wake-up."""
+class EventStream:
+    """Events of one request as they come; closing or dropping it cancels the request."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
-        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._is_scheduled = False
+    def __init__(self, handle: RequestHandle) -> None:
+        self._handle = handle
+        self._is_closed = False
 
-    def post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have function(*args) called in the event loop; RuntimeError when that is closed."""
-        loop = self._loop()
-        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
-            self._posted.clear()
-            raise RuntimeError("the event loop is closed")
-        self._posted.append((function, args))
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            loop.call_soon_threadsafe(self._run_posted)
-
-    def _run_posted(self) -> None:
-        # Cleared first: a post while this runs is either seen below or schedules another call.
-        self._is_scheduled = False
-        while self._posted:
-            function, args = self._posted.popleft()
-            function(*args)
-
-
-IndexedEvent = tuple[int, TokenEvent]  # which of the submissions it belongs to
-OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: the event is not kept for readers
-Submit = Callable[[Sequence[Submission], Sequence[OutputCollector]], "Future[None]"]
-
-
-class AsyncAnswers:
-    """The answers to submissions sent together, read in one event loop as their events arrive."""
-
-    def __init__(self, bridge: EventLoopBridge, submit: Submit, number: int, on_arrival: OnArrival | None) -> None:
-        self.error: BaseException | None = None
-        self.num_open = number
-        self.collectors: list[OutputCollector] = []
-        self._submit = submit
-        self._on_arrival = on_arrival
-        self._ready: deque[IndexedEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None
-        for index in range(number):
-            collector = OutputCollector(partial(bridge.post, self._add, index), keeps_events=False)
-            collector.done.add_done_callback(partial(_post_end, bridge, self._end))
-            self.collectors.append(collector)
-
-    async def submit(self, submissions: Sequence[Submission]) -> None:
-        """Queue the submissions all together, or raise why none of them is accepted."""
-        await asyncio.wrap_future(self._submit(submissions, self.collectors))
-
-    def __aiter__(self) -> AsyncIterator[IndexedEvent]:
+    def __iter__(self) -> EventStream:
         return self
 
-    async def __anext__(self) -> IndexedEvent:
-        await self._arrived()
-        return self._ready.popleft()
+    def __next__(self) -> TokenEvent:
+        if self._is_closed:
+            raise StopIteration
+        return next(self._handle)
 
-    async def batches(self) -> AsyncIterator[list[IndexedEvent]]:
-        """Events as they arrive, all that are ready at once together."""
-        while True:
-            try:
-                await self._arrived()
-            except StopAsyncIteration:
-                return
-            batch = list(self._ready)
-            self._ready.clear()
-            yield batch
-
-    async def results(self) -> list[Completion]:
-        """Wait for all results, one for each submission."""
-        async for _ in self:
-            pass
-        return [collector.done.result() for collector in self.collectors]
-
-    @property
-    def num_unread(self) -> int:
-        return len(self._ready)
+    def completion(self) -> Completion:
+        """Wait for the whole result."""
+        if self._is_closed:
+            raise Cancelled(f"the stream of request {self._handle.id} was closed before")
+        return self._handle.result()
 
     def cancel(self) -> None:
-        """Ask for the end: what was said so far is the result. Safe on any thread."""
-        for collector in self.collectors:
-            collector.cancel()
+        """Ask for the end: the next event is the last, with what was said so far. Safe in a signal handler."""
+        self._handle.cancel()
 
-    def fail(self, error: BaseException) -> None:
-        """End with an error, once the events that are ready have been read."""
-        if self.error is None and self.num_open:
-            self.error = error
-        self.cancel()
-        self._wake()
+    def close(self) -> None:
+        """Cancel what is left and throw it away."""
+        self._is_closed = True
+        self._handle.cancel()
 
-    async def _arrived(self) -> None:
-        """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
-        while not self._ready:
-            if self.error is not None:
-                raise self.error
-            if self.num_open == 0:
-                raise StopAsyncIteration
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+    def __enter__(self) -> EventStream:
+        return self
 
-    def _add(self, index: int, event: TokenEvent) -> None:
-        if self._on_arrival is None or self._on_arrival(index, event):
-            self._ready.append((index, event))
-            self._wake()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def _end(self, error: BaseException | None) -> None:
-        """One of the collectors is settled."""
-        self.num_open = max(self.num_open - 1, 0)
-        if error is not None:
-            self.error = self.error or error
-            self.cancel()
-        if error is not None or self.num_open == 0:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-
-def _post_end(bridge: EventLoopBridge, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: no reader is left
-        bridge.post(end, done.exception())
+    def __del__(self) -> None:
+        self.close()
 
 
 def _nothing() -> None:

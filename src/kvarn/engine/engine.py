@@ -127,11 +127,11 @@ class Engine:
         except BaseException:  # Ctrl-C: as if the step had not begun
             self.scheduler.abandon(plan)
             raise
-        readings = self.stream.read(commits)
-        self.scheduler.apply([r.commit for r in readings], [r.finish for r in readings])
-        events = events + self.stream.events(readings)
-        for reading in readings:
-            self._settle_if_ended(reading.commit.request)
+        commits = self.stream.read(commits)
+        self.scheduler.apply(commits)
+        events = events + self.stream.events(commits)
+        for commit in commits:
+            self._settle_if_ended(commit.request)
         self._undelivered = []
         self._measure(plan, commits, self._clock() - started_at, self._backend_s - backend_s)
         return events

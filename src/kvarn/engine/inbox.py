@@ -25,41 +25,21 @@ class EngineCall(Generic[T]):
     result: Future[T]
     due_at: float | None = None  # set for calls that compute: one of them runs between two steps, the earliest first
 
-    def run(self, engine: Engine) -> None:
-        if not self.result.set_running_or_notify_cancel():
-            return
-        try:
-            settle(self.result, result=self.function(engine))
-        except BaseException as error:  # for the caller to handle
-            settle(self.result, error=error)
 
-
-class Inbox:
-    """All calls in order of arrival, and those that compute in a heap of their own.
+class Inbox(SimpleQueue["EngineCall[Any] | None"]):
+    """All calls in order of arrival, and those that compute in a heap of their own. None: only a reason to wake up.
 
     Each method is safe on any thread and never waits for a lock: a SimpleQueue may be used by finalisers and signal
     handlers, and a call is added to the heap, or taken from it, in one step of the interpreter.
     """
 
     def __init__(self) -> None:
-        self._arrived: SimpleQueue[EngineCall[Any] | None] = SimpleQueue()
         self._computing: list[tuple[float, int, EngineCall[Any]]] = []
         self._numbers = itertools.count()
-
-    def __len__(self) -> int:
-        return self._arrived.qsize()
 
     @property
     def has_computing(self) -> bool:
         return bool(self._computing)
-
-    def put(self, call: EngineCall[Any] | None) -> None:
-        """None: only a reason to wake up."""
-        self._arrived.put(call)
-
-    def get(self, timeout_s: float | None = None) -> EngineCall[Any] | None:
-        """The next one in order of arrival; raises queue.Empty when none came in time."""
-        return self._arrived.get(timeout=timeout_s)
 
     def defer(self, call: EngineCall[Any], due_at: float) -> None:
         """Keep a call that computes until its turn."""
@@ -78,9 +58,9 @@ class Inbox:
 
     def refuse_all(self, failure: KvarnError) -> None:
         """Empty the inbox; every caller gets the failure."""
-        while len(self):
+        while self.qsize():
             try:
-                call = self._arrived.get_nowait()
+                call = self.get_nowait()
             except Empty:
                 break
             if call is not None:

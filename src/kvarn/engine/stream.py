@@ -31,15 +31,6 @@ class AnswerText:
     parts: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One commit as text: texts[i] became certain with tokens[i] of the commit."""
-
-    commit: Commit
-    texts: tuple[str, ...]
-    finish: Finish | None
-
-
 class Stream:
     """Turns what requests commit into text and events."""
 
@@ -56,34 +47,33 @@ class Stream:
         starts_text = submission.starts_text and submission.constraint is None
         request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
 
-    def read(self, commits: Iterable[Commit]) -> list[Reading]:
-        """Turn committed tokens into text and find out who is finished; tokens after an end are dropped."""
+    def read(self, commits: Iterable[Commit]) -> list[Commit]:
+        """Add texts and ends to commits; tokens after an end are dropped."""
         return [self._read(commit) for commit in commits]
 
-    def events(self, readings: Iterable[Reading]) -> list[TokenEvent]:
+    def events(self, commits: Iterable[Commit]) -> list[TokenEvent]:
         """One event per token, the last one with the completion; called when the ends have been applied."""
         events: list[TokenEvent] = []
-        for reading in readings:
-            events.extend(self._events(reading))
+        for commit in commits:
+            events.extend(self._events(commit))
         return events
 
     def end(self, requests: Sequence[Request]) -> list[TokenEvent]:
         """Last events of requests that ended without a token: cancelled or failed."""
         return [self._last_event(request, self._flush(request.text)) for request in requests]
 
-    def _read(self, commit: Commit) -> Reading:
+    def _read(self, commit: Commit) -> Commit:
         request = commit.request
         if request.params.prefill_only and request.num_computed + commit.num_computed >= len(request.prompt_ids):
-            return Reading(replace(commit, tokens=()), (), Finish(FinishReason.LENGTH))
+            return replace(commit, tokens=(), finish=Finish(FinishReason.LENGTH))
         texts: list[str] = []
         for index, token in enumerate(commit.tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
             text, finish = self._advance(request.text, token, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
-                kept = replace(commit, tokens=commit.tokens[: len(texts)])
-                return Reading(kept, tuple(texts), finish)
-        return Reading(commit, tuple(texts), None)
+                return replace(commit, tokens=commit.tokens[: len(texts)], texts=tuple(texts), finish=finish)
+        return replace(commit, texts=tuple(texts)) if texts else commit
 
     def _advance(
         self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
@@ -105,16 +95,16 @@ class Stream:
         text = answer.matcher.push(answer.decoder.flush())
         return text + answer.matcher.flush()
 
-    def _events(self, reading: Reading) -> list[TokenEvent]:
-        request = reading.commit.request
-        tokens = reading.commit.tokens
+    def _events(self, commit: Commit) -> list[TokenEvent]:
+        request = commit.request
+        tokens = commit.tokens
         if request.is_ended and not tokens:  # failed, or only the prompt was wanted
             return self.end([request])
-        canvas = reading.commit.canvas
+        canvas = commit.canvas
         events = [] if canvas is None else [_canvas_event(request, canvas)]
         num_before = len(events)
         for index, token in enumerate(tokens, start=request.num_output - len(tokens)):
-            text = reading.texts[len(events) - num_before]
+            text = commit.texts[len(events) - num_before]
             if request.is_ended and len(events) - num_before == len(tokens) - 1:
                 events.append(self._last_event(request, text))
             else:

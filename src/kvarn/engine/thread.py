@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import Empty
 from typing import Any, TypeVar
@@ -137,7 +137,7 @@ class EngineThread:
 
     def _put(self, call: EngineCall[T]) -> Future[T]:
         if threading.current_thread() is self.thread:
-            call.run(self._engine)
+            self._run_call(call)
             return call.result
         self._inbox.put(call)
         # Read after the put: the thread that sets a failure empties the inbox afterwards, so no call is left waiting.
@@ -177,9 +177,9 @@ class EngineThread:
         """Run the calls that arrived, at most one that computes, and one step."""
         if not self._engine.has_work and not self._inbox.has_computing:
             self._accept(self._sleep())
-        for _ in range(len(self._inbox)):  # not until empty: callers must not keep the engine from stepping
+        for _ in range(self._inbox.qsize()):  # not until empty: callers must not keep the engine from stepping
             with suppress(Empty):
-                self._accept(self._inbox.get(0.0))
+                self._accept(self._inbox.get_nowait())
         if (call := self._inbox.next_computing()) is not None:
             self._do(call)
         if self._engine.has_work and not self.is_stopping:
@@ -195,11 +195,22 @@ class EngineThread:
     def _do(self, call: EngineCall[Any]) -> None:
         self._is_busy, self._current_call = True, call
         self.beat()
-        call.run(self._engine)
+        self._run_call(call)
         self._current_call = None
         self._recover()
         if not self._idle_memory.is_planned:  # it may have used blocks; asking alone must not put off what is planned
             self._idle_memory.plan(self.heartbeat)
+
+    def _run_call(self, call: EngineCall[Any]) -> None:
+        if not call.result.set_running_or_notify_cancel():
+            return
+        with suppress(InvalidStateError):  # the watchdog was faster
+            try:
+                result = call.function(self._engine)
+            except BaseException as error:  # for the caller to handle
+                call.result.set_exception(error)
+            else:
+                call.result.set_result(result)
 
     def _step(self) -> None:
         self._is_busy = True
@@ -220,7 +231,7 @@ class EngineThread:
             self._idle_memory.plan(self.heartbeat)
         elif (wait_s := self._engine.wait_s) > 0:  # more requests may share the first step
             with suppress(Empty):
-                self._accept(self._inbox.get(wait_s))
+                self._accept(self._inbox.get(timeout=wait_s))
 
     def _deliver(self, events: Sequence[TokenEvent]) -> None:
         """Pass events to their collectors."""
@@ -250,7 +261,7 @@ class EngineThread:
         """Wait for something to do; memory goes back to the system meanwhile."""
         while (wait_s := self._idle_memory.next_in_s()) is not None:
             try:
-                return self._inbox.get(wait_s)
+                return self._inbox.get(timeout=wait_s)
             except Empty:
                 self._idle_memory.return_next()
         return self._inbox.get()

@@ -138,8 +138,7 @@ class Tokenizer:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of a conversation, written by the model's chat template."""
-        from kvarn.tokenizer.chat.messages import ChatRequest
-        from kvarn.tokenizer.chat.template import encode_chat
+        from kvarn.tokenizer.chat.template import ChatRequest, encode_chat
 
         return encode_chat(self, ChatRequest.checked(messages, tools, add_generation_prompt, kwargs))
 

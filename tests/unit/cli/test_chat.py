@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.cli.generate.chat import Interrupt
-from kvarn.engine.client import EngineClient
-from kvarn.engine.handle import EventStream
+from kvarn.engine.client import EngineClient, EventStream
 from kvarn.types import FinishReason, SamplingParams
 from tests.chat_model import write_chat_model
 from tests.submitting import submit_to

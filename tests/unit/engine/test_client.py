@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvarn.engine.client import EngineClient
+from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.engine import Engine
-from kvarn.engine.handle import EventStream, OutputCollector
+from kvarn.engine.handle import OutputCollector
 from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, RequestError
 from kvarn.request import RequestState

@@ -62,7 +62,7 @@ def test_one_piece_of_work_is_done_between_two_steps(client: EngineClient, engin
         asking = threading.Thread(target=lambda: submit_to(client, [1], ENDLESS).result(30))
         asking.start()
         works = [client.compute(lambda _: seen.append(len(batch_sizes(engine)))) for _ in range(5)]
-        assert eventually(lambda: len(client._thread._inbox) >= 6)
+        assert eventually(lambda: client._thread._inbox.qsize() >= 6)
     for work in works:
         work.result(10)
     asking.join(30)

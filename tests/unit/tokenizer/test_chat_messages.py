@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvarn.errors import InvalidParameter
-from kvarn.tokenizer.chat.messages import RESERVED, ChatRequest
+from kvarn.tokenizer.chat.template import RESERVED, ChatRequest
 
 USER = {"role": "user", "content": "hi"}
 

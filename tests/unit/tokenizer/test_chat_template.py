@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.errors import TemplateError
-from kvarn.tokenizer.chat.messages import ChatRequest
-from kvarn.tokenizer.chat.template import render_chat
+from kvarn.tokenizer.chat.template import ChatRequest, render_chat
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import byte_level, sentence_piece

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from kvarn.diffusion import CanvasView
-    from kvarn.engine.handle import EventStream
+    from kvarn.engine.client import EventStream
     from kvarn.tokenizer.tokenizer import Tokenizer
     from kvarn.types import Completion
 

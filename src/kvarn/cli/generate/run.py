@@ -15,7 +15,7 @@ from kvarn.config import DEFAULT_MODEL
 from kvarn.types import Completion
 
 if TYPE_CHECKING:
-    from kvarn.engine.handle import EventStream
+    from kvarn.engine.client import EventStream
 
 
 def run(

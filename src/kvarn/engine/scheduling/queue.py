@@ -19,22 +19,20 @@ class RequestQueue:
     def __init__(self, key_of: KeyOf) -> None:
         self._key_of = key_of
         self._heap: list[tuple[Key, int, Request]] = []
-        self._index: dict[str, int] = {}  # request id -> position in the heap
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __contains__(self, request: Request) -> bool:
-        return request.id in self._index
+        return request.queue_position is not None
 
     def __iter__(self) -> Iterator[Request]:
         """All requests, in no particular order."""
         return (request for _, _, request in self._heap)
 
     def push(self, request: Request) -> None:
-        assert request.id not in self._index, f"request {request.id} waits already"
+        assert request.queue_position is None, f"request {request.id} waits already"
         self._heap.append(self._entry(request))
-        self._index[request.id] = len(self._heap) - 1
         self._rise(len(self._heap) - 1)
 
     def peek(self) -> Request | None:
@@ -47,22 +45,23 @@ class RequestQueue:
 
     def rekey(self, request: Request) -> None:
         """Put a request where its key, which has changed, says."""
-        position = self._index[request.id]
+        position = request.queue_position
+        assert position is not None, f"request {request.id} does not wait"
         self._heap[position] = self._entry(request)
         self._settle(position)
 
     def remove(self, request: Request) -> None:
-        position = self._index.pop(request.id)
+        position, request.queue_position = request.queue_position, None
+        assert position is not None, f"request {request.id} does not wait"
         last = self._heap.pop()
         if position < len(self._heap):
             self._place(position, last)
             self._settle(position)
 
     def check(self) -> None:
-        """Assert the heap's order and the index; for tests."""
-        assert len(self._index) == len(self._heap)
+        """Assert the heap's order and the positions; for tests."""
         for position, entry in enumerate(self._heap):
-            assert self._index[entry[2].id] == position
+            assert entry[2].queue_position == position
             assert position == 0 or self._heap[(position - 1) // 2][:2] < entry[:2]
 
     def _entry(self, request: Request) -> tuple[Key, int, Request]:
@@ -101,4 +100,4 @@ class RequestQueue:
 
     def _place(self, position: int, entry: tuple[Key, int, Request]) -> None:
         self._heap[position] = entry
-        self._index[entry[2].id] = position
+        entry[2].queue_position = position

@@ -7,7 +7,7 @@ preempted and waits again. The last one in the policy's order is never a victim 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
@@ -21,7 +21,7 @@ from kvarn.engine.scheduling.prefix_reuse import PrefixReuse
 from kvarn.engine.scheduling.row_budget import RowBudget
 from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
-from kvarn.request import Clock, Finish, Request
+from kvarn.request import Clock, Request
 
 Draft = dict[str, BatchEntry]  # by request id, in the order of planning
 
@@ -119,9 +119,9 @@ class Scheduler:
             self._layerwise.rest()
         return make_plan(list(draft.values()), layerwise)
 
-    def apply(self, commits: Iterable[Commit], finishes: Sequence[Finish | None]) -> None:
+    def apply(self, commits: Iterable[Commit]) -> None:
         """Take what the step gave: tokens, publishable blocks, then ends, whose blocks are freed."""
-        for commit, finish in zip(commits, finishes, strict=True):
+        for commit in commits:
             request = commit.request
             if commit.error is not None:
                 self.fail(request, commit.error)
@@ -130,8 +130,8 @@ class Scheduler:
             if request.num_computed >= request.num_prompt:
                 for follower in self._live.start_forks(request, self._config.max_running):
                     self._run(follower, request.num_prompt - 1)
-            if finish is not None:
-                request.finish(finish)
+            if commit.finish is not None:
+                request.finish(commit.finish)
                 self._live.remove(request)
 
     def observe(self, plan: StepPlan, seconds: float, layerwise_s: float = 0.0) -> None:

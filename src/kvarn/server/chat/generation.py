@@ -30,8 +30,7 @@ from kvarn.server.http.disconnect import client_gone, while_awaited
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from kvarn.engine.client import IndexedEvent
-    from kvarn.engine.handle import OutputCollector
+    from kvarn.engine.handle import IndexedEvent, OutputCollector
     from kvarn.observe.metrics import Metrics
     from kvarn.request import Request
     from kvarn.server.access.keys import Principal

@@ -15,8 +15,7 @@ from kvarn.errors import ConstraintError, InvalidParameter
 from kvarn.formats.strict_json import strings
 from kvarn.server.api.schema import InvalidField, engine_parameters
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
-from kvarn.tokenizer.chat.messages import ChatRequest
-from kvarn.tokenizer.chat.template import encode_chat
+from kvarn.tokenizer.chat.template import encode_messages
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -85,8 +84,7 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     llm = model.llm.llm
     messages = plan.messages(chat.messages)
     _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
-    request = ChatRequest.checked(messages, plan.template_tools, kwargs=chat.template_kwargs)
-    ids = encode_chat(llm.tokenizer, request)
+    ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
     params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
     with field_at_fault("tools" if plan.tools else chat.constrained_by):
         submission = llm.submissions.of_ids(ids, params, starts_text=True)

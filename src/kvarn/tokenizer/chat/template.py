@@ -1,4 +1,6 @@
-"""Render a conversation with the model's chat template, and encode the result.
+"""Check a conversation, render it with the model's chat template, and encode the result.
+
+Templates expect plain JSON, text content and parsed arguments; messages come in the OpenAI format.
 
 Control tokens the template writes become control tokens. The same characters inside a message do not: before
 rendering, a mark is put after the first character of each, and no control token may cover a marked character.
@@ -7,18 +9,55 @@ rendering, a mark is put after the first character of each, and no control token
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import InvalidParameter, TemplateError
-from kvarn.tokenizer.chat.messages import ChatRequest, map_strings
 from kvarn.tokenizer.chat.template_worker import TemplateWorker, shared_worker
 from kvarn.tokenizer.special_tokens import SpecialMatcher
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
+
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+MAX_DEPTH = 64
+
+# Names the engine gives to templates; a caller's template arguments may not replace them.
+RESERVED = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"}
+    | {"conversation", "chat_template", "template", "tokenize", "continue_final_message", "return_dict"}
+    | {"raise_exception", "strftime_now", "namespace", "range", "dict", "loop", "self", "debug"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked conversation."""
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    add_generation_prompt: bool
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def checked(
+        messages: object, tools: object = None, add_generation_prompt: bool = True, kwargs: object = None
+    ) -> ChatRequest:
+        """Return the request, or raise InvalidParameter naming the message and the field."""
+        if not isinstance(messages, list | tuple) or not messages:
+            raise InvalidParameter(f"messages is {_short(messages)}; give a list with at least one message")
+        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(t, Mapping) for t in tools)):
+            raise InvalidParameter(f"tools is {_short(tools)}; give a list of tool definitions")
+        return ChatRequest(
+            messages=[_message(index, message) for index, message in enumerate(messages)],
+            tools=map_strings("tools", tools, str) if tools else None,
+            add_generation_prompt=bool(add_generation_prompt),
+            kwargs=_kwargs(kwargs),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +66,11 @@ class RenderedChat:
 
     text: str
     plain: tuple[int, ...]
+
+
+def encode_messages(tokenizer: Tokenizer, messages: object, tools: object, kwargs: object) -> list[int]:
+    """Check a conversation and return the ids of the prompt that asks for its next message."""
+    return encode_chat(tokenizer, ChatRequest.checked(messages, tools, kwargs=kwargs))
 
 
 def encode_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWorker | None = None) -> list[int]:
@@ -91,3 +135,96 @@ def _unused_character(template: str, context: dict[str, Any]) -> str:
 def _candidates() -> Iterator[str]:
     yield from map(chr, range(0xFDD0, 0xFDF0))  # noncharacters: no text has them by right
     yield from map(chr, range(0xF0000, 0xFFFFE))
+
+
+def map_strings(name: str, value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
+    """Return value as plain JSON with every string, keys included, changed; name is for error messages."""
+    if depth > MAX_DEPTH:
+        raise InvalidParameter(f"{name} is nested more than {MAX_DEPTH} levels deep")
+    if isinstance(value, str):
+        return change(_unicode(name, value))
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise InvalidParameter(f"{name} has a key that is not a string")
+        changed = {key: map_strings(name, item, change, depth + 1) for key, item in value.items()}
+        return {change(_unicode(name, key)): item for key, item in changed.items()}
+    if isinstance(value, list | tuple):
+        return [map_strings(name, item, change, depth + 1) for item in value]
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise InvalidParameter(f"{name} holds {_short(value)}, which JSON cannot express")
+
+
+def _message(index: int, message: object) -> dict[str, Any]:
+    name = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise InvalidParameter(f'{name} is {_short(message)}; give {{"role": ..., "content": ...}}')
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidParameter(f"{name} has role {_short(role)}; known are {', '.join(ROLES)}")
+    checked: dict[str, Any] = map_strings(name, message, str)
+    checked["content"] = _content(name, message.get("content"), is_optional=role == "assistant")
+    if checked.get("tool_calls") is not None:
+        checked["tool_calls"] = _tool_calls(name, checked["tool_calls"])
+    return checked
+
+
+def _content(name: str, content: object, *, is_optional: bool) -> str | None:
+    if isinstance(content, str) or (content is None and is_optional):
+        return content
+    if not isinstance(content, list | tuple):
+        raise InvalidParameter(f"content of {name} is {_short(content)}; give a string or a list of text parts")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise InvalidParameter(f'content of {name} has part {_short(part)}; give {{"type": "text", "text": ...}}')
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(name: str, calls: object) -> list[Any]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise InvalidParameter(f"tool_calls of {name} is {_short(calls)}; give a list of calls")
+    return [_with_parsed_arguments(call) for call in calls]
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """The API has arguments as JSON in a string, templates want the object."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": map_strings("tool call arguments", arguments, str)}}
+
+
+def _kwargs(kwargs: object) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping):
+        raise InvalidParameter(f"template arguments are {_short(kwargs)}; give a mapping of name to value")
+    for name in kwargs:
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            raise InvalidParameter(f"template argument {_short(name)} is not a plain name")
+        if name in RESERVED:
+            raise InvalidParameter(f"template argument {name} is set by Kvarn and cannot be replaced; leave it out")
+    checked: dict[str, Any] = map_strings("template arguments", kwargs, str)
+    return checked
+
+
+def _unicode(name: str, text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(f"{name} has a lone surrogate in {_short(text)}; give valid Unicode") from error
+    return text
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -26,8 +26,7 @@ from kvarn.server.dependencies import Charged, Models
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.models.model_pool import ModelPool, ServedModel
 from kvarn.server.request_context import RequestContext
-from kvarn.tokenizer.chat.messages import ChatRequest
-from kvarn.tokenizer.chat.template import encode_chat, render_chat
+from kvarn.tokenizer.chat.template import ChatRequest, encode_chat, render_chat
 
 T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
