@@ -24,6 +24,7 @@ KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
 ENCODER_WEIGHTS = ("q8_0", "file")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
+BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
 MAX_THREADS = 1024
 MAX_CONTEXT = 2**24
 MAX_KV_BYTES = 2**44
@@ -97,7 +98,7 @@ class EngineConfig:
     policy: str = "fcfs"  # order of the waiting queue: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
     prefill_ms: float = 150.0  # ... and never longer than this while other requests decode
-    background_share: float = 0.125  # of step time for lower priorities while higher ones run
+    background_share: float = BACKGROUND_SHARE  # of step time for lower priorities while higher ones run
     max_wait_ms: float = 0.0  # an idle engine waits this long for more requests before its first step
     ageing_s: float = 10.0  # a waiting request gains one level of priority each time this passes
     queue_limit: int = 4096  # waiting requests; more are refused with retry_after_s

@@ -22,13 +22,13 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from kvarn.config import BACKGROUND_SHARE
 from kvarn.errors import RequestError
 from kvarn.request import Clock
 
 if TYPE_CHECKING:
     from kvarn.engine.engine import Engine
 
-BACKGROUND_SHARE = 0.125  # as within an engine, see EngineConfig.background_share
 CLOSED = "this LLM is closed; make a new one"
 LOOK_EVERY_S = 0.05  # a waiting engine gives a sign of life and looks whether it is still wanted
 RETURN_WITHIN_S = 0.02  # an engine that keeps the turn between two steps loses it after this long
