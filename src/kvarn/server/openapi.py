@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI finds out by itself, and the bodies, errors and keys it cannot see."""
+"""The OpenAPI document: FastAPI's, with the bodies, errors and keys that it does not see."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHODS = ("get", "post", "delete")
 
 
 def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
-    """The document; made once, then remembered by the application."""
+    """The document; made once, then cached by the application."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document.setdefault("components", {})

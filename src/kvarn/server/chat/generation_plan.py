@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvarn.types import SamplingParams
 
 Prepare = Callable[[], Submission]
-Room = tuple[int, int]  # tokens of a prompt, and of the longest answer to it
+Lengths = tuple[int, int]  # tokens of a prompt, and of the longest answer to it
 MAX_LOGPROB_ENTRIES = 1_000_000  # of one request, held until it ends: about 100 bytes each
 MAX_PROMPT_LOGPROB_ENTRIES = 65_536
 TRUNCATED_ROOM = 8  # contexts: what may be given where only its end is read
@@ -64,10 +64,10 @@ def make_plan(
     principal = request.principal
     submissions = [_admit(llm, one(), options.limit_field) for one in prepare]
     submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, submissions)
-    rooms = [_room(one) for one in submissions]
-    _require_bounded(submissions, rooms, queue_limit)
+    lengths = [_lengths(one) for one in submissions]
+    _check_bounds(submissions, lengths, queue_limit)
     num_tokens = sum(
-        num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, rooms, strict=True)
+        num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, lengths, strict=True)
     )
     tenant = tenant_of(principal, options.cache_salt)
     changes = {
@@ -127,7 +127,7 @@ def _admit(llm: LLM, submission: Submission, limit_field: str) -> Submission:
     params = submission.params
     with engine_parameters():
         submission = llm.admission.admit(submission)
-    num_prompt, room = _room(submission)
+    num_prompt, room = _lengths(submission)
     if params.max_tokens is not None and not params.prefill_only and room < params.max_tokens:
         raise InvalidField(
             f"{limit_field} is {params.max_tokens:,} and the prompt has {num_prompt:,} tokens; the context allows "
@@ -138,7 +138,7 @@ def _admit(llm: LLM, submission: Submission, limit_field: str) -> Submission:
     return submission
 
 
-def _room(submission: Submission) -> Room:
+def _lengths(submission: Submission) -> Lengths:
     admitted = submission.admitted
     assert admitted is not None
     return len(admitted.prompt_ids), 0 if submission.params.prefill_only else admitted.max_tokens
@@ -146,13 +146,13 @@ def _room(submission: Submission) -> Room:
 
 def _fit_tier_minute(llm: LLM, limit: int | None, submissions: list[Submission]) -> list[Submission]:
     """Answers without max_tokens share what a minute of the tier leaves; at least one token each."""
-    num_open = sum(one.params.n for one in submissions if _is_open(one))
-    if limit is None or not num_open:
+    num_unlimited = sum(one.params.n for one in submissions if _has_no_limit(one))
+    if limit is None or not num_unlimited:
         return submissions
-    rooms = [(one, *_room(one)) for one in submissions]
-    fixed = sum(num_prompt + (0 if _is_open(one) else one.params.n * room) for one, num_prompt, room in rooms)
-    share = max(1, (limit - fixed) // num_open)
-    return [_shortened(llm, one, share) if _is_open(one) and room > share else one for one, _, room in rooms]
+    lengths = [(one, *_lengths(one)) for one in submissions]
+    fixed = sum(num_prompt + (0 if _has_no_limit(one) else one.params.n * room) for one, num_prompt, room in lengths)
+    share = max(1, (limit - fixed) // num_unlimited)
+    return [_shortened(llm, one, share) if _has_no_limit(one) and room > share else one for one, _, room in lengths]
 
 
 def _shortened(llm: LLM, submission: Submission, max_tokens: int) -> Submission:
@@ -160,18 +160,18 @@ def _shortened(llm: LLM, submission: Submission, max_tokens: int) -> Submission:
     return llm.admission.admit(replace(submission, params=params, admitted=None))
 
 
-def _is_open(submission: Submission) -> bool:
+def _has_no_limit(submission: Submission) -> bool:
     return submission.params.max_tokens is None and not submission.params.prefill_only
 
 
-def _require_bounded(submissions: Sequence[Submission], rooms: Sequence[Room], queue_limit: int) -> None:
+def _check_bounds(submissions: Sequence[Submission], lengths: Sequence[Lengths], queue_limit: int) -> None:
     """Refuse what could never be queued, and logprobs that would fill the memory."""
     num_choices = sum(one.params.n for one in submissions)
     if num_choices > queue_limit:
         raise InvalidParameter(
             f"{num_choices:,} answers were asked for at once, the queue holds {queue_limit:,}; send less"
         )
-    pairs = list(zip(submissions, rooms, strict=True))
+    pairs = list(zip(submissions, lengths, strict=True))
     entries = sum(_entries(one.params.logprobs) * one.params.n * room for one, (_, room) in pairs)
     if entries > MAX_LOGPROB_ENTRIES:
         raise InvalidField(

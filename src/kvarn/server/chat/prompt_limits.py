@@ -1,6 +1,6 @@
-"""Encode clients' texts; what cannot fit is refused before it costs time.
+"""Length limits of prompts: a text that cannot fit is refused before all of it is tokenized.
 
-Counting stops where the refusal is certain. It goes piece by piece and may cut words, so it leaves room.
+Counting stops where the refusal is certain. It goes piece by piece and may cut words, so the limit is generous.
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: 
 
 
 def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True, room: int = ROOM) -> list[int]:
-    """Token ids of a text that is not hopelessly long for the model."""
+    """Token ids of a text that is not much too long for the model."""
     check_bounded(llm, [text], param, room=room)
     return llm.tokenizer.encode(text, add_special=add_special)

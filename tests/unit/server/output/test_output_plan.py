@@ -12,7 +12,7 @@ from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.output_stream import AnswerContext
 from kvarn.server.chat.output.tool_prompt import TOOL_PROMPT
-from kvarn.server.chat.output.tools import NamedTools
+from kvarn.server.chat.output.tools import NamedFunction
 from kvarn.structured.constraints import Grammar, JsonSchema
 from tests.rules.tree import ROOT
 from tests.unit.server.output.texts import parse_output
@@ -137,7 +137,7 @@ def test_a_constraint_of_the_caller_is_kept_where_no_reasoning_is_open() -> None
 
 
 def test_a_named_choice_is_enforced_and_its_calls_are_told_early() -> None:
-    plan = OutputPlan.of(GENERIC, TOOLS, NamedTools("weather"))
+    plan = OutputPlan.of(GENERIC, TOOLS, NamedFunction("weather"))
     assert isinstance(plan.constraint(Letters(), [1]), Grammar)
     assert plan.answer_context(Letters(), [1], "x") == AnswerContext("x", is_enforced=True)
     assert OutputPlan.of(GENERIC, TOOLS).answer_context(Letters(), [1], "x") == AnswerContext("x")

@@ -10,7 +10,7 @@ from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
 from kvarn.server.chat.output.tool_grammar import MAX_PARALLEL_CALLS, after_reasoning, tool_constraint
-from kvarn.server.chat.output.tools import NamedTools, ToolChoice, ToolSpec
+from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Grammar, JsonSchema, Regex
 from tests.unit.server.output.texts import parse_output
 
@@ -51,10 +51,10 @@ def test_mistrals_older_form_is_one_list() -> None:
 @pytest.mark.parametrize("form", ONE_CALL)
 def test_a_named_choice_allows_this_function_once(form: str) -> None:
     format, call, between = ONE_CALL[form]
-    grammar = _grammar(format, NamedTools("weather"))
+    grammar = _grammar(format, NamedFunction("weather"))
     assert _accepts(grammar, call)
     assert not _accepts(grammar, between.join([call, call]))
-    assert not _accepts(_grammar(format, NamedTools("zero")), call)
+    assert not _accepts(_grammar(format, NamedFunction("zero")), call)
 
 
 @pytest.mark.parametrize("form", ONE_CALL)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvarn.server.api.schema import InvalidField
-from kvarn.server.chat.output.tools import MAX_TOOLS, NamedTools, check_choice, check_tools
+from kvarn.server.chat.output.tools import MAX_TOOLS, NamedFunction, check_choice, check_tools
 
 DEEP: dict[str, Any] = {}
 for _ in range(100_000):
@@ -63,9 +63,9 @@ def test_a_schema_that_speaks_of_other_members_keeps_its_word() -> None:
 
 def test_a_choice_must_name_one_of_the_tools() -> None:
     tools = check_tools([tool("auto")])
-    check_choice(tools, NamedTools("auto"))
+    check_choice(tools, NamedFunction("auto"))
     with pytest.raises(InvalidField, match="not among the tools"):
-        check_choice(tools, NamedTools("f"))
+        check_choice(tools, NamedFunction("f"))
 
 
 def test_a_call_cannot_be_required_without_tools() -> None:

@@ -17,7 +17,7 @@ from kvarn.server.api.openai.sampling_schema import SamplingBody
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.chat.generation_plan import RequestOptions, field_at_fault
-from kvarn.server.chat.output.tools import NamedTools, ToolChoice, check_choice, check_tools
+from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, check_choice, check_tools
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 from kvarn.types import SamplingParams
 
@@ -134,7 +134,9 @@ def _max_tokens(body: ChatBody) -> int | None:
 def _tools(body: ChatBody) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice]:
     """The tools the model may call, and whether it must call one, or which; checked in full by OutputPlan."""
     tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
-    choice = NamedTools(body.tool_choice.function.name) if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    choice = (
+        NamedFunction(body.tool_choice.function.name) if isinstance(body.tool_choice, NamedTool) else body.tool_choice
+    )
     check_choice(check_tools(tools), choice or "auto")
     return ((), "none") if not tools or choice == "none" else (tools, choice or "auto")
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import CALL_ARGS, CALL_CLOSE, CALL_OPEN, PYTHON_TAG, TOOL_CALLS, OutputFormat
-from kvarn.server.chat.output.tools import NamedTools, ToolChoice, ToolSpec
+from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 
-MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not find an end by itself
+MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not stop by itself
 
 # Models write JSON as Python's json.dumps does; free white space would let a small one write nothing else.
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
@@ -37,7 +37,7 @@ class _Form:
 
 
 def is_enforced(tools: Sequence[ToolSpec], choice: ToolChoice, *, is_parallel: bool) -> bool:
-    """Whether a grammar decides what calls look like; without, the model is as free as its text."""
+    """Whether a grammar decides what calls look like; without one, the model may write any text."""
     if not tools or choice == "none":
         return False
     return choice != "auto" or not is_parallel or any(tool.is_strict for tool in tools)
@@ -57,8 +57,8 @@ def tool_constraint(
     assert format.tool_format is not None
     is_free = choice == "auto"
     form = _form(format)
-    wanted = [tool for tool in tools if not isinstance(choice, NamedTools) or tool.name == choice.name]
-    is_single = isinstance(choice, NamedTools) or not is_parallel
+    wanted = [tool for tool in tools if not isinstance(choice, NamedFunction) or tool.name == choice.name]
+    is_single = isinstance(choice, NamedFunction) or not is_parallel
     more = "" if is_single else f"({form.join} {form.unit}){{0,{MAX_PARALLEL_CALLS - 1}}}"
     rules = [
         *_start(format, starts_in_reasoning=starts_in_reasoning, is_free=is_free),
@@ -107,29 +107,29 @@ def _start(format: OutputFormat, *, starts_in_reasoning: bool, is_free: bool) ->
     rules = ["start: thought answer" if starts_in_reasoning else "start: thought? answer"]
     if format.marker_id(closed) is None:
         begin = "" if starts_in_reasoning else f"/{_SPACE}/ {_quoted(opened)} "
-        return [*rules, "thought: reasoning WHITE", f"reasoning[lazy]: {begin}{_ANY} {_quoted(closed)}", _white()]
+        return [*rules, "thought: reasoning WHITE", f"reasoning[lazy]: {begin}{_ANY} {_quoted(closed)}", _newlines()]
     begin = "" if starts_in_reasoning else f"{_marker(format, opened)} "
-    return [*rules, f"thought: {begin}THOUGHT {_marker(format, closed)} WHITE", f"THOUGHT: {_ANY}", _white()]
+    return [*rules, f"thought: {begin}THOUGHT {_marker(format, closed)} WHITE", f"THOUGHT: {_ANY}", _newlines()]
 
 
-def _white() -> str:
+def _newlines() -> str:
     return r"WHITE: /[\r\n]*/"
 
 
 def _free_answer(format: OutputFormat, form: _Form) -> list[str]:
-    """Text without anything that looks like a call, or calls that are some."""
+    """Text without anything that looks like a call, or real calls."""
     if form.marker is None:
         excluded = "" if format.tool_format != "llama3" else rf" & ~({_ANY} {_quoted(PYTHON_TAG)} {_ANY})"
-        return ["answer: calls | TEXT", f"TEXT: {_NOT_JSON}{_unthought(format)}{excluded}"]
-    text = f"TEXT: {_ANY}{_unthought(format)}"
+        return ["answer: calls | TEXT", f"TEXT: {_NOT_JSON}{_without_reasoning(format)}{excluded}"]
+    text = f"TEXT: {_ANY}{_without_reasoning(format)}"
     if format.marker_id(form.marker) is not None:
         return [f"answer: TEXT ({_marker(format, form.marker)} calls)?", text]
-    head = f"HEAD: ({_ANY} {_quoted(form.marker)}){_unthought(format)}"
+    head = f"HEAD: ({_ANY} {_quoted(form.marker)}){_without_reasoning(format)}"
     return ["answer: TEXT | head calls", "head[lazy]: HEAD", head, text]
 
 
-def _unthought(format: OutputFormat) -> str:
-    """Text does not begin with the tag of reasoning, which is read apart."""
+def _without_reasoning(format: OutputFormat) -> str:
+    """Text does not begin with the tag of reasoning, which has a rule of its own."""
     if format.reasoning is None or format.marker_id(format.reasoning.open) is not None:
         return ""
     return f" & ~(/{_SPACE}/ {_quoted(format.reasoning.open)} {_ANY})"

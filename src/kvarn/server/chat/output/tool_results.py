@@ -14,20 +14,20 @@ def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:
     """The same conversation, each run of tool results sorted as the calls were made."""
     ordered: list[Message] = []
     results: list[Message] = []
-    places: dict[object, int] = {}  # of each call, by its id
+    positions: dict[object, int] = {}  # of each call, by its id
     numbers = itertools.count()
     for message in messages:
         if message.get("role") == "tool":
             results.append(message)
             continue
-        ordered += _sorted(results, places)
+        ordered += _sorted(results, positions)
         results = []
         for call in message.get("tool_calls") or ():
-            places[call.get("id")] = next(numbers)
+            positions[call.get("id")] = next(numbers)
         ordered.append(message)
-    return ordered + _sorted(results, places)
+    return ordered + _sorted(results, positions)
 
 
-def _sorted(results: Sequence[Message], places: Mapping[object, int]) -> list[Message]:
+def _sorted(results: Sequence[Message], positions: Mapping[object, int]) -> list[Message]:
     """One whose call is unknown stays behind the others."""
-    return sorted(results, key=lambda result: places.get(result.get("tool_call_id"), math.inf))
+    return sorted(results, key=lambda result: positions.get(result.get("tool_call_id"), math.inf))

@@ -19,13 +19,13 @@ _WITH_OTHER_MEMBERS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "
 
 
 @dataclass(frozen=True, slots=True)
-class NamedTools:
+class NamedFunction:
     """The model must call this function."""
 
     name: str
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTools
+ToolChoice = Literal["none", "auto", "required"] | NamedFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def check_choice(tools: Sequence[ToolSpec], choice: ToolChoice) -> None:
     """Raise InvalidField when the choice asks for what the tools do not have."""
     if not tools and choice not in ("none", "auto"):
         raise InvalidField("tool_choice asks for a call, but there are no tools; give tools", "tool_choice")
-    if isinstance(choice, NamedTools) and choice.name not in {tool.name for tool in tools}:
+    if isinstance(choice, NamedFunction) and choice.name not in {tool.name for tool in tools}:
         raise InvalidField("tool_choice names a function that is not among the tools", "tool_choice.function.name")
 
 
