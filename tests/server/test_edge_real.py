@@ -163,3 +163,4 @@ def test_clients_that_leave_in_the_middle_of_anything_leave_nothing_behind(
             client = Client(server.port).send(request[:length])
             time.sleep(pause_s)
             leave(client)
+    assert ask(server, HEALTH).status == 200  # what is left behind, the fixture tells

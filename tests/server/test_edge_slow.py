@@ -162,6 +162,7 @@ def test_a_client_may_leave_before_its_request_is_complete(
         client.send(sent)
         time.sleep(0.02)
         leave(client)
+    assert edge.ask(HEALTH).status == 200  # what is left behind, the fixture tells
 
 
 @pytest.mark.parametrize("leave", LEAVING)

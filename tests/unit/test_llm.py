@@ -247,7 +247,8 @@ def test_the_models_recommended_sampling_is_used(tmp_path: Path) -> None:
 
 
 def test_a_model_may_be_a_path_object(path: Path) -> None:
-    LLM(path, backend="reference").close()
+    with LLM(path, backend="reference") as given, LLM(str(path), backend="reference") as named:
+        assert given.generate("hello", GREEDY).token_ids == named.generate("hello", GREEDY).token_ids
 
 
 @pytest.mark.parametrize("model", [None, 5, b"bytes", ["smollm2"]], ids=repr)

@@ -118,6 +118,9 @@ def test_choices_of_one_request_are_one_request() -> None:
     first = submit(engine, [1], params)
     for choice in (1, 2):
         submit(engine, [1], params, choice=choice, fork_of=first)
+    assert engine.scheduler.num_waiting == 3
+    with pytest.raises(CapacityError):
+        submit(engine, [1], params)
 
 
 def test_tokens_per_second_count_prompt_and_longest_answer() -> None:

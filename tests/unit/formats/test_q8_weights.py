@@ -23,8 +23,12 @@ def test_matrices_of_layers_become_q8_0_and_nothing_else_does(tmp_path: Path) ->
         exact, held = source.array(name), quantised.array(name)
         assert quantised.raw(name).size == info.num_bytes
         assert held.shape == exact.shape
-        tolerance = np.abs(exact).max() / 127 if name in changed else 0.0
-        assert np.abs(held - exact).max() <= tolerance
+        if name not in changed:
+            assert (held == exact).all()
+            continue
+        blocks, error = (values.reshape(-1, 32) for values in (exact, np.abs(held - exact)))
+        steps = np.abs(blocks).max(axis=1, keepdims=True) / 127
+        assert (error <= 0.57 * steps).all()  # half a step, and f16's rounding of the scale at 127 steps
 
 
 def test_rows_that_do_not_fill_blocks_stay_as_they_are(tmp_path: Path) -> None:

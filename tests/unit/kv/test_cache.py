@@ -40,6 +40,7 @@ def test_trim_gives_back_whole_blocks_only() -> None:
 def test_release_of_an_unknown_sequence_is_nothing() -> None:
     cache = KVCache(num_blocks=1, block_size=4)
     cache.release("nobody")
+    assert cache.num_free == 1
     cache.check()
 
 

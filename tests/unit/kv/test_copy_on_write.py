@@ -213,6 +213,7 @@ def test_unpublishing_leaves_blocks_that_others_hold() -> None:
 def test_unpublishing_an_unknown_sequence_is_nothing() -> None:
     cache = computed()
     cache.release("nobody", unpublish=True)
+    assert cache.lookup(TOKENS).num_tokens == 12
     cache.check()
 
 

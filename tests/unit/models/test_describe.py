@@ -255,4 +255,4 @@ def test_no_metadata_raises_anything_but_our_own_errors(data: st.DataObject, ggu
             hf[arch], **data.draw(st.dictionaries(st.sampled_from(keys), anything, min_size=1, max_size=3))
         )
     with contextlib.suppress(KvarnError):
-        describe(source)
+        assert describe(source).spec.blocks

@@ -41,7 +41,13 @@ def test_the_rule_holds_for_objects_inside_objects() -> None:
     function = {"name": "f", "arguments": "{}", "stranger": None}
     call = {"id": "c", "type": "function", "function": function, "stranger": None}
     message = {"role": "assistant", "tool_calls": [call], "stranger": None}
-    ChatBody.model_validate({"model": "m", "messages": [message], "stranger": None})
+    assert ChatBody.model_validate({"model": "m", "messages": [message], "stranger": None}).messages
+    for thing, place in [(function, "function"), (call, "tool_calls.0"), (message, "assistant")]:
+        thing["stranger"] = 0
+        (error,) = errors_of(ChatBody, {"model": "m", "messages": [message]})
+        assert error["type"] == "extra_forbidden"
+        assert ".".join(map(str, error["loc"])).endswith(f"{place}.stranger")
+        thing["stranger"] = None
 
 
 @pytest.mark.parametrize(
