@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -34,10 +35,16 @@ def test_limits_are_written_in_the_form_of_the_checker() -> None:
         replace(check_setting, integer_format="", hint=", or leave it out").integer("block_size", 0, 1, 4096)
 
 
-def test_none_passes_where_it_is_optional() -> None:
-    check_parameter.integer("steps", None, 1, 2, optional=True)
-    check_parameter.number("top_p", None, 0.0, 1.0, optional=True)
-    check_parameter.one_of("cache", None, ("dual",), optional=True)
+def test_none_passes_only_where_it_is_optional() -> None:
+    checks = [
+        partial(check_parameter.integer, "steps", None, 1, 2),
+        partial(check_parameter.number, "top_p", None, 0.0, 1.0),
+        partial(check_parameter.one_of, "cache", None, ("dual",)),
+    ]
+    for check in checks:
+        check(optional=True)
+        with pytest.raises(InvalidParameter, match="is None"):
+            check()
 
 
 @pytest.mark.parametrize(
