@@ -46,6 +46,16 @@ def test_it_is_greedy_unless_asked(llm: LLM) -> None:
     assert warm[0] == warm[2] != warm[1]
 
 
+def test_without_max_tokens_what_will_be_computed_is_admitted_not_the_whole_context(tmp_path: Path) -> None:
+    with LLM(str(write_talking_model(tmp_path / "tiny.gguf")), backend="reference", context=1000) as llm:
+        admitted = llm.admission.admit(llm.submissions.of_prompt("hello", SamplingParams())).admitted
+        grown = llm.submissions.of_prompt("hello", SamplingParams(diffusion=DiffusionParams(canvas="grow")))
+        assert admitted is not None
+        assert admitted.max_tokens == 256
+        assert admitted.max_total_tokens == len(admitted.prompt_ids) + 256
+        assert llm.admission.admit(grown).admitted.max_tokens == 1000 - len(admitted.prompt_ids)  # type: ignore[union-attr]
+
+
 def test_several_answers_are_denoised_each_on_its_own(llm: LLM) -> None:
     params = EIGHT.replace(temperature=2.0, n=3, seed=4)
     completion = llm.generate("hello", params)
