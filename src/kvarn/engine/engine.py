@@ -81,8 +81,15 @@ class Engine:
         Answers after the first start on its computed prompt.
         """
         submission = self.admission.admit(submission)
-        first = self.submit_choice(submission)
-        return (first, *(self.submit_choice(submission, choice, first) for choice in range(1, submission.params.n)))
+        requests = [self.submit_choice(submission)]
+        try:
+            for choice in range(1, submission.params.n):
+                requests.append(self.submit_choice(submission, choice, requests[0]))
+        except BaseException:
+            for request in requests:
+                request.is_cancel_requested = True
+            raise
+        return tuple(requests)
 
     def submit_choice(self, submission: Submission, choice: int = 0, fork_of: Request | None = None) -> Request:
         """Queue one of the n answers; fork_of: the first of them, on whose prompt this one starts."""

@@ -9,7 +9,8 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.rate_limit import MovingWindow
 from kvarn.engine.submission import Submission
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
-from kvarn.types import SamplingParams
+from kvarn.request import Request
+from kvarn.types import FinishReason, SamplingParams
 from tests.submitting import submit
 from tests.unit.engine.fake import SimulatedClock, complete, expected, is_idle, make_engine, run_to_end
 
@@ -178,3 +179,22 @@ def test_every_limit_of_the_configuration_is_optional() -> None:
 def test_an_unknown_sampler_is_refused_at_once() -> None:
     with pytest.raises(InvalidParameter, match="nobody_registered_this"):
         submit(make_engine(), [1, 2], SamplingParams(sampler="nobody_registered_this"))
+
+
+def test_when_one_of_n_answers_is_refused_none_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    accept = engine.scheduler.submit
+    made: list[Request] = []
+
+    def refuse_the_third(request: Request) -> None:
+        if len(made) == 2:
+            raise CapacityError("full", retry_after_s=1.0)
+        made.append(request)
+        accept(request)
+
+    monkeypatch.setattr(engine.scheduler, "submit", refuse_the_third)
+    with pytest.raises(CapacityError, match="full"):
+        engine.submit(Submission([1, 2], GREEDY.replace(n=4)))
+    run_to_end(engine)
+    assert [request.finish_reason for request in made] == [FinishReason.CANCELLED] * 2
+    assert is_idle(engine)
