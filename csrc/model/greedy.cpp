@@ -55,7 +55,8 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
         for (int i = 0; i < tops[row].count; ++i) {
             const Candidate& candidate = found[1 + static_cast<size_t>(i)];
             tops[row].ids[i] = candidate.id;
-            tops[row].logprobs[i] = static_cast<float>(static_cast<double>(candidate.plain) - out[row].softmax.log_total);
+            tops[row].logprobs[i] =
+                static_cast<float>(static_cast<double>(candidate.plain) - out[row].softmax.log_total);
         }
     }
 }
