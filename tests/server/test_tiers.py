@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.model
 NUM_PAID = 8
 MAX_MOVE = 0.20  # of p99, promised by the long form
 MAX_MEDIAN_MOVE = 0.50  # of the flood that is felt least
-MAX_CPU_MOVE = 0.35  # of the server's CPU time for a paid token; without priorities 0.40 was measured
-MIN_FREE_PACE = 3.0  # a free client's time between tokens over a paid one's: 15 was measured; without priorities 1.0
+MAX_CPU_MOVE = 0.35  # of the server's CPU time for a paid token; 0.02 to 0.17 measured, without priorities 0.36 to 0.45
+MIN_FREE_PACE = 2.0  # a free client's time between tokens over a paid one's; 4 to 28 measured, without priorities 1.1
 MAX_STOLEN = 0.02  # of a phase that counts
 WARM_S = 3.0  # until answers that began together no longer end together
 
@@ -239,11 +240,11 @@ def test_a_flood_of_free_clients_hardly_moves_paid_streams(keyed: KeyedServer, r
 
 
 def test_paid_streams_keep_their_pace_beside_a_flood_of_free_clients(keyed: KeyedServer) -> None:
-    """Judged by medians, by what paid and free clients see at the same time, and by CPU time.
+    """Judged by medians, by what paid and free clients see at the same time, and by CPU time of the server.
 
     Others on the machine change these little; the p99 of so few answers would be one of them.
     """
-    plan = Plan(3, quiet_s=0.0, quiet_answers=12, paid_tokens=(16, 32), num_free=24, free_requests=1, free_tokens=8)
+    plan = Plan(2, quiet_s=0.0, quiet_answers=12, paid_tokens=(36, 64), num_free=24, free_requests=1, free_tokens=4)
     phases, flood = asyncio.run(measure(keyed, plan))
     quiet, busy = phases[0::2], phases[1::2]
     by_flood = [
@@ -254,7 +255,7 @@ def test_paid_streams_keep_their_pace_beside_a_flood_of_free_clients(keyed: Keye
     figures = {
         "least_moves": {name: min(one[name] for one in by_flood) for name in by_flood[0]},
         "cpu_move": cpu_per_token(busy) / cpu_per_token(quiet) - 1,
-        "free_pace": flood.times.at(0.5)["inter_token"] / beside.at(0.5)["inter_token"],
+        "free_pace": statistics.mean(flood.times.between) / statistics.mean(beside.between),
     }
     print(json.dumps(figures, indent=1))
     check_flood(plan, flood)
