@@ -1,23 +1,29 @@
 """What sharing and fairness are worth on a real model: prefix hits, one long prompt among answers, overhead.
 
-One measurement at a time, best or median of several; bounds that need a quiet machine are checked with --long only.
+One measurement at a time, best or median of several. Bounds that need a quiet machine are checked with --long only;
+what Python costs is judged by CPU time, which a busy machine hardly changes.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from kvarn import LLM, EngineConfig, RequestHandle, RequestState, SamplingParams, TokenEvent
+from kvarn.backends.batch import Batch
 from kvarn.bench.engine import measure
 from tests.assets import smollm2
 
@@ -29,6 +35,8 @@ pytestmark = pytest.mark.model
 PREFIX_TOKENS = 1000
 KV_TOKEN_BYTES = 23_040  # of SmolLM2, f16
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+NUM_ROWS = 32
+MAX_OVERHEAD = 0.05  # of a step of so many requests: everything but the backend
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +163,9 @@ def test_a_long_prompt_does_not_freeze_the_answers_beside_it(llm: LLM, size: Siz
     assert figures["prefill_share"] >= 0.45, figures
 
 
-def test_python_and_scheduling_take_little_of_a_step(
-    llm: LLM, size: Size, is_long: bool, patience: float, record: Record
-) -> None:
-    cost = measure(llm.client, llm.spec.vocab_size, 32, num_steps=size(12, 48), rounds=size(2, 5))
+@pytest.mark.long
+def test_the_engine_is_about_as_fast_as_a_bare_loop_around_its_backend(llm: LLM, record: Record) -> None:
+    cost = measure(llm.client, llm.spec.vocab_size, NUM_ROWS, num_steps=48, rounds=5)
     figures = {
         "step_ms": cost.step_ms,
         "overhead_ms": cost.overhead_ms,
@@ -167,6 +174,73 @@ def test_python_and_scheduling_take_little_of_a_step(
         "throughput_share": cost.throughput_share,
     }
     record("engine-overhead-32", figures)
-    assert figures["overhead_share"] <= 0.05 * patience, figures
-    if is_long:  # a ratio of two times: only a quiet machine can tell 95% from 92%
-        assert figures["throughput_share"] >= 0.95, figures
+    assert figures["overhead_share"] <= MAX_OVERHEAD, figures
+    assert figures["throughput_share"] >= 0.95, figures
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """Of each step in which all rows decode: seconds inside and outside the backend's calls, on the engine's thread.
+
+    CPU time says what Python costs, however busy the machine is; the wall clock outside also sees what only waits.
+    """
+
+    num_rows: int
+    num_steps: int
+    inside_cpu: list[float] = field(default_factory=list)
+    outside_cpu: list[float] = field(default_factory=list)
+    outside_wall: list[float] = field(default_factory=list)
+    is_enough: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def watching(self, backend: Any) -> Iterator[None]:
+        forward, sample = backend.forward, backend.sample
+        marks: list[tuple[float, float]] = []  # CPU and wall time about the two calls of a full step
+
+        def timed(work: Callable[..., Any], *args: Any) -> Any:
+            marks.append((time.thread_time(), time.perf_counter()))
+            result = work(*args)
+            marks.append((time.thread_time(), time.perf_counter()))
+            return result
+
+        def timed_forward(batch: Batch) -> Any:
+            if len(marks) == 4:  # of the step before
+                self._add([*marks, (time.thread_time(), time.perf_counter())])
+            marks.clear()
+            is_full = len(batch.token_ids) == len(batch.output_rows) == self.num_rows
+            return timed(forward, batch) if is_full else forward(batch)
+
+        vars(backend).update(forward=timed_forward, sample=partial(timed, sample))
+        try:
+            yield
+        finally:
+            del vars(backend)["forward"], vars(backend)["sample"]
+
+    def _add(self, marks: Sequence[tuple[float, float]]) -> None:
+        cpu, wall = ([after - before for before, after in pairwise(times)] for times in zip(*marks, strict=True))
+        self.inside_cpu.append(cpu[0] + cpu[2])
+        self.outside_cpu.append(cpu[1] + cpu[3])
+        self.outside_wall.append(wall[1] + wall[3])
+        if len(self.inside_cpu) == self.num_steps:
+            self.is_enough.set()
+
+
+def overhead_shares(num_steps: int) -> dict[str, float]:
+    """Of a step on two cores: half as long as here, on a single thread, which never waits for others."""
+    costs = StepCosts(NUM_ROWS, num_steps)
+    config = EngineConfig(backend="native", threads=1, kv_bytes=NUM_ROWS * 256 * KV_TOKEN_BYTES)
+    params = SamplingParams(temperature=0.7, top_p=0.95, ignore_eos=True, max_tokens=200, seed=1)
+    with LLM(str(smollm2()), config=config) as llm, costs.watching(llm.client.call(lambda one: one.backend).result()):
+        handles = [llm.submit(random_ids(8, seed=i), params) for i in range(NUM_ROWS)]
+        assert costs.is_enough.wait(300)
+        end_answers(handles)
+    computing_s = statistics.median(costs.inside_cpu) / 2
+    python_s, quickest_s = statistics.median(costs.outside_cpu), min(costs.outside_wall)
+    return {"cpu": python_s / (python_s + computing_s), "wall": quickest_s / (quickest_s + computing_s)}
+
+
+def test_python_and_scheduling_take_little_of_a_step() -> None:
+    shares = overhead_shares(32)
+    if max(shares.values()) > MAX_OVERHEAD:  # the same bound for more steps
+        shares = overhead_shares(64)
+    assert max(shares.values()) <= MAX_OVERHEAD, shares

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.rules.tree import ROOT, imported_modules, shown, syntax
@@ -36,10 +37,16 @@ def _asserts(path: Path, function: Function, seen: set[Function]) -> bool:
 
 def _definitions(path: Path, name: str) -> Iterator[tuple[Path, Function]]:
     """Functions and methods of that name in a file and in the modules of the tests it imports from."""
-    imported = {ROOT / f"{module.replace('.', '/')}.py" for module, _ in imported_modules(path)}
-    for home in [path, *(one for one in imported if one.is_relative_to(ROOT / "tests") and one.is_file())]:
+    for home in _homes(path):
         yield from ((home, one) for one in _functions(home) if one.name == name)
 
 
+@cache
+def _homes(path: Path) -> list[Path]:
+    imported = {ROOT / f"{module.replace('.', '/')}.py" for module, _ in imported_modules(path)}
+    return [path, *(one for one in imported if one.is_relative_to(ROOT / "tests") and one.is_file())]
+
+
+@cache
 def _functions(path: Path) -> list[Function]:
     return [node for node in ast.walk(syntax(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -1,7 +1,7 @@
-"""`python -m tests.server.load_engine PATH KV_BYTES LOAD ...`: the engine alone under the load of a server's clients.
+"""`python -m tests.server.load_engine PATH KV_BYTES THREADS`: the engine alone under the load of a server's clients.
 
-A LOAD is a kvarn.bench.serve.Load as JSON: the same prompts through the same chat template, the same answers, so many
-in flight for so long, then to the end of those. Prints one line of JSON for each.
+Every line of stdin is a kvarn.bench.serve.Load as JSON: the same prompts through the same chat template, the same
+answers, so many in flight for so long, then to the end of those. Prints one line of JSON for each. THREADS 0: as usual.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def measure(llm: LLM, load: Load) -> dict[str, float]:
         if event.finish_reason is not None:
             ended.put(event)
 
-    started, number, num_running, num_tokens = time.perf_counter(), 0, 0, 0
+    started, cpu_s, number, num_running, num_tokens = time.perf_counter(), time.process_time(), 0, 0, 0
     while True:
         while num_running < load.concurrency and number < max_requests and time.perf_counter() - started < max_s:
             llm.submit([{"role": "user", "content": prompts.make(number)}], params, on_token=listen)
@@ -37,14 +37,15 @@ def measure(llm: LLM, load: Load) -> dict[str, float]:
         assert completion is not None
         num_running, num_tokens = num_running - 1, num_tokens + completion.usage.completion_tokens
     seconds = time.perf_counter() - started
-    return {"requests": number, "seconds": seconds, "tokens_per_s": num_tokens / seconds}
+    cpu_s = time.process_time() - cpu_s
+    return {"requests": number, "tokens_per_s": num_tokens / seconds, "cpu_s_per_token": cpu_s / num_tokens}
 
 
 def main() -> None:
-    path, kv_bytes, *loads = sys.argv[1:]
-    with LLM(path, kv_bytes=int(kv_bytes)) as llm:
-        for load in loads:
-            print(json.dumps(measure(llm, Load(**json.loads(load)))))
+    path, kv_bytes, threads = sys.argv[1:]
+    with LLM(path, kv_bytes=int(kv_bytes), threads=int(threads) or None) as llm:
+        for load in sys.stdin:
+            print(json.dumps(measure(llm, Load(**json.loads(load)))), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """64 streams at once: none fails, serving costs little beside computing, and memory does not grow.
 
-Throughput is compared with the engine alone, beside a process that takes as much CPU as the load generator took; both
-runs start requests for the same time and count to the end of the last answer. One measurement at a time.
+The long form compares throughput with the engine alone, beside a process that takes as much CPU as the load generator
+took; both runs start requests for the same time and count to the end of the last answer, one after the other.
+The short form runs both side by side, each computing on one thread, so that a busy machine slows both alike.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 import pytest
 
 from kvarn.bench.serve import Load
-from tests.conftest import Record, Size
+from tests.conftest import Record
 from tests.server.process import ROOT, SMOLLM2, ServerProcess, model_path
 
 pytestmark = [
@@ -37,12 +39,14 @@ LOAD = Load(
 )  # fmt: skip
 MIN_THROUGHPUT = 0.80  # of the engine alone
 MAX_OUTSIDE = 0.12  # of the process's CPU time: everything but the native step
+MAX_OUTSIDE_SHORT = 0.18  # with short prompts and answers: more requests per token
 # Objects in rings, which wait for the collector; a connection has about 40, a request kept in one had 150.
 MAX_GARBAGE = 60
 SAMPLE_S = 0.25
 PAGE_BYTES = resource.getpagesize()
 WARM_UP_SHARE = 0.4  # of the samples: heaps and caches reach their size within the first thousand requests
 MAX_GROWTH = 0.01  # of the resident memory, within the rest of the time
+MAX_GROWTH_SHORT = 0.02  # some 40 kB for each of 128 requests
 
 
 class MemoryWatch:
@@ -77,25 +81,76 @@ class MemoryWatch:
             self.pages.append(int(self._path.read_text().split()[1]))
 
 
-def test_64_streams_at_once(size: Size, is_long: bool, patience: float, record: Record) -> None:
-    load = replace(LOAD, seconds=float(size(3, 120)), prompt_tokens=size(8, 64), max_tokens=size(24, 64))
+@pytest.mark.long
+def test_64_streams_at_once(record: Record) -> None:
+    load = replace(LOAD, seconds=120.0, prompt_tokens=64, max_tokens=64)
     served = measure_server(load)
     engine = measure_engine(load, served["client_share"])
     figures = {**served, "engine_tokens_per_s": engine, "throughput_share": served["tokens_per_s"] / engine}
     print(json.dumps(figures, indent=1))
     record("load-64-streams", figures)
     assert figures["requests"] >= NUM_CLIENTS
-    assert figures["outside_share"] <= MAX_OUTSIDE * (1 if is_long else 2), figures
+    assert figures["outside_share"] <= MAX_OUTSIDE, figures
     assert figures["garbage_per_request"] <= MAX_GARBAGE, figures
-    assert figures["rss_growth"] <= MAX_GROWTH * patience, figures
-    assert figures["throughput_share"] >= MIN_THROUGHPUT / patience, figures
+    assert figures["rss_growth"] <= MAX_GROWTH, figures
+    assert figures["throughput_share"] >= MIN_THROUGHPUT, figures
+
+
+def test_64_streams_at_once_beside_the_engine_alone() -> None:
+    load = replace(LOAD, seconds=None, num_requests=NUM_CLIENTS, prompt_tokens=8, max_tokens=12)
+    with serving(load, "threads = 1\n") as server, engine_alone(load, threads=1) as engine:
+        side_by_side(server, engine, warm_up(load))
+        rounds = [side_by_side(server, engine, load) for _ in range(4)]
+        if not keeps_up(rounds):  # the same bounds for more rounds
+            rounds += [side_by_side(server, engine, load) for _ in range(8)]
+    medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    print(json.dumps([medians, *rounds], indent=1))
+    assert keeps_up(rounds), medians
+    assert medians["garbage_per_request"] <= MAX_GARBAGE, medians
+    first, second, *_, last = (one["rss_bytes"] for one in rounds)
+    assert last <= (1 + MAX_GROWTH_SHORT) * max(first, second), rounds
+
+
+def keeps_up(rounds: Sequence[Mapping[str, float]]) -> bool:
+    """Whether serving costs little beside computing, by the wall clock and by CPU time."""
+    wall, cpu, outside = (
+        statistics.median(one[name] for one in rounds)
+        for name in ("throughput_share", "cpu_throughput_share", "outside_share")
+    )
+    return min(wall, cpu) >= MIN_THROUGHPUT and outside <= MAX_OUTSIDE_SHORT
+
+
+def side_by_side(server: ServerProcess, engine: subprocess.Popen[str], load: Load) -> dict[str, float]:
+    """The same load through a server and, at the same time, through an engine without one."""
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    garbage, before = ask(server, "/garbage"), ask(server, "/cpu")
+    print(json.dumps(asdict(load)), file=engine.stdin, flush=True)
+    report = generate_load(server, load)
+    after = ask(server, "/cpu")
+    alone = json.loads(engine.stdout.readline())
+    process_s, native_s = (after[name] - before[name] for name in ("process_s", "native_s"))
+    return {
+        "throughput_share": report["tokens_per_s"] / alone["tokens_per_s"],
+        "cpu_throughput_share": alone["cpu_s_per_token"] / (process_s / report["completion_tokens"]),
+        "outside_share": 1 - native_s / process_s,
+        "garbage_per_request": (ask(server, "/garbage")["objects"] - garbage["objects"]) / report["requests"],
+        "rss_bytes": PAGE_BYTES * int(Path(f"/proc/{server.pid}/statm").read_text().split()[1]),
+    }
+
+
+@contextmanager
+def serving(load: Load, settings: str = "") -> Iterator[ServerProcess]:
+    """A server process that tells where its CPU time goes."""
+    config = f"[engine]\nkv_bytes = {kv_bytes(load)}\n{settings}"
+    with ServerProcess("--model", model_path(SMOLLM2), config=config, module="tests.server.load_server") as server:
+        ask(server, "/cpu")
+        yield server
 
 
 def measure_server(load: Load) -> dict[str, Any]:
     """A server process and a load generator in a process of its own."""
-    config = f"[engine]\nkv_bytes = {kv_bytes(load)}\n"
-    with ServerProcess("--model", model_path(SMOLLM2), config=config, module="tests.server.load_server") as server:
-        ask(server, "/cpu")
+    with serving(load) as server:
         generate_load(server, warm_up(load))
         garbage, before = ask(server, "/garbage"), ask(server, "/cpu")
         with MemoryWatch(server.pid) as memory:
@@ -119,11 +174,17 @@ def measure_server(load: Load) -> dict[str, Any]:
 
 def measure_engine(load: Load, client_share: float) -> float:
     """Tokens per second of kvarn.LLM in its own process."""
-    loads = [json.dumps(asdict(one)) for one in (warm_up(load), load)]
-    engine = ("tests.server.load_engine", str(model_path(SMOLLM2)), str(kv_bytes(load)), *loads)
-    with running("tests.server.load_dummy", str(client_share)):
-        report = output_of(load, *engine)
-    return float(report["tokens_per_s"])
+    loads = "".join(json.dumps(asdict(one)) + "\n" for one in (warm_up(load), load))
+    with running("tests.server.load_dummy", str(client_share)), engine_alone(load) as engine:
+        output, _ = engine.communicate(loads, timeout=timeout_s(load))
+    return float(json.loads(output.splitlines()[-1])["tokens_per_s"])
+
+
+@contextmanager
+def engine_alone(load: Load, threads: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """A process that takes loads on stdin, with room for this one; threads: 0 for as many as usual."""
+    with running("tests.server.load_engine", str(model_path(SMOLLM2)), str(kv_bytes(load)), str(threads)) as process:
+        yield process
 
 
 def generate_load(server: ServerProcess, load: Load) -> dict[str, Any]:
@@ -167,16 +228,20 @@ def ask(server: ServerProcess, path: str) -> dict[str, float]:
 def output_of(load: Load, module: str, *arguments: str) -> dict[str, Any]:
     """Run a Python module for a load; the JSON of its last line."""
     with running(module, *arguments) as process:
-        output, _ = process.communicate(timeout=120 + 4 * (load.seconds or 0))
+        output, _ = process.communicate(timeout=timeout_s(load))
     report: dict[str, Any] = json.loads(output.splitlines()[-1])
     return report
+
+
+def timeout_s(load: Load) -> float:
+    return 300 + 4 * (load.seconds or 0)
 
 
 @contextmanager
 def running(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python module as a process, killed at the end."""
     command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         yield process
     finally:
