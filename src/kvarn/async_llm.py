@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig
-from kvarn.engine.handle import AsyncAnswers
+from kvarn.engine.handle import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
 from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError
@@ -140,13 +140,12 @@ class AsyncLLM:
         return await asyncio.to_thread(self.llm.drain, timeout_s)
 
     async def _complete(self, prepare: Sequence[Callable[[], Submission]]) -> list[Completion]:
-        answers = self.llm.client.stream_async(len(prepare), _keep_nothing)
+        answers = self.llm.client.stream_async(len(prepare), drop_event)
         try:
             await answers.submit(await asyncio.to_thread(lambda: [one() for one in prepare]))
             return await answers.results()
-        except BaseException:  # refused, failed, or this task was cancelled
-            answers.cancel()
-            raise
+        finally:  # also when it was refused, failed, or this task was cancelled
+            answers.release()
 
     def _load_once(self) -> None:
         with self._loading:
@@ -199,9 +198,4 @@ class AsyncEventStream:
 
     def _close(self) -> None:
         self._is_over = True
-        self._answers.cancel()
-
-
-def _keep_nothing(_: int, __: TokenEvent) -> bool:
-    """For those who want the results alone."""
-    return False
+        self._answers.release()

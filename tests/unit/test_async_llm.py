@@ -13,6 +13,7 @@ import pytest
 
 import kvarn
 from kvarn import AsyncLLM, FinishReason, SamplingParams
+from kvarn.engine.handle import AsyncAnswers, OutputCollector
 from tests.chat_model import write_chat_model
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -204,3 +205,34 @@ def test_a_model_that_is_not_loaded_or_closed_says_so(path: Path) -> None:
             await llm.generate("a", GREEDY)
 
     asyncio.run(main())
+
+
+def test_answers_leave_nothing_for_the_garbage_collector(llm: AsyncLLM) -> None:
+    async def ask() -> None:
+        await llm.generate("hello", GREEDY)
+        async for _ in llm.stream("hello", GREEDY):
+            pass
+        stream = llm.stream("hello", ENDLESS)
+        await anext(stream)
+        await stream.aclose()
+
+    def num_answers() -> int:
+        return sum(isinstance(one, AsyncAnswers | OutputCollector) for one in gc.get_objects())
+
+    async def compare() -> tuple[int, int]:
+        await ask()
+        assert await becomes_idle(llm)
+        gc.collect()
+        before = num_answers()
+        gc.disable()
+        for _ in range(3):
+            await ask()
+        assert await becomes_idle(llm)
+        await asyncio.sleep(0.05)  # the last events are read
+        return before, num_answers()
+
+    try:
+        before, after = asyncio.run(compare())
+    finally:
+        gc.enable()
+    assert after <= before

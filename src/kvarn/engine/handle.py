@@ -227,6 +227,12 @@ class AsyncAnswers:
         for collector in self.collectors:
             collector.cancel()
 
+    def release(self) -> None:
+        """Cancel what still runs and let go of it: a cycle would keep it in memory until the garbage collector runs."""
+        self.cancel()
+        self.collectors = []
+        self._on_arrival = drop_event
+
     def fail(self, error: BaseException) -> None:
         """End with an error, once the events that are ready have been read."""
         if self.error is None and self.num_open:
@@ -261,6 +267,11 @@ class AsyncAnswers:
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
+
+
+def drop_event(_: int, __: TokenEvent) -> bool:
+    """An OnArrival of readers that want the results alone."""
+    return False
 
 
 def settle(future: Future[T], *, result: T | None = None, error: BaseException | None = None) -> None:

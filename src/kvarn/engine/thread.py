@@ -9,6 +9,7 @@ import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -47,7 +48,7 @@ class EngineThread:
         self.is_draining = False
         self._engine = engine
         self._release = release
-        self.turn = EngineTurn(arbiter, engine, self)
+        self.turn = EngineTurn(arbiter, engine, weakref.proxy(self))  # no cycle: a dropped model is freed at once
         self._inbox = Inbox()
         self._current_call: EngineCall[Any] | None = None
         self._is_busy = False

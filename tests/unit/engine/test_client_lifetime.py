@@ -115,6 +115,21 @@ def test_a_runner_nobody_refers_to_ends_its_thread(engine: Engine) -> None:
     assert released.wait(10)
 
 
+def test_the_engine_of_a_dropped_client_is_freed_without_the_garbage_collector() -> None:
+    released = threading.Event()
+    client = EngineClient(make_engine(), release=released.set)
+    submit_to(client, [1], GREEDY).result(10)
+    engine = weakref.ref(client.call(lambda engine: engine).result())
+    gc.collect()
+    gc.disable()
+    try:
+        del client
+        assert released.wait(10)
+        assert eventually(lambda: engine() is None)
+    finally:
+        gc.enable()
+
+
 def test_a_handle_keeps_its_engine_alive(engine: Engine) -> None:
     handle: RequestHandle = submit_to(EngineClient(engine), [1], GREEDY)
     gc.collect()

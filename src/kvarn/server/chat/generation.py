@@ -194,7 +194,7 @@ class Generation:
             self._count(phase)
         # Both refer to this object: a cycle would keep every request in memory until the garbage collector runs.
         del self._watch
-        self._answers.collectors = []
+        self._answers.release()
 
     @property
     def _requests(self) -> list[Request]:

@@ -136,7 +136,7 @@ class PrefixWarmup:
                 await answers.submit([submission])
                 await answers.results()
             finally:
-                answers.cancel()
+                answers.release()
 
 
 def _submission(served: ServedModel, chat: FrequentChat, collection: Collection) -> Submission:
