@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kvarn
-from kvarn import AsyncLLM, FinishReason, SamplingParams
+from kvarn import AsyncEventStream, AsyncLLM, FinishReason, SamplingParams
 from kvarn.engine.handle import AsyncAnswers, OutputCollector
 from tests.chat_model import write_chat_model
 
@@ -205,6 +205,36 @@ def test_a_model_that_is_not_loaded_or_closed_says_so(path: Path) -> None:
             await llm.generate("a", GREEDY)
 
     asyncio.run(main())
+
+
+def test_two_readers_of_one_stream_share_its_events(llm: AsyncLLM) -> None:
+    async def read() -> list[int]:
+        stream = llm.stream("hello", GREEDY)
+
+        async def rest() -> list[int]:
+            return [event.index async for event in stream]
+
+        parts = await asyncio.wait_for(asyncio.gather(rest(), rest(), rest()), 60)
+        return sorted(index for part in parts for index in part)
+
+    assert asyncio.run(read()) == list(range(8))
+
+
+def test_a_stream_is_not_read_on_in_another_event_loop(llm: AsyncLLM) -> None:
+    stream: list[AsyncEventStream] = []
+
+    async def begin() -> None:
+        stream.append(llm.stream("hello", ENDLESS))
+        await anext(stream[0])
+
+    async def read_on() -> None:
+        async for _ in stream[0]:
+            pass
+
+    asyncio.run(begin())
+    with pytest.raises(RuntimeError, match="different event loop"):
+        asyncio.run(asyncio.wait_for(read_on(), 60))
+    assert asyncio.run(becomes_idle(llm))
 
 
 def test_answers_leave_nothing_for_the_garbage_collector(llm: AsyncLLM) -> None:

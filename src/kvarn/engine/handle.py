@@ -184,7 +184,7 @@ class AsyncAnswers:
         self._submit = submit
         self._on_arrival = on_arrival
         self._ready: deque[IndexedEvent] = deque()
-        self._arrival: asyncio.Future[None] | None = None
+        self._arrival = asyncio.Event()  # wakes every reader, and refuses those of another event loop
         for index in range(number):
             collector = OutputCollector(partial(bridge.post, self._add, index), keeps_events=False)
             collector.done.add_done_callback(partial(_post_end, bridge, self._end))
@@ -238,7 +238,7 @@ class AsyncAnswers:
         if self.error is None and self.num_open:
             self.error = error
         self.cancel()
-        self._wake()
+        self._arrival.set()
 
     async def _arrived(self) -> None:
         """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
@@ -247,13 +247,13 @@ class AsyncAnswers:
                 raise self.error
             if self.num_open == 0:
                 raise StopAsyncIteration
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+            self._arrival.clear()
+            await self._arrival.wait()
 
     def _add(self, index: int, event: TokenEvent) -> None:
         if self._on_arrival is None or self._on_arrival(index, event):
             self._ready.append((index, event))
-            self._wake()
+            self._arrival.set()
 
     def _end(self, error: BaseException | None) -> None:
         """One of the collectors is settled."""
@@ -262,11 +262,7 @@ class AsyncAnswers:
             self.error = self.error or error
             self.cancel()
         if error is not None or self.num_open == 0:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+            self._arrival.set()
 
 
 def drop_event(_: int, __: TokenEvent) -> bool:
