@@ -85,10 +85,11 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     messages = plan.messages(chat.messages)
     _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
     ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
-    params = chat.params.replace(constraint=plan.constraint(llm.tokenizer, ids, chat.params.constraint))
+    wanted = plan.constraint(llm.tokenizer, ids, chat.params.constraint)
     with field_at_fault("tools" if plan.tools else chat.constrained_by):
-        submission = llm.submissions.of_ids(ids, params, starts_text=True)
-    return replace(submission, visible_ids=plan.visible_ids)
+        compiled = None if wanted is None else llm.submissions.constraints.compile(wanted)
+    params = chat.params.replace(constraint=wanted)
+    return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=compiled)
 
 
 def text_submission(
