@@ -19,7 +19,8 @@ from kvarn.checks import check_setting
 from kvarn.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"  # where no model is given
-BACKENDS: tuple[str, ...] = ("auto", "native", "reference")
+BACKENDS: tuple[str, ...] = ("auto", "native", "reference", "torch", "cuda", "mps")
+TORCH_BACKENDS: tuple[str, ...] = ("torch", "cuda", "mps")  # torch: the best device there is; the others insist
 KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
 ENCODER_WEIGHTS = ("q8_0", "file")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")

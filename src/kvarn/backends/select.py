@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from typing import cast
+from typing import Any, cast
 
 from kvarn.backends.protocol import Backend
-from kvarn.config import BACKENDS, EngineConfig
+from kvarn.config import BACKENDS, TORCH_BACKENDS, EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
+from kvarn.formats.dense_weights import DenseWeights
+from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.machine import MemoryAvailable, available_memory
+from kvarn.models.memory_plan import held_weights
 from kvarn.models.spec import ModelSpec
 
 log = logging.getLogger("kvarn.backends")
@@ -26,12 +30,29 @@ def make_backend(config: EngineConfig, threads: int) -> Backend:
         return _native(threads, config.isa)
     if name == "reference":
         return _reference()
+    if name in TORCH_BACKENDS:
+        return _torch(name, threads)
     raise ConfigError(f"backend is {name!r:.60}; choose one of {', '.join(BACKENDS)}")
 
 
 def has_native() -> bool:
     """Whether this installation has the compiled core."""
     return importlib.util.find_spec(NATIVE_EXTENSION) is not None
+
+
+def device_memory(config: EngineConfig) -> MemoryAvailable:
+    """Memory that is free where the backend keeps its weights and its cache."""
+    if config.backend in TORCH_BACKENDS:
+        return cast(MemoryAvailable, _torch_device(config.backend).available_memory())
+    return available_memory()
+
+
+def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
+    """Return the weights as the backend holds them."""
+    if config.backend in TORCH_BACKENDS:
+        is_half = _torch_device(config.backend).value_bytes == TensorType.BF16.block_bytes
+        return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
+    return held_weights(spec, weights, config)
 
 
 def require_support(backend: Backend, spec: ModelSpec) -> None:
@@ -50,6 +71,19 @@ def _native(threads: int, isa: str | None) -> Backend:
         raise ConfigError('backend is "native", but the compiled core is not installed; run `pip install .` again')
     module = importlib.import_module("kvarn.backends.native.backend")
     return cast(Backend, module.NativeBackend(threads, isa))
+
+
+def _torch_device(name: str) -> Any:
+    """The torch backend's device, a Device of its own."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f'backend is "{name}", but torch is not installed; run `pip install "kvarn[torch]"`')
+    return importlib.import_module("kvarn.backends.torch.device").choose_device(name)
+
+
+def _torch(name: str, threads: int) -> Backend:
+    device = _torch_device(name)
+    module = importlib.import_module("kvarn.backends.torch.backend")
+    return cast(Backend, module.TorchBackend(device, threads))
 
 
 def _reference_with_warning() -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.backends.batch import KVLayout
 from kvarn.backends.pooling import ClassifierWeights
 from kvarn.backends.protocol import Backend
-from kvarn.backends.select import make_backend, require_support
+from kvarn.backends.select import device_memory, device_weights, make_backend, require_support
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
@@ -27,9 +27,9 @@ from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
 from kvarn.kv.table import blocks_for
-from kvarn.machine import available_memory, choose_threads
+from kvarn.machine import choose_threads
 from kvarn.models.describe import Description, describe
-from kvarn.models.memory_plan import MemoryPlan, held_weights, plan_memory
+from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def _load(
 ) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
-    weights = held_weights(spec, description.weights, config)
-    memory = plan_memory(spec, weights, config.context, config.kv_bytes, available_memory(), kv_dtype=config.kv_dtype)
+    weights = device_weights(spec, description.weights, config)
+    available = device_memory(config)
+    memory = plan_memory(spec, weights, config.context, config.kv_bytes, available, kv_dtype=config.kv_dtype)
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)

@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.host_sampling import sample_rows, score_rows
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
 from kvarn.backends.reference.layers import (
     Float32,
-    Int32,
     Weights,
     embed,
     feed_forward,
-    log_softmax,
     normalise,
     softcap,
 )
@@ -29,9 +28,6 @@ from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
 from kvarn.models.spec import Block, ModelSpec, Pooling
-from kvarn.sampling.sampler import choose
-
-LOGIT_ROWS = 64  # of logits: rows x vocabulary never exists as one array outside logits()
 
 
 class ReferenceBackend:
@@ -92,28 +88,10 @@ class ReferenceBackend:
         return x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
 
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
-        chosen = np.zeros(len(rows.rows), np.int32)
-        entropy = np.zeros(len(rows.rows), np.float32)
-        scored = _Scores(len(rows.rows), rows.num_top)
-        for i, params in enumerate(rows.params):
-            logits = self._row_logits(hidden, rows, i)
-            if not np.all(np.isfinite(logits)):
-                chosen[i] = NO_TOKEN
-                continue
-            logprobs = log_softmax(logits)
-            chosen[i] = choose(logits, params)
-            if chosen[i] == NO_TOKEN:
-                continue
-            entropy[i] = -np.sum(np.exp(logprobs) * logprobs)
-            scored.put(i, logprobs, int(chosen[i]))
-        return Sampled(chosen, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
+        return sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
 
     def score(self, hidden: Float32, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
-        scored = _Scores(len(targets), num_top)
-        for start in range(0, len(targets), LOGIT_ROWS):
-            for i, logprobs in enumerate(log_softmax(self.logits(hidden[start : start + LOGIT_ROWS])), start):
-                scored.put(i, logprobs, int(targets[i]))
-        return Scored(scored.logprobs, scored.top_ids, scored.top_logprobs)
+        return score_rows(lambda wanted: self.logits(hidden[wanted]), targets, num_top)
 
     def pool(self, hidden: Float32, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
         return pool_rows(hidden, row_starts, pooling)
@@ -124,18 +102,6 @@ class ReferenceBackend:
             raise BackendError("the model is an encoder and has no logits; use pool")
         y = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
         return softcap(y, head.softcap)
-
-    def _row_logits(self, hidden: Float32, rows: SampleRows, i: int) -> Float32:
-        """Logits of row i, guided away from its partner's where it has one."""
-        row = rows.rows[i]
-        logits: Float32 = self.logits(hidden[row : row + 1])[0]
-        partner = -1 if rows.partners is None else rows.partners[i]
-        if partner < 0:
-            return logits
-        unconditional = self.logits(hidden[partner : partner + 1])[0]
-        with np.errstate(over="ignore", invalid="ignore"):
-            guided: Float32 = unconditional + np.float32(rows.params[i].cfg_scale + 1) * (logits - unconditional)
-        return guided
 
     def close(self) -> None:
         self._spec, self._weights, self._cache = None, {}, None
@@ -170,21 +136,6 @@ class ReferenceBackend:
         if self._cache is None:
             raise BackendError("no cache is reserved; call reserve_kv first")
         return self._cache
-
-
-class _Scores:
-    """Log-probabilities of given tokens and of the most probable ones, filled row by row."""
-
-    def __init__(self, num_rows: int, num_top: int) -> None:
-        self.logprobs = np.zeros(num_rows, np.float32)
-        self.top_ids: Int32 = np.zeros((num_rows, num_top), np.int32)
-        self.top_logprobs = np.zeros((num_rows, num_top), np.float32)
-
-    def put(self, row: int, logprobs: npt.NDArray[np.float64], token: int) -> None:
-        self.logprobs[row] = logprobs[token]
-        if num_top := self.top_ids.shape[1]:
-            best = np.argsort(-logprobs, kind="stable")[:num_top]
-            self.top_ids[row], self.top_logprobs[row] = best, logprobs[best]
 
 
 class _LazyWeights(Mapping[str, Float32]):

@@ -85,14 +85,6 @@ def softmax(x: Float32) -> Float32:
     return e
 
 
-def log_softmax(x: Float32) -> npt.NDArray[np.float64]:
-    """Log-probabilities of the last axis, in float64."""
-    exact = x.astype(np.float64)
-    exact -= exact.max(axis=-1, keepdims=True)
-    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
-    return exact
-
-
 def _mixture_of_experts(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
     p = softmax(linear(x, weights, f"{stem}.ffn_gate_inp"))
     chosen = np.argsort(-p, axis=-1, kind="stable")[:, : moe.num_active]  # ties to the lower index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,7 +84,7 @@ def serve(
     """
     from kvarn.server.process.setting_sources import load_config
 
-    values = options.settings() | {"engine.threads": engine.threads, "engine.context": engine.context}
+    values = options.settings() | {f"engine.{name}": value for name, value in asdict(engine).items()}
     flags = {name: value for name, value in values.items() if value is not None}
     if explain:
         return print_settings(options.config, flags)

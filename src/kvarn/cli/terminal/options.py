@@ -35,6 +35,9 @@ Temperature = Annotated[
 TopP = Annotated[float | None, typer.Option("--top-p", help="Nucleus. [default: the model's, else 0.95]")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same answer. [default: random]")]
 Threads = Annotated[int | None, typer.Option("--threads", help="[default: usable cores, see `kvarn doctor`]")]
+BackendName = Annotated[
+    str | None, typer.Option("--backend", help="auto, native, reference; torch, cuda or mps. [default: auto]")
+]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
 Config = Annotated[
@@ -65,6 +68,7 @@ class EngineOptions:
 
     threads: Threads = None
     context: Context = None
+    backend: BackendName = None
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +106,7 @@ def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
     from kvarn.config import EngineConfig
     from kvarn.llm import LLM
 
-    config = EngineConfig(threads=options.threads, context=options.context)
+    config = EngineConfig(threads=options.threads, context=options.context, backend=options.backend or "auto")
     started = time.perf_counter()
     with download_bar() as draw:
 

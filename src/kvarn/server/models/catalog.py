@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from kvarn.backends.select import device_weights
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
@@ -19,7 +20,7 @@ from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
-from kvarn.models.memory_plan import MemoryPlan, held_weights, plan_memory
+from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
@@ -140,7 +141,7 @@ def _plan(model_id: str, description: Description, engine: EngineConfig, room: M
 
 def _plan_within(description: Description, engine: EngineConfig, num_bytes: int, reason: str) -> MemoryPlan:
     available = MemoryAvailable(num_bytes, reason)
-    weights = held_weights(description.spec, description.weights, engine)
+    weights = device_weights(description.spec, description.weights, engine)
     return plan_memory(description.spec, weights, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
 
 

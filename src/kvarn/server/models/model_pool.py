@@ -18,8 +18,8 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from kvarn.async_llm import AsyncLLM
+from kvarn.backends.select import device_memory
 from kvarn.errors import CapacityError, ConfigError, KvarnError, ModelError, ModelNotFound
-from kvarn.machine import available_memory
 from kvarn.models.memory_plan import show_bytes
 from kvarn.observe.logs import with_fields
 from kvarn.server.chat.output.formats import OutputFormat, detect_format
@@ -77,7 +77,7 @@ class ModelPool:
     def budget_bytes(self) -> int:
         """Memory for all models together."""
         if self._budget_bytes is None:
-            self._budget_bytes = available_memory().num_bytes
+            self._budget_bytes = device_memory(self._engine).num_bytes
         return self._budget_bytes
 
     async def start(self, on_phase: Callable[[str], None] | None = None) -> None:

@@ -1,0 +1,214 @@
+"""The torch backend: CUDA, Apple GPUs or the CPU behind the protocol.
+
+Knows how a model is loaded and where its cache lies; layers.py interprets the spec, an Ops computes. Same request, same
+bytes: on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvarn.backends import host_sampling
+from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.pooling import pool_rows
+from kvarn.backends.torch import sampling
+from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.check import check_batch
+from kvarn.backends.torch.device import Device
+from kvarn.backends.torch.layers import Model, Ops, StepGraphs
+from kvarn.backends.torch.plain import PlainOps
+from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.weights import WeightReader, load_weights
+from kvarn.errors import BackendError, ConfigError
+from kvarn.formats.weights import WeightSource
+from kvarn.models.spec import FeedForward, ModelSpec, Pooling
+
+log = logging.getLogger("kvarn.backends")
+
+KERNELS = "kvarn.backends.torch.cuda"  # imports Triton, so only where there is a GPU
+
+
+class TorchBackend:
+    """One model on one device."""
+
+    name = "torch"
+
+    def __init__(self, device: Device, threads: int) -> None:
+        self.device = device
+        self.progress = 0
+        self._model: Model | None = None
+        self._cache: DeviceCache | None = None
+        self._graphs: StepGraphs | None = None
+        if device.kind == "cpu":
+            torch.set_num_threads(threads)
+
+    def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002 - every field has its plain operation
+        return []
+
+    @torch.inference_mode()
+    def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
+        loaded = load_weights(WeightReader(weights, self.device, progress), spec)
+        weights.verify_unchanged()
+        by_layer = [block.attention.rope for block in spec.blocks]
+        tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
+        block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
+        self._model = Model(loaded, tuple(tables.values()), block_ropes, self._make_ops(spec))
+        self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
+
+    @torch.inference_mode()
+    def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        num_blocks = budget_bytes // layout.block_bytes
+        if num_blocks < 1:
+            raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")
+        try:
+            self._cache = DeviceCache(layout, num_blocks, self.device.torch_device)
+        except torch.OutOfMemoryError:
+            raise BackendError(f"the device refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
+        max_tokens = min(self._loaded.weights.spec.context_length, num_blocks * layout.block_size)
+        for rope in self._loaded.ropes:
+            rope.reserve(max_tokens)
+        self._graphs = self._make_graphs(max_tokens)
+        return num_blocks
+
+    @torch.inference_mode()
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self._paged.copy(copies)
+
+    def return_kv(self, block_ids: Iterable[int]) -> None:
+        """Do nothing: a device's memory is taken once and kept until close."""
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Tensor:
+        """Run all rows through all blocks; (output rows, width) on the device."""
+        if self._graphs is not None:
+            check_batch(batch, self._loaded.weights.spec, self._paged)
+            hidden = self._graphs.run(batch)
+            if hidden is not None:
+                self.progress += 1
+                return hidden
+        passage = TorchResumableForward(self, batch)
+        while (hidden := passage.run_next()) is None:
+            pass
+        return hidden
+
+    def begin(self, batch: Batch) -> TorchResumableForward:
+        return TorchResumableForward(self, batch)
+
+    @torch.inference_mode()
+    def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
+        if self.device.kind == "mps":  # has no float64
+            return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
+        return sampling.sample_rows(lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
+
+    @torch.inference_mode()
+    def score(self, hidden: Tensor, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
+        if self.device.kind == "mps":
+            return host_sampling.score_rows(lambda wanted: self.logits(hidden[wanted]), targets, num_top)
+        return sampling.score_rows(lambda wanted: self._logits(hidden[wanted]), targets, num_top)
+
+    def pool(self, hidden: Tensor, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
+        return pool_rows(_on_host(hidden), row_starts, pooling)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Float32:
+        return _on_host(self._logits(hidden))
+
+    def close(self) -> None:
+        self._model, self._cache, self._graphs = None, None, None
+        if self.device.kind == "cuda":
+            torch.cuda.empty_cache()
+
+    def synchronise(self) -> None:
+        """Wait until the device has computed everything."""
+        if self.device.kind == "cuda":
+            torch.cuda.synchronize(self.device.torch_device)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        if self._loaded.weights.head is None:
+            raise BackendError("the model is an encoder and has no logits; use pool")
+        return self._loaded.logits(hidden)
+
+    def _make_ops(self, spec: ModelSpec) -> Ops:
+        """The GPU's kernels where they are to be had, and plain operations everywhere else."""
+        if self.device.kind != "cuda":
+            return PlainOps()
+        try:
+            module = importlib.import_module(f"{KERNELS}.ops")
+        except ImportError as error:
+            log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
+            return PlainOps()
+        return cast(Ops, module.CudaOps(frozenset(block.attention for block in spec.blocks)))
+
+    def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
+        """Captured decode steps, where no operation waits for the device."""
+        model = self._loaded
+        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in model.weights.spec.blocks)
+        if type(model.ops) is PlainOps or not is_dense:
+            return None
+        module = importlib.import_module(f"{KERNELS}.graphs")
+        return cast(StepGraphs, module.DecodeGraphs(model, self._paged, max_tokens))
+
+    @property
+    def _loaded(self) -> Model:
+        if self._model is None:
+            raise BackendError("no model is loaded; call load first")
+        return self._model
+
+    @property
+    def _paged(self) -> DeviceCache:
+        if self._cache is None:
+            raise BackendError("no cache is reserved; call reserve_kv first")
+        return self._cache
+
+
+class TorchResumableForward:
+    """A forward pass, one layer after the other."""
+
+    def __init__(self, backend: TorchBackend, batch: Batch) -> None:
+        self._backend = backend
+        self._model, self._cache = backend._loaded, backend._paged
+        check_batch(batch, self._model.weights.spec, self._cache)
+        for rope in self._model.ropes:
+            rope.reserve(int(batch.positions.max(initial=0)) + 1)
+        self._step = self._model.make_step(batch, self._cache)
+        self._x: Tensor | None = None
+        self._layer = 0
+        self.piece_s = 0.0
+
+    @torch.inference_mode()
+    def advance(self, seconds: float) -> Tensor | None:
+        """Run layers for about that long, at least one."""
+        started = time.perf_counter()
+        while True:
+            begun = time.perf_counter()
+            hidden = self.run_next()
+            self._backend.synchronise()
+            now = time.perf_counter()
+            self.piece_s = max(self.piece_s, now - begun)
+            if hidden is not None or now - started >= seconds:
+                return hidden
+
+    def run_next(self) -> Tensor | None:
+        """One more layer; the hidden states after the last."""
+        model, step = self._model, self._step
+        x = model.embed(step) if self._x is None else self._x
+        if self._layer < len(model.weights.blocks):
+            x = model.run_block(x, self._layer, step, self._cache)
+            self._layer += 1
+            self._backend.progress += 1
+        self._x = x
+        return model.finish(x, step) if self._layer == len(model.weights.blocks) else None
+
+
+def _on_host(values: Tensor) -> Float32:
+    found: Float32 = values.float().cpu().numpy()
+    return found

@@ -1,0 +1,76 @@
+"""Refuses batches whose arrays do not fit together: an index out of range would cost a GPU the whole process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvarn.backends.batch import Batch, Int32, Keep
+from kvarn.backends.torch.cache import DeviceCache
+from kvarn.models.spec import ModelSpec
+
+
+def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache) -> None:
+    """Raise ValueError for a batch the backend would read or write out of bounds with."""
+    num_rows, num_sequences = len(batch.token_ids), len(batch.context_lens)
+    starts = batch.row_starts
+    fits = len(starts) == num_sequences + 1 and len(batch.positions) == num_rows
+    fits = fits and starts[0] == 0 and starts[-1] == num_rows and bool((np.diff(starts) >= 0).all())
+    _require(fits and len(batch.block_tables) == num_sequences, "rows, row_starts and sequences do not fit together")
+    limit = spec.vocab_size * spec.embedding.segments
+    _require(_within(batch.token_ids, limit), f"token ids must be 0 .. {limit - 1}")
+    _require(_within(batch.output_rows, num_rows), f"output_rows must be 0 .. {num_rows - 1}")
+    is_inside = np.ones(num_rows, bool)
+    is_inside[starts[:-1][starts[:-1] < num_rows]] = False
+    steps = np.diff(batch.positions, prepend=0)
+    is_consecutive = bool((batch.positions >= 0).all()) and bool((steps[is_inside] == 1).all())
+    _require(is_consecutive, "positions must be consecutive")
+    if spec.embedding.positions is not None:
+        limit = spec.embedding.positions
+        _require(_within(batch.positions, limit), f"positions must be 0 .. {limit - 1}")
+    if batch.block_tables.shape[1]:
+        _check_tables(batch, cache)
+    for keep in batch.keep:
+        _check_keep(batch, keep, cache)
+
+
+def _check_tables(batch: Batch, cache: DeviceCache) -> None:
+    shifts = np.zeros(len(batch.context_lens), np.int32) if batch.slot_shifts is None else batch.slot_shifts
+    _require(len(shifts) == len(batch.context_lens), "slot_shifts and sequences do not fit together")
+    num_blocks = -(-batch.context_lens // cache.block_size)
+    width = batch.block_tables.shape[1]
+    _require(bool((num_blocks <= width).all()), f"a context is longer than its block table of {width}")
+    used = batch.block_tables[np.arange(width) < num_blocks[:, None]]
+    _require(_within(used, cache.num_blocks), "a block lies outside the cache")
+    has_rows = np.diff(batch.row_starts) > 0
+    first, last = batch.row_starts[:-1][has_rows], batch.row_starts[1:][has_rows] - 1
+    low, high = (batch.positions[rows] - shifts[has_rows] for rows in (first, last))
+    covers = bool((low >= 0).all()) and bool((high < batch.context_lens[has_rows]).all())
+    _require(covers, "context_lens must cover every token of the step")
+
+
+def _check_keep(batch: Batch, keep: Keep, cache: DeviceCache) -> None:
+    _require(0 <= keep.sequence < len(batch.context_lens), f"keep names sequence {keep.sequence}")
+    _require(batch.block_tables.shape[1] > 0, "only what is cached can be kept")
+    is_shifted = batch.slot_shifts is not None and bool(batch.slot_shifts[keep.sequence])
+    _require(not is_shifted, "keep and slot_shifts exclude each other")
+    first, end = batch.row_starts[keep.sequence : keep.sequence + 2]
+    positions, context = batch.positions[first:end], int(batch.context_lens[keep.sequence])
+    computed = int(((positions >= keep.block_start) & (positions < keep.block_end)).sum())
+    length = keep.block_end - keep.block_start
+    _require(0 < length == computed, "the kept block must be computed in the same step")
+    _require(0 <= keep.num_kept <= context - length, f"{keep.num_kept} are more than the keys outside the block")
+    _require(keep.pool_kernel > 0 and keep.pool_kernel % 2 == 1, f"pool_kernel is {keep.pool_kernel}, not odd")
+    num_blocks = -(-keep.num_kept // cache.block_size)
+    _require(num_blocks <= len(keep.table), "the table of the kept keys is shorter than they are")
+    _require(_within(keep.table, cache.num_blocks), "a block of the kept keys lies outside the cache")
+    own = batch.block_tables[keep.sequence, : -(-context // cache.block_size)]
+    _require(not np.isin(keep.table[:num_blocks], own).any(), "a block of the kept keys is one of the sequence itself")
+
+
+def _within(values: Int32, limit: int) -> bool:
+    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(f"{message}; the batch was made wrongly")

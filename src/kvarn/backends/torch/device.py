@@ -1,0 +1,80 @@
+"""Which device torch computes on and in which type; what is missing is told together with what to install."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.errors import ConfigError
+from kvarn.machine import MemoryAvailable, available_memory
+
+MIN_VERSION = (2, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, and the type in which matrices and activations are held there."""
+
+    torch_device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def kind(self) -> str:
+        """cuda, mps or cpu."""
+        return self.torch_device.type
+
+    @property
+    def value_bytes(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def title(self) -> str:
+        """The device in words."""
+        if self.kind == "cuda":
+            return f"{torch.cuda.get_device_name(self.torch_device)}, CUDA {torch.version.cuda}"
+        return {"mps": "Apple GPU", "cpu": "CPU"}[self.kind]
+
+    def available_memory(self) -> MemoryAvailable:
+        """Memory that is free there now."""
+        if self.kind != "cuda":
+            return available_memory()
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return MemoryAvailable(free, f"free on the GPU of {total / 2**30:,.1f} GiB", total)
+
+
+def choose_device(name: str) -> Device:
+    """Choose the device for the backend's name: torch takes what is there, cuda and mps insist."""
+    _check_version()
+    if name == "cuda":
+        _require_cuda()
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError('backend is "mps", but torch sees no Apple GPU; use backend="torch" or "native"')
+    if name == "cuda" or (name == "torch" and torch.cuda.is_available()):
+        return Device(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
+    if name == "mps" or torch.backends.mps.is_available():
+        return Device(torch.device("mps"), torch.float32)
+    return Device(torch.device("cpu"), torch.float32)
+
+
+def _check_version() -> None:
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or (int(found[1]), int(found[2])) < MIN_VERSION:
+        wanted = ".".join(map(str, MIN_VERSION))
+        raise ConfigError(
+            f'torch is {torch.__version__}; the torch backend needs {wanted} or later: run `pip install "kvarn[torch]"`'
+        )
+
+
+def _require_cuda() -> None:
+    if torch.version.cuda is None:
+        raise ConfigError(
+            f'backend is "cuda", but torch {torch.__version__} was built without CUDA; '
+            'install a CUDA build of torch, or use backend="torch"'
+        )
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f'backend is "cuda", but torch (CUDA {torch.version.cuda}) sees no GPU; '
+            'look at the driver with nvidia-smi, or use backend="torch"'
+        )

@@ -1,0 +1,132 @@
+"""The interpreter of a ModelSpec over a table of operations; knows no arithmetic of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvarn.backends.batch import Batch
+from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
+from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts
+
+
+class Ops(Protocol):
+    """What a device has to compute; x is always (rows, width)."""
+
+    def row_multiple(self, num_rows: int) -> int:
+        """The rows of a step are padded to a multiple of this."""
+
+    def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
+        """Which queries are computed together."""
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor: ...
+
+    def logits(self, x: Tensor, head: Linear) -> Tensor:
+        """In float32."""
+
+    def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
+        """residual + linear(x); may write into residual."""
+
+    def normalise(self, x: Tensor, weights: NormWeights) -> Tensor: ...
+
+    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor: ...
+
+    def attend(
+        self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
+    ) -> Tensor: ...
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor: ...
+
+
+class StepGraphs(Protocol):
+    """Steps that were recorded once and are launched as a whole."""
+
+    def run(self, batch: Batch) -> Tensor | None:
+        """The hidden states of the batch, or None where it is of another kind than those recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Everything a forward pass needs but the batch."""
+
+    weights: ModelWeights
+    ropes: tuple[RopeTable, ...]
+    block_ropes: tuple[RopeTable | None, ...]  # by layer
+    ops: Ops
+
+    def make_step(self, batch: Batch, cache: DeviceCache) -> Step:
+        """Bring a batch to the device."""
+        multiple = self.ops.row_multiple(len(batch.token_ids))
+        return make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+
+    def embed(self, step: Step) -> Tensor:
+        """Turn tokens into the first state of the residual stream."""
+        weights, embedding = self.weights, self.weights.spec.embedding
+        vocabulary = len(weights.tokens)
+        x = weights.tokens[step.token_ids if embedding.segments == 1 else step.token_ids % vocabulary]
+        dtype = x.dtype
+        if embedding.scale != 1.0:
+            x = x.float() * embedding.scale
+        if weights.positions is not None:
+            x = x.float() + weights.positions[step.positions]
+        if weights.token_types is not None:
+            x = x.float() + weights.token_types[step.token_ids // vocabulary]
+        if weights.embedding_norm is not None:
+            x = self.ops.normalise(x, weights.embedding_norm)
+        return x.to(dtype)
+
+    def run_block(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
+        """One layer; x may be overwritten."""
+        block, ops = self.weights.blocks[index], self.ops
+
+        def attention(y: Tensor) -> Tensor:
+            return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
+
+        placement, norms = block.spec.placement, block.norms
+        if placement == "residual":
+            x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
+            return ops.normalise(self._add_feed_forward(x, x, block), norms["layer_output_norm"])
+        found = attention(ops.normalise(x, norms["attn_norm"]))
+        if placement == "sandwich":
+            x = x + ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
+            found = self._feed_forward(ops.normalise(x, norms["ffn_norm"]), block)
+            return x + ops.normalise(found, norms["post_ffw_norm"])
+        x = ops.add_linear(x, found, block.output)
+        return self._add_feed_forward(x, ops.normalise(x, norms["ffn_norm"]), block)
+
+    def finish(self, x: Tensor, step: Step) -> Tensor:
+        """The states of the output rows after the output norm."""
+        norm = self.weights.output_norm
+        x = x if norm is None else self.ops.normalise(x, norm)
+        return x if step.output_rows is None else x[step.output_rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(output rows, vocabulary)."""
+        head, spec_head = self.weights.head, self.weights.spec.head
+        assert head is not None, "an encoder has no head"
+        assert spec_head is not None, "an encoder has no head"
+        y = self.ops.logits(hidden, head)
+        return y if spec_head.softcap is None else spec_head.softcap * torch.tanh(y / spec_head.softcap)
+
+    def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights) -> Tensor:
+        weights, ffn = block.feed_forward, block.spec.feed_forward
+        if isinstance(weights, ExpertWeights):
+            return residual + self._feed_forward(x, block)
+        assert isinstance(ffn, FeedForward), "only experts have expert weights"
+        hidden = self.ops.activate(self.ops.linear(x, weights.gate_up), ffn.activation, gated=ffn.gated)
+        return self.ops.add_linear(residual, hidden, weights.down)
+
+    def _feed_forward(self, x: Tensor, block: BlockWeights) -> Tensor:
+        weights, ffn = block.feed_forward, block.spec.feed_forward
+        if isinstance(weights, ExpertWeights):
+            assert isinstance(ffn, MixtureOfExperts), "only experts have expert weights"
+            return self.ops.experts(x, weights, ffn)
+        assert isinstance(ffn, FeedForward), "only experts have expert weights"
+        hidden = self.ops.activate(self.ops.linear(x, weights.gate_up), ffn.activation, gated=ffn.gated)
+        return self.ops.linear(hidden, weights.down)

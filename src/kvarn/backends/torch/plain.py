@@ -1,0 +1,142 @@
+"""The operations of a model in pure torch: for the CPU, Apple GPUs, and as the second definition beside the reference.
+
+On the CPU every row is computed by operations of one fixed shape, so its bits depend on nothing else in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvarn.backends.batch import Batch
+from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.keep import pack_kept
+from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.step import PIECE, ROWS, TILE, Step, Tiles, make_tiles
+from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, NormWeights
+from kvarn.models.spec import Activation, Attention, MixtureOfExperts
+
+Matmul = Callable[[Tensor, Tensor], Tensor]
+
+
+class PlainOps:
+    """Everything in torch, sums and norms in float32. matmul(rows, matrix) is all that a device may replace."""
+
+    def __init__(self, matmul: Matmul | None = None) -> None:
+        self._matmul = matmul or tiled_matmul
+
+    def row_multiple(self, num_rows: int) -> int:  # noqa: ARG002
+        return ROWS
+
+    def plan(self, batch: Batch, cache: DeviceCache) -> Tiles:
+        return make_tiles(batch, cache.block_size, cache.device)
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        """Multiply rows by a matrix and add its bias."""
+        y = self._matmul(x, linear.weight)
+        return y if linear.bias is None else (y + linear.bias).to(y.dtype)
+
+    def logits(self, x: Tensor, head: Linear) -> Tensor:
+        return self._matmul(x, head.weight).float()
+
+    def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
+        return residual + self.linear(x, linear)
+
+    def normalise(self, x: Tensor, weights: NormWeights) -> Tensor:
+        """Normalise the last axis in float32."""
+        y = x.float()
+        if weights.norm.kind == "layer":
+            y = y - y.mean(dim=-1, keepdim=True)
+        y = y / torch.sqrt(torch.mean(y * y, dim=-1, keepdim=True) + weights.norm.eps) * weights.weight
+        return (y if weights.bias is None else y + weights.bias).to(x.dtype)
+
+    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        """act(gate) * up of rows that hold gate, then up; act(up) of those without a gate."""
+        y = x.float()
+        if not gated:
+            return _activate(y, activation).to(x.dtype)
+        gate, up = y.chunk(2, dim=-1)
+        return (_activate(gate.contiguous(), activation) * up).to(x.dtype)
+
+    def attend(
+        self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
+    ) -> Tensor:
+        """Attention from projected rows to the heads' outputs (rows, heads x head_dim); K and V are cached first."""
+        attention = block.spec.attention
+        heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
+        q, k, v = torch.split(qkv.float().view(len(qkv), -1, dim), [heads, kv_heads, kv_heads], dim=1)
+        q = q if block.q_norm is None else self.normalise(q, block.q_norm)
+        k = k if block.k_norm is None else self.normalise(k, block.k_norm)
+        if rope is not None:
+            q, k = rope.rotate(q, step.positions), rope.rotate(k, step.positions)
+        keys, values = k[: step.num_rows], v[: step.num_rows]
+        if step.slots is not None:
+            cache.store(block.index, step.slots[: step.num_rows], keys, values)
+            keys, values = cache.layers[block.index]
+            pack_kept(q, block, step, cache)
+        assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
+        found = attend_tiles(q, keys, values, attention, step.tiles)
+        out = torch.zeros_like(q)
+        out[: step.num_rows] = found
+        return out.view(len(q), -1).to(qkv.dtype)
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
+        """Every expert's rows through its matrices, added in ascending order of experts."""
+        p = torch.softmax(self.linear(x, weights.router).float(), dim=-1)
+        chosen = torch.argsort(p, dim=-1, descending=True, stable=True)[:, : moe.num_active]
+        share = torch.zeros_like(p).scatter_(1, chosen, p.gather(1, chosen))
+        if moe.renormalise:
+            share = share / share.sum(dim=-1, keepdim=True)
+        out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in torch.unique(chosen).tolist():
+            rows = (chosen == expert).any(dim=-1).nonzero()[:, 0]
+            hidden = self.activate(self._matmul(x[rows], weights.gate_up[expert]), moe.activation, gated=True)
+            out[rows] += share[rows, expert, None] * self._matmul(hidden, weights.down[expert]).float()
+        return out.to(x.dtype)
+
+
+def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """Rows times a matrix (out, in). On the CPU ROWS rows at a time: a library's sums depend on how many there are."""
+    if x.device.type != "cpu":
+        return F.linear(x, weight)
+    padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))
+    parts = [F.linear(rows, weight) for rows in torch.split(padded, ROWS)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(x)]
+
+
+def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, attention: Attention, tiles: Tiles) -> Tensor:
+    """Attend piece by piece and merge from left to right; the rows of the batch, (rows, heads, head_dim)."""
+    group = attention.num_heads // attention.num_kv_heads
+    count, dim = len(tiles.rows), attention.head_dim
+    queries = q[tiles.rows].view(count, TILE, -1, group, dim).transpose(1, 2).reshape(count, -1, TILE * group, dim)
+    largest = torch.full(queries.shape[:3], -math.inf, device=q.device)
+    total, out = torch.zeros_like(largest), torch.zeros_like(queries)
+    for piece in tiles.pieces:
+        at = piece.tiles
+        scores = torch.matmul(queries[at], keys[piece.keys].float().permute(0, 2, 3, 1)) * attention.scale
+        if attention.softcap is not None:
+            scores = attention.softcap * torch.tanh(scores / attention.softcap)
+        seen = piece.visible(attention, tiles.positions)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
+        scores = scores.masked_fill(~seen.reshape(len(at), 1, TILE * group, PIECE), -math.inf)
+        top = torch.maximum(largest[at], scores.amax(dim=-1))
+        base = torch.where(top == -math.inf, 0.0, top)
+        weights, old = torch.exp(scores - base[..., None]), torch.exp(largest[at] - base)
+        total[at] = total[at] * old + weights.sum(dim=-1)
+        found = torch.matmul(weights, values[piece.keys].float().transpose(1, 2))
+        out[at] = out[at] * old[..., None] + found
+        largest[at] = top
+    out = out / torch.where(total == 0, 1.0, total)[..., None]
+    out = out.view(count, -1, TILE, group, dim).transpose(1, 2).reshape(count * TILE, -1, dim)
+    return out[tiles.place]
+
+
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "silu":
+        return x / (1 + torch.exp(-x))
+    if activation == "gelu":
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2

@@ -1,0 +1,172 @@
+"""The weights on the device: quantised types dequantised, floats in the device's type, Q, K and V one matrix, gate and
+up one matrix. Norms and biases stay in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvarn.backends.torch.device import Device
+from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.tensor_shapes import BLOCK_NORMS
+
+FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix (out, in) and its bias."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """A models.spec.Norm with its vectors."""
+
+    norm: Norm
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The router and every expert's matrices, (experts, out, in)."""
+
+    router: Linear
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForwardWeights:
+    """gate_up holds the gate's rows, then up's; only up's where there is no gate."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """One layer; norms by their names."""
+
+    index: int
+    spec: Block
+    qkv: Linear
+    output: Linear
+    q_norm: NormWeights | None
+    k_norm: NormWeights | None
+    feed_forward: FeedForwardWeights | ExpertWeights
+    norms: dict[str, NormWeights]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """A whole model."""
+
+    spec: ModelSpec
+    tokens: Tensor
+    positions: Tensor | None
+    token_types: Tensor | None
+    embedding_norm: NormWeights | None
+    blocks: tuple[BlockWeights, ...]
+    output_norm: NormWeights | None
+    head: Linear | None
+
+
+class WeightReader:
+    """Reads tensors by name onto a device, telling its progress."""
+
+    def __init__(self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None) -> None:
+        self._source = source
+        self._device = device
+        self._progress = progress
+        self._total = sum(info.num_bytes for info in source.tensors.values())
+        self._done = 0
+
+    def matrix(self, *names: str) -> Tensor:
+        """One or several matrices under each other, in the device's type; stacks of experts by their rows."""
+        parts = [self._read(name, self._device.dtype) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+    def vector(self, *names: str) -> Tensor:
+        parts = [self._read(name, torch.float32) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def linear(self, *stems: str, bias: bool = False) -> Linear:
+        weight = self.matrix(*(f"{stem}.weight" for stem in stems))
+        return Linear(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
+
+    def norm(self, stem: str, norm: Norm | None) -> NormWeights | None:
+        if norm is None:
+            return None
+        bias = self.vector(f"{stem}.bias") if norm.has_bias else None
+        return NormWeights(norm, self.vector(f"{stem}.weight"), bias)
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        info = self._source.tensors[name]
+        stored = FLOATS.get(info.type)
+        if stored is None:
+            host = torch.from_numpy(np.array(self._source.array(name), np.float32))
+        else:
+            host = torch.from_numpy(np.array(self._source.raw(name))).view(stored).reshape(info.shape)
+        values = host.to(self._device.torch_device).to(dtype)
+        self._source.release_pages((name,))
+        self._done += info.num_bytes
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+        return values
+
+
+def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
+    """Read every tensor of a model."""
+    embedding = spec.embedding
+    tokens = reader.matrix("token_embd.weight")
+    head = None
+    if spec.head is not None:
+        head = Linear(tokens) if spec.head.tied else reader.linear("output")
+    return ModelWeights(
+        spec=spec,
+        tokens=tokens,
+        positions=None if embedding.positions is None else reader.vector("position_embd.weight"),
+        token_types=reader.vector("token_types.weight") if embedding.token_types else None,
+        embedding_norm=reader.norm("token_embd_norm", embedding.norm),
+        blocks=tuple(_load_block(reader, index, block) for index, block in enumerate(spec.blocks)),
+        output_norm=reader.norm("output_norm", spec.output_norm),
+        head=head,
+    )
+
+
+def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
+    stem, attention = f"blk.{index}", block.attention
+    norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in BLOCK_NORMS[block.placement]}
+    qkv = (f"{stem}.attn_{part}" for part in "qkv")
+    q_norm, k_norm = (reader.norm(f"{stem}.attn_{part}_norm", attention.qk_norm) for part in "qk")
+    return BlockWeights(
+        index=index,
+        spec=block,
+        qkv=reader.linear(*qkv, bias=attention.qkv_bias),
+        output=reader.linear(f"{stem}.attn_output", bias=attention.output_bias),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
+        norms={name: norm for name, norm in norms.items() if norm is not None},
+    )
+
+
+def _load_feed_forward(
+    reader: WeightReader, stem: str, ffn: FeedForward | MixtureOfExperts
+) -> FeedForwardWeights | ExpertWeights:
+    if isinstance(ffn, MixtureOfExperts):
+        gate_up = reader.matrix(f"{stem}.ffn_gate_exps.weight", f"{stem}.ffn_up_exps.weight")
+        return ExpertWeights(
+            reader.linear(f"{stem}.ffn_gate_inp"), gate_up, reader.matrix(f"{stem}.ffn_down_exps.weight")
+        )
+    first = (f"{stem}.ffn_gate", f"{stem}.ffn_up") if ffn.gated else (f"{stem}.ffn_up",)
+    return FeedForwardWeights(reader.linear(*first, bias=ffn.bias), reader.linear(f"{stem}.ffn_down", bias=ffn.bias))
