@@ -12,6 +12,7 @@ from tests.rules.tree import PACKAGE, imported_modules, module_name, modules, na
 
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 40
+MAX_KERNEL_LINES = 65  # of a GPU kernel, whose pointers and constants are its first ten lines
 MAX_FOLDER_MODULES = 15
 MIN_MODULE_LINES = 30  # of a module that only one other imports: below that it belongs into its importer
 
@@ -29,9 +30,14 @@ def test_no_python_function_is_longer_than_the_limit() -> None:
         f"{shown(path)}:{node.lineno} {node.name} has {_length(node)} lines"
         for path in modules()
         for node in ast.walk(syntax(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > MAX_FUNCTION_LINES
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _length(node) > _max_length(node)
     ]
     assert not long
+
+
+def _max_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    is_kernel = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+    return MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
 
 
 def test_no_folder_has_more_modules_than_the_limit() -> None:

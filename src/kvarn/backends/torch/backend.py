@@ -24,7 +24,7 @@ from kvarn.backends.torch import sampling
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
 from kvarn.backends.torch.device import Device
-from kvarn.backends.torch.layers import Model, Ops, StepGraphs
+from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.weights import WeightReader, load_weights
@@ -48,6 +48,7 @@ class TorchBackend:
         self._model: Model | None = None
         self._cache: DeviceCache | None = None
         self._graphs: StepGraphs | None = None
+        self._decoded: Decoded | None = None  # of the last step, where it was a captured one
         if device.kind == "cpu":
             torch.set_num_threads(threads)
 
@@ -62,6 +63,7 @@ class TorchBackend:
         tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
         block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
         self._model = Model(loaded, tuple(tables.values()), block_ropes, self._make_ops(spec))
+        self._model.ops.prepare(loaded)
         self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 
     @torch.inference_mode()
@@ -91,10 +93,10 @@ class TorchBackend:
         """Run all rows through all blocks; (output rows, width) on the device."""
         if self._graphs is not None:
             check_batch(batch, self._loaded.weights.spec, self._paged)
-            hidden = self._graphs.run(batch)
-            if hidden is not None:
+            self._decoded = self._graphs.run(batch)
+            if self._decoded is not None:
                 self.progress += 1
-                return hidden
+                return self._decoded.hidden
         passage = TorchResumableForward(self, batch)
         while (hidden := passage.run_next()) is None:
             pass
@@ -107,7 +109,13 @@ class TorchBackend:
     def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
         if self.device.kind == "mps":  # has no float64
             return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
-        return sampling.sample_rows(lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
+        decoded = self._decoded
+        if decoded is None or decoded.hidden is not hidden or decoded.logits is None:
+            return sampling.sample_rows(lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
+        if decoded.greedy is not None and sampling.is_greedy(rows):
+            return sampling.chosen(decoded.greedy.cpu().numpy()[rows.rows])
+        logits = decoded.logits
+        return sampling.sample_rows(lambda wanted: logits[wanted], rows, self.device.torch_device)
 
     @torch.inference_mode()
     def score(self, hidden: Tensor, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
@@ -123,7 +131,7 @@ class TorchBackend:
         return _on_host(self._logits(hidden))
 
     def close(self) -> None:
-        self._model, self._cache, self._graphs = None, None, None
+        self._model, self._cache, self._graphs, self._decoded = None, None, None, None
         if self.device.kind == "cuda":
             torch.cuda.empty_cache()
 

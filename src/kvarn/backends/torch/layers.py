@@ -13,11 +13,14 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts
+from kvarn.models.spec import FeedForward, MixtureOfExperts
 
 
 class Ops(Protocol):
     """What a device has to compute; x is always (rows, width)."""
+
+    def prepare(self, weights: ModelWeights) -> None:
+        """Called once the weights are loaded."""
 
     def row_multiple(self, num_rows: int) -> int:
         """The rows of a step are padded to a multiple of this."""
@@ -35,7 +38,8 @@ class Ops(Protocol):
 
     def normalise(self, x: Tensor, weights: NormWeights) -> Tensor: ...
 
-    def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor: ...
+    def linear_activate(self, x: Tensor, linear: Linear, ffn: FeedForward) -> Tensor:
+        """The first half of a feed-forward: act(gate) * up, or act(up) without a gate."""
 
     def attend(
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
@@ -44,11 +48,20 @@ class Ops(Protocol):
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor: ...
 
 
-class StepGraphs(Protocol):
-    """Steps that were recorded once and are launched as a whole."""
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a captured decode step leaves on the device; all but hidden is overwritten by the next one."""
 
-    def run(self, batch: Batch) -> Tensor | None:
-        """The hidden states of the batch, or None where it is of another kind than those recorded."""
+    hidden: Tensor  # (rows, width)
+    logits: Tensor | None  # (rows, vocabulary); None for a model without a head
+    greedy: Tensor | None  # (rows) int32: the most probable tokens
+
+
+class StepGraphs(Protocol):
+    """Decode steps that are launched as one."""
+
+    def run(self, batch: Batch) -> Decoded | None:
+        """Compute a decode step; None where the batch is something else or too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +132,7 @@ class Model:
         if isinstance(weights, ExpertWeights):
             return residual + self._feed_forward(x, block)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
-        hidden = self.ops.activate(self.ops.linear(x, weights.gate_up), ffn.activation, gated=ffn.gated)
+        hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.add_linear(residual, hidden, weights.down)
 
     def _feed_forward(self, x: Tensor, block: BlockWeights) -> Tensor:
@@ -128,5 +141,5 @@ class Model:
             assert isinstance(ffn, MixtureOfExperts), "only experts have expert weights"
             return self.ops.experts(x, weights, ffn)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
-        hidden = self.ops.activate(self.ops.linear(x, weights.gate_up), ffn.activation, gated=ffn.gated)
+        hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.linear(hidden, weights.down)

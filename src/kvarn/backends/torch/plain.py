@@ -16,9 +16,9 @@ from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PIECE, ROWS, TILE, Step, Tiles, make_tiles
-from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, NormWeights
-from kvarn.models.spec import Activation, Attention, MixtureOfExperts
+from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
+from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts
 
 Matmul = Callable[[Tensor, Tensor], Tensor]
 
@@ -29,10 +29,13 @@ class PlainOps:
     def __init__(self, matmul: Matmul | None = None) -> None:
         self._matmul = matmul or tiled_matmul
 
+    def prepare(self, weights: ModelWeights) -> None:
+        """Nothing is chosen by time here."""
+
     def row_multiple(self, num_rows: int) -> int:  # noqa: ARG002
         return ROWS
 
-    def plan(self, batch: Batch, cache: DeviceCache) -> Tiles:
+    def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return make_tiles(batch, cache.block_size, cache.device)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -53,6 +56,9 @@ class PlainOps:
             y = y - y.mean(dim=-1, keepdim=True)
         y = y / torch.sqrt(torch.mean(y * y, dim=-1, keepdim=True) + weights.norm.eps) * weights.weight
         return (y if weights.bias is None else y + weights.bias).to(x.dtype)
+
+    def linear_activate(self, x: Tensor, linear: Linear, ffn: FeedForward) -> Tensor:
+        return self.activate(self.linear(x, linear), ffn.activation, gated=ffn.gated)
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         """act(gate) * up of rows that hold gate, then up; act(up) of those without a gate."""

@@ -31,6 +31,18 @@ def sample_rows(logits_of: LogitsOf, rows: SampleRows, device: torch.device) -> 
     return Sampled(*(np.concatenate(arrays) for arrays in zip(_nothing(rows.num_top), *parts, strict=True)))
 
 
+def is_greedy(rows: SampleRows) -> bool:
+    """Whether the largest logit of every row is all that is asked for."""
+    if rows.want_logprobs or rows.num_top or rows.partners is not None:
+        return False
+    return all(row.temperature == 0.0 and not is_changed(row) for row in rows.params)
+
+
+def chosen(token_ids: npt.NDArray[np.int32]) -> Sampled:
+    """Tokens without anything beside them."""
+    return Sampled(token_ids, *_nothing(0, len(token_ids))[1:])
+
+
 def score_rows(logits_of: LogitsOf, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
     """Log-probabilities of one given token for each of the output rows."""
     parts: list[Arrays] = [_nothing(num_top)[2:]]

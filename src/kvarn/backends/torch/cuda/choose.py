@@ -1,0 +1,169 @@
+"""Which kernel computes each product: the fastest among those that give the same bits, by shape alone.
+
+The vendor's library is fastest for many rows and nearly always computes the same chain; where it was seen not to, our
+own kernel does. For the few numbers of rows of a decode step several tilings are timed as well, once, when the model is
+loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvarn.backends.torch.cuda import rows
+from kvarn.backends.torch.cuda.matmul import Epilogue, Tiling, default_tiling, multiply
+
+FEW_ROWS = 16  # the library is not tried for so few
+TIMED_CALLS = 8  # in one captured graph, over as many weights
+TIMED_REPLAYS = 3
+CANDIDATES = tuple(
+    Tiling(*one)
+    for one in (
+        (16, 64, 128, 6, 4, True),
+        (16, 32, 256, 4, 4, True),
+        (32, 64, 128, 5, 4, True),
+        (64, 64, 128, 4, 4, True),
+        (64, 128, 64, 4, 8, True),
+        (128, 128, 64, 4, 8, False),
+    )
+)
+Key = tuple[int, int, int, int, torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What computes one product; None: the library."""
+
+    tiling: Tiling | None
+    microseconds: float = 0.0  # 0: not timed
+
+
+class Matmuls:
+    """The products of one model."""
+
+    def __init__(self) -> None:
+        self.picks: dict[Key, Pick] = {}
+        torch.backends.cuda.preferred_blas_library("cublaslt")  # the one that can be kept from splitting sums
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+
+    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._run(x, weight, _new(x, len(weight)), Epilogue.STORE)
+
+    def in_float32(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The product unrounded."""
+        return self._run(x, weight, _new(x, len(weight), torch.float32), Epilogue.STORE)
+
+    def add(self, residual: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """residual += x @ weight.T"""
+        return self._run(x, weight, residual, Epilogue.ADD)
+
+    def gated(self, x: Tensor, weight: Tensor) -> Tensor:
+        """silu(gate) * up for a weight that holds the gate's rows, then up's."""
+        return self._run(x, weight, _new(x, len(weight) // 2), Epilogue.SILU_GATED)
+
+    def tune(self, weights: Sequence[Tensor], num_rows: Iterable[int], epilogue: Epilogue, dtype: torch.dtype) -> None:
+        """Choose by time for matrices of one shape; several of them, so that none is timed from the cache."""
+        for count in num_rows:
+            x = _random_rows(count, weights[0])
+            key = _key(x, weights[0], epilogue, dtype)
+            if key not in self.picks:
+                self.picks[key] = _fastest(x, weights[:TIMED_CALLS], epilogue, dtype)
+
+    def _run(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
+        key = _key(x, weight, epilogue, out.dtype)
+        pick = self.picks.get(key)
+        if pick is None:
+            pick = self._library_or_own(x, weight, epilogue, out.dtype)
+            if not torch.cuda.is_current_stream_capturing():
+                self.picks[key] = pick
+        return _compute(pick, x, weight, out, epilogue)
+
+    def _library_or_own(self, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Pick:
+        own = Pick(default_tiling(len(x), epilogue, x.element_size()))
+        if len(x) <= FEW_ROWS or torch.cuda.is_current_stream_capturing():
+            return own
+        return Pick(None) if _is_equal(Pick(None), own, x, weight, epilogue, dtype) else own
+
+
+def _compute(pick: Pick, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
+    if pick.tiling is not None:
+        return multiply(x, weight, out, epilogue, pick.tiling)
+    if epilogue is Epilogue.ADD:
+        return out.addmm_(x, weight.T)
+    if epilogue is Epilogue.SILU_GATED:
+        return rows.activate(torch.mm(x, weight.T), "silu", gated=True)
+    return torch.mm(x, weight.T) if out.dtype == x.dtype else torch.mm(x, weight.T, out_dtype=out.dtype)
+
+
+def _fastest(x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> Pick:
+    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
+    own = Pick(default_tiling(len(x), epilogue, x.element_size()))
+    picks = [own] + [
+        Pick(one) for one in CANDIDATES if one.fits(x.element_size(), matrices) and one.rows <= max(16, 2 * len(x))
+    ]
+    if len(x) > FEW_ROWS:
+        picks.append(Pick(None))
+    equal = [pick for pick in picks if _is_equal(pick, own, x, weights[0], epilogue, dtype)]
+    timed = [Pick(pick.tiling, _time_us(pick, x, weights, epilogue, dtype)) for pick in equal]
+    return min(timed, key=lambda pick: pick.microseconds)
+
+
+def _is_equal(pick: Pick, own: Pick, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> bool:
+    """Compare all bits on fixed random rows, with something there to be added to."""
+    values = _random_rows(len(x), weight)
+    width = len(weight) // 2 if epilogue is Epilogue.SILU_GATED else len(weight)
+    held = torch.randn(len(x), width, device=x.device, generator=_generator(x.device)).to(dtype)
+    found, wanted = (_compute(one, values, weight, held.clone(), epilogue) for one in (pick, own))
+    return torch.equal(found, wanted)
+
+
+def _time_us(pick: Pick, x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> float:
+    """Time a graph of several calls, so that launching does not count."""
+    width = len(weights[0]) // 2 if epilogue is Epilogue.SILU_GATED else len(weights[0])
+    out = torch.zeros(len(x), width, device=x.device, dtype=dtype)
+
+    def call() -> None:
+        for i in range(TIMED_CALLS):
+            _compute(pick, x, weights[i % len(weights)], out, epilogue)
+
+    return _replay_us(call) / TIMED_CALLS
+
+
+def _replay_us(call: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    graph.replay()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(TIMED_REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3 / TIMED_REPLAYS
+
+
+def _key(x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Key:
+    return len(x), weight.shape[0], weight.shape[1], int(epilogue), dtype
+
+
+def _new(x: Tensor, columns: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(len(x), columns, device=x.device, dtype=dtype or x.dtype)
+
+
+def _random_rows(count: int, weight: Tensor) -> Tensor:
+    rows_ = torch.randn(count, weight.shape[1], device=weight.device, generator=_generator(weight.device))
+    return rows_.to(weight.dtype)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(1)

@@ -1,0 +1,179 @@
+"""Row-wise kernels: norms with their residual, rope with the write to the cache, gated activations.
+
+Each row is one program's (or one warp's) own sum, so its bits do not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.step import Step
+from kvarn.backends.torch.weights import BlockWeights, NormWeights
+
+ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+HEADS_PER_PROGRAM = 8
+COLUMNS_PER_PROGRAM = 2048
+
+
+def normalise(x: Tensor, norm: NormWeights) -> Tensor:
+    """norm(x), row by row."""
+    out = torch.empty_like(x)
+    _norm(x, x, out, norm, keeps=False, adds_after=False)
+    return out
+
+
+def add_and_normalise(residual: Tensor, x: Tensor, norm: NormWeights) -> Tensor:
+    """residual += x, then norm(residual)."""
+    out = torch.empty_like(x)
+    _norm(x, residual, out, norm, keeps=True, adds_after=False)
+    return out
+
+
+def add_normalised(residual: Tensor, x: Tensor, norm: NormWeights) -> None:
+    """residual += norm(x)."""
+    _norm(x, residual, residual, norm, keeps=False, adds_after=True)
+
+
+def _norm(x: Tensor, residual: Tensor, out: Tensor, norm: NormWeights, *, keeps: bool, adds_after: bool) -> None:
+    width = x.shape[-1]
+    _norm_kernel[(x.numel() // width,)](
+        x, residual, out, norm.weight, norm.bias, norm.norm.eps,
+        WIDTH=width, PADDED=triton.next_power_of_2(width), IS_LAYER=norm.norm.kind == "layer",
+        HAS_BIAS=norm.bias is not None, ADDS_BEFORE=keeps, ADDS_AFTER=adds_after, num_warps=8 if width > 2048 else 4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _norm_kernel(
+    x, residual, out, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_LAYER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ADDS_BEFORE: tl.constexpr, ADDS_AFTER: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * WIDTH
+    c = tl.arange(0, PADDED)
+    inside = c < WIDTH
+    a = tl.load(x + row + c, mask=inside, other=0.0).to(tl.float32)
+    if ADDS_BEFORE:
+        total = (tl.load(residual + row + c, mask=inside, other=0.0).to(tl.float32) + a).to(residual.dtype.element_ty)
+        tl.store(residual + row + c, total, mask=inside)
+        a = total.to(tl.float32)
+    if IS_LAYER:
+        a = tl.where(inside, a - tl.sum(a) / WIDTH, 0.0)
+    y = a * (1 / tl.sqrt(tl.sum(a * a) / WIDTH + eps)) * tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        y += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
+    if ADDS_AFTER:
+        y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + row + c, mask=inside, other=0.0).to(
+            tl.float32
+        )
+    tl.store(out + row + c, y.to(out.dtype.element_ty), mask=inside)
+
+
+def rotate_and_store(
+    qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Normalise and rotate the heads of q and k; write k and v to the cache and return q (rows, heads, head_dim).
+
+    qkv is (rows, (heads + 2 kv_heads) * head_dim), the cache (slots, kv_heads, head_dim) each.
+    """
+    k, v = cache
+    attention = block.spec.attention
+    rows, heads = len(qkv), attention.num_heads + 2 * attention.num_kv_heads
+    q = torch.empty(rows, attention.num_heads, attention.head_dim, device=qkv.device, dtype=qkv.dtype)
+    cos, sin = (None, None) if rope is None else (rope.cos, rope.sin)
+    norms = (None, None) if block.q_norm is None or block.k_norm is None else (block.q_norm.weight, block.k_norm.weight)
+    _rope_kernel[(rows, triton.cdiv(heads, HEADS_PER_PROGRAM))](
+        qkv, q, k, v, cos, sin, *norms, step.positions, step.slots, qkv.stride(0), k.stride(0), k.stride(1),
+        0.0 if attention.qk_norm is None else attention.qk_norm.eps,
+        HEADS=attention.num_heads, KV_HEADS=attention.num_kv_heads, DIM=attention.head_dim,
+        PADDED=triton.next_power_of_2(attention.head_dim), PAIRS=0 if rope is None else rope.cos.shape[1],
+        IS_INTERLEAVED=attention.rope is not None and attention.rope.style == "interleaved",
+        HAS_NORM=block.q_norm is not None, PER_PROGRAM=HEADS_PER_PROGRAM,
+    )  # fmt: skip
+    return q
+
+
+@triton.jit
+def _rope_kernel(
+    qkv, q, k, v, cos, sin, q_norm, k_norm, positions, slots, qkv_row, k_slot, k_head, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, PER_PROGRAM: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token; q is written elsewhere, since threads read each other's halves."""
+    row = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
+    d = tl.arange(0, PADDED)
+    inside = (h < HEADS + 2 * KV_HEADS)[:, None] & (d < DIM)[None, :]
+    base = qkv + row * qkv_row + h[:, None] * DIM
+    x = tl.load(base + d[None, :], mask=inside, other=0.0)
+    y = x.to(tl.float32)
+    is_q = h < HEADS
+    is_v = h >= HEADS + KV_HEADS
+    partner = d
+    if PAIRS > 0:
+        if IS_INTERLEAVED:
+            partner = tl.where(d < 2 * PAIRS, d ^ 1, d)
+            pair = d // 2
+            sign = tl.where(d % 2 == 0, -1.0, 1.0)
+        else:
+            partner = tl.where(d < PAIRS, d + PAIRS, tl.where(d < 2 * PAIRS, d - PAIRS, d))
+            pair = d % PAIRS
+            sign = tl.where(d < PAIRS, -1.0, 1.0)
+        other = tl.load(base + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = (1 / tl.sqrt(tl.sum(y * y, 1) / DIM + eps))[:, None]
+        q_weight = tl.load(q_norm + d, mask=d < DIM, other=0.0).to(tl.float32)
+        k_weight = tl.load(k_norm + d, mask=d < DIM, other=0.0).to(tl.float32)
+        y = y * scale * tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+        if PAIRS > 0:
+            q_other = tl.load(q_norm + partner, mask=d < DIM, other=0.0).to(tl.float32)
+            k_other = tl.load(k_norm + partner, mask=d < DIM, other=0.0).to(tl.float32)
+            other = other * scale * tl.where(is_q[:, None], q_other[None, :], k_other[None, :])
+    if PAIRS > 0:
+        at = tl.load(positions + row).to(tl.int64) * PAIRS + pair
+        c = tl.load(cos + at, mask=d < 2 * PAIRS, other=1.0)
+        s = tl.load(sin + at, mask=d < 2 * PAIRS, other=0.0) * sign
+        y = y * c[None, :] + other * s[None, :]
+    y = y.to(x.dtype)
+    slot = tl.load(slots + row).to(tl.int64)
+    tl.store(q + (row * HEADS + h[:, None]) * DIM + d[None, :], y, mask=inside & is_q[:, None])
+    if slot >= 0:
+        is_k = (h >= HEADS) & (h < HEADS + KV_HEADS)
+        to_k = k + slot * k_slot + (h - HEADS)[:, None].to(tl.int64) * k_head + d[None, :]
+        to_v = v + slot * k_slot + (h - HEADS - KV_HEADS)[:, None].to(tl.int64) * k_head + d[None, :]
+        tl.store(to_k, y.to(k.dtype.element_ty), mask=inside & is_k[:, None])
+        tl.store(to_v, x.to(v.dtype.element_ty), mask=inside & is_v[:, None])
+
+
+def activate(x: Tensor, activation: str, *, gated: bool) -> Tensor:
+    """act(gate) * up for x (rows, 2 * hidden) that holds gate, then up; act(x) where it is not gated."""
+    rows, width = x.shape
+    hidden = width // 2 if gated else width
+    out = torch.empty(rows, hidden, device=x.device, dtype=x.dtype)
+    _activate_kernel[(rows, triton.cdiv(hidden, COLUMNS_PER_PROGRAM))](
+        x, out, HIDDEN=hidden, ROW=width, KIND=ACTIVATIONS[activation], GATED=gated, COLUMNS=COLUMNS_PER_PROGRAM
+    )
+    return out
+
+
+@triton.jit
+def _activate_kernel(
+    x, out, HIDDEN: tl.constexpr, ROW: tl.constexpr, KIND: tl.constexpr, GATED: tl.constexpr, COLUMNS: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = c < HIDDEN
+    a = tl.load(x + row * ROW + c, mask=inside, other=0.0).to(tl.float32)
+    if KIND == 0:
+        y = a / (1 + tl.exp(-a))
+    elif KIND == 1:
+        y = 0.5 * a * (1 + tl.erf(a * 0.7071067811865476))
+    else:
+        e = tl.exp(2 * 0.7978845608028654 * (a + 0.044715 * a * a * a))
+        y = 0.5 * a * (2 - 2 / (e + 1))
+    if GATED:
+        y *= tl.load(x + row * ROW + HIDDEN + c, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * HIDDEN + c, y.to(out.dtype.element_ty), mask=inside)
