@@ -1,4 +1,4 @@
-"""The native choice of tokens against its definition in sampling/, on rows of logits we choose ourselves."""
+"""The native and the torch choice of tokens against their definition, on rows of logits we choose ourselves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvarn.backends.batch import NO_TOKEN, RowSampling, SampleRows
+from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, Scored
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, Head, InputEmbedding, ModelSpec, Norm
+from tests.torch_backend import torch_cpu
 
 VOCAB = 96
 
@@ -55,12 +56,34 @@ def _identity() -> tuple[ModelSpec, IdentityHead]:
     return spec, IdentityHead(shapes | {"token_embd.weight": (VOCAB, VOCAB)})
 
 
-@pytest.fixture(scope="module")
-def backends() -> tuple[NativeBackend, ReferenceBackend]:
+class TorchSampler:
+    """The torch backend, which takes its hidden states as tensors."""
+
+    def __init__(self) -> None:
+        self._backend = torch_cpu()
+        self._backend.load(*_identity())
+
+    def sample(self, logits: npt.NDArray[np.float32], rows: SampleRows) -> Sampled:
+        return self._backend.sample(self._tensor(logits), rows)
+
+    def score(self, logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int32], num_top: int) -> Scored:
+        return self._backend.score(self._tensor(logits), targets, num_top)
+
+    def _tensor(self, values: npt.NDArray[np.float32]) -> Any:
+        import torch
+
+        return torch.from_numpy(values)
+
+
+Backends = tuple[NativeBackend | TorchSampler, ReferenceBackend]
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def backends(request: pytest.FixtureRequest) -> Backends:
     native, reference = NativeBackend(2), ReferenceBackend()
     for backend in (native, reference):
         backend.load(*_identity())
-    return native, reference
+    return (native if request.param == "native" else TorchSampler()), reference
 
 
 def _rows(rng: np.random.Generator, count: int, **fixed: Any) -> SampleRows:
@@ -105,9 +128,7 @@ def _rows(rng: np.random.Generator, count: int, **fixed: Any) -> SampleRows:
     ],
     ids=str,
 )
-def test_native_choices_equal_the_definition(
-    backends: tuple[NativeBackend, ReferenceBackend], filters: dict[str, Any]
-) -> None:
+def test_choices_equal_the_definition(backends: Backends, filters: dict[str, Any]) -> None:
     rng = np.random.default_rng(7)
     logits = rng.normal(0, 3, (200, VOCAB)).astype(np.float32)
     rows = _rows(rng, 200, **filters)
@@ -119,7 +140,7 @@ def test_native_choices_equal_the_definition(
     np.testing.assert_allclose(ours.entropy, defined.entropy, atol=2e-6)
 
 
-def test_scores_equal_the_definition(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+def test_scores_equal_the_definition(backends: Backends) -> None:
     rng = np.random.default_rng(8)
     logits = rng.normal(0, 3, (100, VOCAB)).astype(np.float32)
     targets = rng.integers(0, VOCAB, 100).astype(np.int32)
@@ -128,7 +149,7 @@ def test_scores_equal_the_definition(backends: tuple[NativeBackend, ReferenceBac
     np.testing.assert_array_equal(ours.top_ids, defined.top_ids)
 
 
-def test_a_choice_does_not_depend_on_its_neighbours(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+def test_a_choice_does_not_depend_on_its_neighbours(backends: Backends) -> None:
     native, rng = backends[0], np.random.default_rng(9)
     logits = rng.normal(0, 1, (64, VOCAB)).astype(np.float32)
     rows = _rows(rng, 64, top_p=0.9)
@@ -139,7 +160,7 @@ def test_a_choice_does_not_depend_on_its_neighbours(backends: tuple[NativeBacken
         assert alone.logprobs[0] == together.logprobs[i]
 
 
-def test_only_rows_whose_logits_are_not_finite_get_no_token(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+def test_only_rows_whose_logits_are_not_finite_get_no_token(backends: Backends) -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[1, 5] = np.nan
     rows = _rows(np.random.default_rng(0), 2)
@@ -150,7 +171,7 @@ def test_only_rows_whose_logits_are_not_finite_get_no_token(backends: tuple[Nati
 
 
 def test_rows_with_and_without_bias_and_penalties_stand_side_by_side(
-    backends: tuple[NativeBackend, ReferenceBackend],
+    backends: Backends,
 ) -> None:
     rng = np.random.default_rng(11)
     logits = rng.normal(0, 3, (40, VOCAB)).astype(np.float32)
@@ -163,11 +184,12 @@ def test_rows_with_and_without_bias_and_penalties_stand_side_by_side(
 
 
 @pytest.mark.parametrize("field", ["bias_ids", "seen_ids"])
-def test_ids_outside_the_vocabulary_are_refused(backends: tuple[NativeBackend, ReferenceBackend], field: str) -> None:
+def test_ids_outside_the_vocabulary_are_refused(backends: Backends, field: str) -> None:
     values = {"bias_ids": "bias_values", "seen_ids": "seen_counts"}[field]
     kind = np.float32 if field == "bias_ids" else np.int32
     for token in (-1, VOCAB):
-        row = RowSampling(**{field: np.array([token], np.int32), values: np.ones(1, kind)})  # type: ignore[arg-type]
+        given = {field: np.array([token], np.int32), values: np.ones(1, kind)}
+        row = RowSampling(repetition_penalty=1.1, **given)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="vocabulary"):
             backends[0].sample(np.zeros((1, VOCAB), np.float32), SampleRows(np.zeros(1, np.int32), (row,)))
 
@@ -191,9 +213,7 @@ def test_ids_outside_the_vocabulary_are_refused(backends: tuple[NativeBackend, R
     ],
     ids=str,
 )
-def test_masked_choices_equal_the_definition(
-    backends: tuple[NativeBackend, ReferenceBackend], filters: dict[str, Any]
-) -> None:
+def test_masked_choices_equal_the_definition(backends: Backends, filters: dict[str, Any]) -> None:
     rng = np.random.default_rng(13)
     logits = rng.normal(0, 3, (200, VOCAB)).astype(np.float32)
     rows = _rows(rng, 200, **filters)
@@ -210,7 +230,7 @@ def test_masked_choices_equal_the_definition(
     np.testing.assert_array_equal(ours.top_ids, backends[0].sample(logits, rows).top_ids)
 
 
-def test_a_mask_without_a_bit_gives_no_token(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+def test_a_mask_without_a_bit_gives_no_token(backends: Backends) -> None:
     empty = np.zeros(VOCAB // 32, np.uint32)
     rows = _rows(np.random.default_rng(0), 2)
     params = (replace(rows.params[0], mask=empty), rows.params[1])
@@ -220,7 +240,7 @@ def test_a_mask_without_a_bit_gives_no_token(backends: tuple[NativeBackend, Refe
         assert sampled.token_ids[1] >= 0
 
 
-def test_a_mask_of_the_wrong_size_is_refused(backends: tuple[NativeBackend, ReferenceBackend]) -> None:
+def test_a_mask_of_the_wrong_size_is_refused(backends: Backends) -> None:
     row = RowSampling(mask=np.ones(VOCAB // 32 + 1, np.uint32))
     with pytest.raises(ValueError, match="mask"):
         backends[0].sample(np.zeros((1, VOCAB), np.float32), SampleRows(np.zeros(1, np.int32), (row,)))

@@ -15,6 +15,7 @@ import pytest
 
 from kvarn import LLM, Completion, EngineConfig, SamplingParams
 from kvarn.backends.native.backend import NativeBackend
+from kvarn.backends.protocol import Backend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
@@ -56,12 +57,13 @@ class NoText:
 class TinyModel:
     """One tiny model, from which engines of any shape are made."""
 
-    def __init__(self, arch: str, folder: Path) -> None:
+    def __init__(self, arch: str, folder: Path, make: Callable[[int], Backend] = NativeBackend) -> None:
         self.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
+        self._make = make
 
     def engine(self, *, threads: int = 1, chunk: int = 512, num_blocks: int = 64, kv_dtype: str = "f16") -> Engine:
         description = describe(open_weights(self.path))
-        backend = NativeBackend(threads)
+        backend = self._make(threads)
         backend.load(description.spec, description.weights)
         layout = layout_of(description.spec, kv_dtype)
         kv = KVCache(backend.reserve_kv(layout, num_blocks * layout.block_bytes), layout.block_size)

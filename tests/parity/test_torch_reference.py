@@ -69,15 +69,14 @@ def test_an_f16_cache_rounds_as_the_reference_does(arch: str, tmp_path: Path) ->
     assert away < 0.3 * rounding
 
 
-@pytest.mark.parametrize("dtype", ["f16", "f32"])
 @pytest.mark.parametrize("arch", DECODERS)
-def test_chunks_threads_and_neighbours_change_no_bit(arch: str, dtype: str, tmp_path: Path) -> None:
+def test_chunks_threads_and_neighbours_change_no_bit(arch: str, tmp_path: Path) -> None:
     path, ids = tiny_model(arch, tmp_path, "gguf", type=TensorType.Q4_0), _ids()
-    whole = all_logits(_loaded(torch_cpu(2), path, dtype), _table(), ids, [NUM_TOKENS])
-    for threads, chunks in [(1, [NUM_TOKENS]), (2, [16] * 5 + [10]), (1, [33] + [1] * 57), (2, [33, 1, 1, 55])]:
-        backend = _loaded(torch_cpu(threads), path, dtype)
+    backend = _loaded(torch_cpu(), path, "f16")
+    whole = all_logits(backend, _table(), ids, [NUM_TOKENS])
+    for chunks in [16] * 5 + [10], [33, 1, 1, 1, 54], [1] * 9 + [81]:
         np.testing.assert_array_equal(all_logits(backend, _table(), ids, chunks), whole)
-    np.testing.assert_array_equal(_beside_a_neighbour(_loaded(torch_cpu(2), path, dtype), ids), whole)
+    np.testing.assert_array_equal(_beside_a_neighbour(_loaded(torch_cpu(2), path, "f16"), ids), whole)
 
 
 def _beside_a_neighbour(backend: Backend, ids: list[int]) -> npt.NDArray[np.float32]:

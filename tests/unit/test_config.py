@@ -25,7 +25,7 @@ from kvarn.errors import ConfigError
         ("kv_bytes", "1GB"),
         ("block_size", 0),
         ("max_batch_tokens", 0),
-        ("backend", "cuda"),
+        ("backend", "vulkan"),
         ("backend", None),
         ("kv_dtype", "q3"),
         ("isa", 5),

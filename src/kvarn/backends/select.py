@@ -10,7 +10,7 @@ from typing import Any, cast
 from kvarn.backends.protocol import Backend
 from kvarn.config import BACKENDS, TORCH_BACKENDS, EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
-from kvarn.formats.dense_weights import DenseWeights
+from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.machine import MemoryAvailable, available_memory
 from kvarn.models.memory_plan import held_weights

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, KVLayout, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
-from kvarn.backends.select import make_backend, require_support
+from kvarn.backends.select import device_memory, device_weights, make_backend, require_support
 from kvarn.bench.limits import Limits, Work, measure_limits, work_of
 from kvarn.bench.rows import Row, Samples
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.formats.open import open_weights
-from kvarn.machine import available_memory, choose_threads, warn_of_excess_threads
+from kvarn.machine import choose_threads, warn_of_excess_threads
 from kvarn.models.describe import describe
 from kvarn.models.spec import Encoder, ModelSpec
 
@@ -59,7 +59,7 @@ def measure(path: Path, bench: ModelBench, config: EngineConfig, progress: OnPro
                 speeds[row].append(runs.tokens_per_s(row, bench.steps))
             if progress is not None:
                 progress(done + 1, bench.rounds)
-    limits = measure_limits(runs.threads, runs.isa or None)
+    limits = measure_limits(runs.threads, runs.isa or None) if runs.isa else None  # they are the CPU kernels'
     samples = {row: Samples(tuple(found)) for row, found in speeds.items()}
     return Figures(runs.spec, runs.isa, runs.threads, runs.work, limits, samples)
 
@@ -98,12 +98,14 @@ def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineCon
         if isinstance(spec.generation, Encoder):
             raise UnsupportedModel(f"{spec.name!r} generates no text; choose another model to measure")
         require_support(backend, spec)
-        backend.load(spec, description.weights)
+        weights = device_weights(spec, description.weights, config)
+        backend.load(spec, weights)
         layers = tuple((b.attention.num_kv_heads, b.attention.head_dim) for b in spec.blocks)
         layout = KVLayout(config.block_size, layers, config.kv_dtype)
-        tables = _reserve(backend, spec, layout, rows, max_steps)
+        tables = _tables(spec, layout, rows, max_steps)
+        _reserve(backend, layout, tables, config)
         runs = {row: _prepare(backend, spec, row, tables[row]) for row in rows}
-        work = work_of(spec, description.weights, layout)
+        work = work_of(spec, weights, layout)
         return ModelRuns(backend, spec, threads, getattr(backend, "isa", ""), work, runs)
     except BaseException:
         backend.close()
@@ -112,10 +114,8 @@ def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineCon
         source.close()
 
 
-def _reserve(
-    backend: Backend, spec: ModelSpec, layout: KVLayout, rows: Sequence[Row], max_steps: int
-) -> dict[Row, Int32]:
-    """Reserve a KV cache with separate blocks for every row, so that no row overwrites another's cached tokens."""
+def _tables(spec: ModelSpec, layout: KVLayout, rows: Sequence[Row], max_steps: int) -> dict[Row, Int32]:
+    """Separate blocks for every row, so that no row overwrites another's cached tokens."""
     tables, first = {}, 0
     for row in rows:
         longest = row.prompt or row.depth + 1 + max_steps
@@ -123,11 +123,14 @@ def _reserve(
             raise ConfigError(f"{row.name} needs {longest:,} tokens, {spec.name!r} has {spec.context_length:,}")
         tables[row] = block_table(row, longest, layout.block_size) + np.int32(first)
         first = int(tables[row].max()) + 1
-    budget = first * layout.block_bytes
-    if budget > available_memory().num_bytes:
+    return tables
+
+
+def _reserve(backend: Backend, layout: KVLayout, tables: dict[Row, Int32], config: EngineConfig) -> None:
+    budget = (max(int(table.max()) for table in tables.values()) + 1) * layout.block_bytes
+    if budget > device_memory(config).num_bytes:
         raise ConfigError(f"the rows need {budget:,} bytes of cache, more than is free; choose fewer with --row")
     backend.reserve_kv(layout, budget)
-    return tables
 
 
 def block_table(row: Row, num_tokens: int, block_size: int) -> Int32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,12 +25,13 @@ def doctor(
         "/"
     ),
 ) -> None:
-    """Say what this machine offers: CPU, kernels, threads and why, memory, cgroup limits, store."""
+    """Say what this machine offers: CPU, kernels, GPU, threads and why, memory, cgroup limits, store."""
     import kvarn
 
     _section("kvarn", [("version", kvarn.__version__), ("python", sys.version.split()[0])])
     _section("system", [("platform", platform.platform()), ("machine", platform.machine())])
     _section("kernels", kernel_lines())
+    _section("torch", torch_lines())
     _section("threads", thread_lines(root))
     _section("memory", memory_lines(root))
     _section("store", store_lines())
@@ -55,6 +57,16 @@ def kernel_lines() -> Iterator[tuple[str, str]]:
     yield "chosen by", "KVARN_ISA" if forced else "the CPU"
     for isa, kernels in by_isa.items():
         yield f"from {isa}", ", ".join(sorted(kernels))
+
+
+def torch_lines() -> Iterator[tuple[str, str]]:
+    """The GPU's backend, where it is installed."""
+    if importlib.util.find_spec("torch") is None:
+        yield "torch", 'not installed: no GPU is used; for one, run `pip install "kvarn[torch]"`'
+        return
+    from kvarn.backends.torch.device import torch_lines
+
+    yield from torch_lines()
 
 
 def thread_lines(root: Path) -> Iterator[tuple[str, str]]:

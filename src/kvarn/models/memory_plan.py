@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError, DoesNotFit
-from kvarn.formats.q8_weights import Q8Weights
+from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
 from kvarn.models.spec import Encoder, FeedForward, ModelSpec

@@ -43,6 +43,13 @@ def test_every_row_of_a_tiny_model_is_measured_and_reported(tiny: Path) -> None:
 
 
 @native
+def test_a_model_on_torch_is_measured_without_the_limits_of_the_cpu_kernels(tiny: Path) -> None:
+    pytest.importorskip("torch")
+    figures = measure(tiny, ModelBench(ROWS[:1], 1, 2), EngineConfig(threads=1, backend="torch"))
+    assert figures.limits is None
+    assert figures.samples[ROWS[0]].median > 0
+
+
 def test_a_row_deeper_than_the_models_context_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs 4,003 tokens, 'tiny' has 2,048"):
         measure(tiny, ModelBench((Row("deep", batch=1, depth=4000),), 1, 2), EngineConfig(threads=1))

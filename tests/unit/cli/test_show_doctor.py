@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chat_model import write_chat_model
 from tests.unit.cli.conftest import Kvarn
 from tests.unit.machine.tree import GIB, cpus, memory, v1, v2
@@ -34,7 +36,7 @@ def test_doctor_says_what_it_sees(kvarn: Kvarn, tmp_path: Path) -> None:
     done = kvarn("doctor")
     text = done.stdout.decode()
     assert done.returncode == 0, done.stderr
-    for part in ("kernels", "threads", "because of", "memory", "cgroup limit", str(tmp_path / "home")):
+    for part in ("kernels", "torch", "threads", "because of", "memory", "cgroup limit", str(tmp_path / "home")):
         assert part in text
 
 
@@ -52,3 +54,10 @@ def test_doctor_chooses_one_thread_under_a_v1_quota_of_one_core_and_says_why(kva
     v1(root, "/app", {f"cpu,cpuacct/app/{name}": text for name, text in quota.items()})
     text = kvarn("doctor", "--root", str(memory(root, 4 * GIB, 3 * GIB))).stdout.decode()
     assert "1, because of a cgroup quota of 1.5 cores" in text
+
+
+def test_doctor_tells_where_torch_would_compute(kvarn: Kvarn) -> None:
+    torch = pytest.importorskip("torch")
+    text = kvarn("doctor").stdout.decode()
+    assert torch.__version__ in text
+    assert "bfloat16" in text if torch.cuda.is_available() else "CPU, float32" in text or "Apple GPU, float32" in text

@@ -27,10 +27,10 @@ def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache) -> None:
     if spec.embedding.positions is not None:
         limit = spec.embedding.positions
         _require(_within(batch.positions, limit), f"positions must be 0 .. {limit - 1}")
-    if batch.block_tables.shape[1]:
-        _check_tables(batch, cache)
     for keep in batch.keep:
         _check_keep(batch, keep, cache)
+    if batch.block_tables.shape[1]:
+        _check_tables(batch, cache)
 
 
 def _check_tables(batch: Batch, cache: DeviceCache) -> None:

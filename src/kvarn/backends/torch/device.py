@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
@@ -42,6 +45,21 @@ class Device:
             return available_memory()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return MemoryAvailable(free, f"free on the GPU of {total / 2**30:,.1f} GiB", total)
+
+
+def torch_lines() -> Iterator[tuple[str, str]]:
+    """What torch is here and where it would compute, for `kvarn doctor`."""
+    yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"
+    yield "triton", version("triton") if find_spec("triton") else "not installed: no kernels for a GPU"
+    try:
+        device = choose_device("torch")
+    except ConfigError as error:
+        yield "device", str(error)
+        return
+    yield "device", f"{device.title}, {str(device.dtype).removeprefix('torch.')}"
+    if device.kind == "cuda":
+        memory = device.available_memory()
+        yield "free memory", f"{memory.num_bytes / 2**30:,.1f} GiB {memory.reason}"
 
 
 def choose_device(name: str) -> Device:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Int32, RowSampling
+from kvarn.sampling.token_masks import num_words
 
 Int64 = npt.NDArray[np.int64]
 
@@ -40,7 +41,10 @@ def _apply_masks(logits: Tensor, params: Sequence[RowSampling]) -> Tensor:
     masked = [i for i, row in enumerate(params) if row.mask is not None]
     if not masked:
         return logits
-    words = np.stack([mask for row in params if (mask := row.mask) is not None]).astype(np.uint32).view(np.int32)
+    masks = [mask for row in params if (mask := row.mask) is not None]
+    if any(len(mask) != num_words(logits.shape[1]) for mask in masks):
+        raise ValueError(f"a mask has not one bit for each of {logits.shape[1]} tokens")
+    words = np.stack(masks).astype(np.uint32).view(np.int32)
     at, bits = torch.tensor(masked, device=logits.device), torch.arange(32, device=logits.device)
     allowed = (torch.from_numpy(words).to(logits.device)[:, :, None] >> bits) & 1
     allowed = allowed.view(len(masked), -1)[:, : logits.shape[1]].bool()

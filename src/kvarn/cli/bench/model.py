@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvarn.cli.terminal.options import Model, Threads
+from kvarn.cli.terminal.options import BackendName, Model, Threads
 from kvarn.config import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def bench_model(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Measurements of each row.")] = 5,
     steps: Annotated[int, typer.Option("--steps", min=1, max=10_000, help="Decode steps of one measurement.")] = 32,
     threads: Threads = None,
+    backend: BackendName = None,
     kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="f16, f32 or q8_0.")] = "f16",
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON only.")] = False,
 ) -> None:
@@ -37,7 +38,7 @@ def bench_model(
     from kvarn.hub import resolve
 
     bench = ModelBench(select_rows(row or ()), rounds, steps)
-    config = EngineConfig(threads=threads, kv_dtype=kv_dtype)
+    config = EngineConfig(threads=threads, kv_dtype=kv_dtype, backend=backend or "auto")
     with download_bar() as draw:
         path = resolve(model, offline=is_offline(), on_progress=draw)
     figures = report(measure(path, bench, config, _print_round if sys.stderr.isatty() else None))

@@ -1,4 +1,7 @@
-"""Weights stored as floats, quantised to Q8_0 when loaded: a quarter of the memory, and int8 kernels for float ones."""
+"""Weights in another type than they are stored in, converted when loaded.
+
+Q8Weights: floats as Q8_0, a quarter of the memory, and int8 kernels for float ones. DenseWeights: everything as floats.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,21 @@ class Q8Weights(WeightProxy):
 
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
         return dequantize(self.raw(name), TensorType.Q8_0, self.tensors[name].shape)
+
+
+class DenseWeights(WeightProxy):
+    """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are."""
+
+    def __init__(self, source: WeightSource, type: TensorType) -> None:
+        self._type = type
+        matrices = {name: info for name, info in source.tensors.items() if len(info.shape) > 1 and info.type != type}
+        super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
+
+    def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return quantize(self._source.array(name), self._type)
+
+    def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
+        return self._source.array(name)
 
 
 def _is_requantized(info: TensorInfo) -> bool:

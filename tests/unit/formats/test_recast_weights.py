@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvarn.formats.open import open_weights
-from kvarn.formats.q8_weights import Q8Weights
+from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import TensorType
 from tests.tiny_models import tiny_model
 
