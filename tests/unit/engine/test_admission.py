@@ -6,6 +6,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
+from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
 from kvarn.engine.scheduling.rate_limit import MovingWindow
 from kvarn.engine.submission import Submission
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
@@ -127,11 +128,42 @@ def test_choices_of_one_request_are_one_request() -> None:
 def test_tokens_per_second_count_prompt_and_longest_answer() -> None:
     clock = SimulatedClock()
     engine = limited(clock, tokens_per_s=10.0)  # 100 in 10 s
-    submit(engine, [1] * 50, GREEDY)  # 70
+    submit(engine, [1] * 50, GREEDY)  # 70, of which an answer that ends early would give back up to 20
+    with pytest.raises(CapacityError) as caught:
+        submit(engine, [1] * 31, GREEDY)
+    assert caught.value.retry_after_s == pytest.approx(10.0)
     with pytest.raises(CapacityError) as caught:
         submit(engine, [1] * 11, GREEDY)
-    assert caught.value.retry_after_s == pytest.approx(10.0)
+    assert caught.value.retry_after_s == pytest.approx(1.0)
     submit(engine, [1] * 10, GREEDY)
+
+
+def test_an_open_end_reserves_what_answers_usually_take_and_what_it_takes_beyond_counts() -> None:
+    clock = SimulatedClock()
+    engine = make_engine(clock=clock, window_s=10.0, tokens_per_s=200.0, context=4000, num_blocks=4000)  # 2,000 in 10 s
+    open_ended = GREEDY.replace(max_tokens=None)
+    for _ in range(3):  # three times 512, where the context has 4,000
+        submit(engine, [1], open_ended)
+    with pytest.raises(CapacityError):
+        submit(engine, [1], open_ended)
+    limiter = ExpectedAnswer()
+    limiter.observe(1500)
+    assert limiter.within(4000) == 1500
+    for _ in range(20):
+        limiter.observe(3)
+    assert (limiter.within(4000), limiter.within(100)) == (512, 100)
+
+
+def test_an_idle_hour_between_two_requests_is_no_time_to_wait() -> None:
+    clock = SimulatedClock()
+    engine = make_engine(clock=clock, queue_limit=1)
+    for pause_s in (0.5, 0.5, 3600.0, 0.5):
+        clock.now += pause_s
+        complete(engine, [1], GREEDY)
+    submit(engine, [1], GREEDY)
+    with pytest.raises(CapacityError) as caught:
+        submit(engine, [1], GREEDY)
+    assert caught.value.retry_after_s < 2.0
 
 
 def test_tokens_that_were_not_taken_are_given_back() -> None:
