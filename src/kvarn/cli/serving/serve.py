@@ -35,6 +35,12 @@ class ServeOptions:
     keys: Annotated[
         Path | None, typer.Option(help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]")
     ] = None
+    root_path: Annotated[
+        str | None, typer.Option(metavar="/PREFIX", help="Under which a reverse proxy offers the server.")
+    ] = None
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy on this machine passes requests on: close /metrics to it.")
+    ] = False
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -60,6 +66,8 @@ class ServeOptions:
             "host": self.host,
             "port": self.port,
             "keys": self.keys,
+            "root_path": self.root_path,
+            "behind_proxy": self.behind_proxy or None,
             "drain_delay_s": self.drain_delay,
             "drain_timeout_s": self.drain_timeout,
             "insecure": self.insecure or None,

@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp
 
+from kvarn import __version__
 from kvarn.errors import ConfigError
 from kvarn.observe.logs import configure_logging, with_fields
 from kvarn.observe.metrics import Metrics
@@ -120,7 +121,7 @@ class ServerRun:
         self._lifecycle.become_ready()
         names = ", ".join(self._state.models.ids)
         _print_line(f"kvarn: serving {names} on {_url(self._listener)}")
-        steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
+        steps = {f"{step.name} {step.model}": round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
         log.info("ready", extra=with_fields(models=list(self._state.models.ids), steps=steps))
 
     async def _drain(self) -> None:
@@ -200,7 +201,7 @@ def make_state(config: ServerConfig) -> ServerState:
     """All parts of the server; nothing is loaded yet."""
     models = ModelPool(config)
     collections, lifecycle = CollectionPool(models), Lifecycle()
-    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat)
+    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat, version=__version__)
     return ServerState(
         config=config,
         models=models,
