@@ -48,6 +48,9 @@ _REAL: dict[str, tuple[float, float]] = {
 _CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
 _PATHS = {
     "keys": "the path of a TOML file, see `kvarn keys --help`",
+    "uds": "the path of a Unix socket",
+    "tls_cert": "the path of a PEM file",
+    "tls_key": "the path of a PEM file",
 }
 _TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
@@ -70,6 +73,9 @@ class ServerConfig:
     port: int = 8000
     keys: Path | None = None  # TOML file of `kvarn keys`; None: no key is needed, so loopback only
     insecure: bool = False  # listen beyond loopback without keys
+    uds: Path | None = None  # a Unix socket to listen on, instead of host and port
+    tls_cert: Path | None = None  # PEM: the certificate and those it rests on; TLS 1.2 and newer
+    tls_key: Path | None = None  # PEM: its key, without a password
     root_path: str = ""  # the prefix under which a reverse proxy offers the server; with or without it, paths are found
     behind_proxy: bool = False  # a proxy on this machine passes strangers' requests on: no connection counts as local
     unknown_fields: str = "refuse"  # refuse | ignore
@@ -115,12 +121,12 @@ class ServerConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return _is_loopback(self.host)
+        return self.uds is not None or _is_loopback(self.host)
 
     @property
     def takes_local(self) -> bool:
         """Whether a connection from this machine is somebody on this machine: nothing speaks of a proxy before us."""
-        is_proxied = self.behind_proxy or self.root_path or self.allowed_hosts
+        is_proxied = self.behind_proxy or self.root_path or self.allowed_hosts or self.uds is not None
         return self.is_loopback and not is_proxied
 
     @property
@@ -150,6 +156,9 @@ class ServerConfig:
         _check.flag("behind_proxy", self.behind_proxy)
         if not isinstance(self.root_path, str) or not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigError(f"root_path is {self.root_path!r:.60}; give it as /name, without a slash at its end")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ConfigError(f"{given} is given and {missing} is not; TLS needs both")
         if self.keys is None and not self.insecure and not self.is_loopback:
             raise ConfigError(
                 f"host is {self.host}, which other machines can reach, and there are no API keys: anybody could use "
