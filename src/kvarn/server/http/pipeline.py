@@ -32,6 +32,7 @@ LOG_FIELDS = "kvarn.log"  # a dict to which routes add: model, prompt_tokens, ..
 MAX_PATH = 200  # characters that are logged
 PROBE_STATUS = (200, 503)  # of probes, which are sent every few seconds: not logged, also while the answer is no
 CLIENT_GONE = 499  # no status was sent
+UNANSWERED = {CLIENT_GONE: "client_closed_request", 500: "internal_error"}  # codes where there was no body for one
 _UNTIDY = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|(?:^|/)\.{1,2}(?:/|$)")  # U+FFFD: bytes that are not UTF-8
 
 
@@ -75,6 +76,8 @@ class RequestPipeline:
             status = 500
             raise
         finally:
+            if response.status is None:
+                scope[LOG_FIELDS]["error_code"] = UNANSWERED[status]
             status = response.status or status
             self._traffic.responses[status] += 1
             _log_access(scope, status, response.first_byte_s, response.elapsed_s)
