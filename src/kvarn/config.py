@@ -6,6 +6,7 @@ KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon,
 KVARN_DEBUG     1: the command line shows tracebacks
 KVARN_API_KEY   key that `kvarn chat --url` and `kvarn bench serve` send to a server
 KVARN_SERVER_*  settings of `kvarn serve`, by name: KVARN_SERVER_PORT, KVARN_SERVER_ENGINE_THREADS, ...
+NOTIFY_SOCKET   where the service manager listens; WATCHDOG_USEC how often it wants to hear from this process
 HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
 """
 
@@ -75,6 +76,17 @@ def server_environment() -> dict[str, str]:
     """Values of the KVARN_SERVER_* variables, by setting in lower case."""
     prefix = "KVARN_SERVER_"
     return {name[len(prefix) :].lower(): text for name, text in os.environ.items() if name.startswith(prefix)}
+
+
+def notify_socket() -> str | None:
+    """The address to which the service manager wants to be told of readiness, if there is one."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
+def watchdog_interval_s() -> float | None:
+    """Within which the service manager wants a sign of life of this process; None: it wants none."""
+    micros, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
+    return int(micros) / 1e6 if micros.isdecimal() and int(micros) and pid == str(os.getpid()) else None
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -145,7 +145,7 @@ class Site:
         return RequestPipeline(
             Starlette(routes=routes, exception_handlers=dict.fromkeys(TOLD, _told)),
             browsers=BrowserPolicy(self.config),
-            auth=Authenticator(KeyRing(None), is_loopback=True),
+            auth=Authenticator(KeyRing(None), takes_local=True),
             lifecycle=always_ready,
             traffic=Traffic(),
         )

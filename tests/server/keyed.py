@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from kvarn.server.access.keyfile import KeyEntry, draw_key, editing, write_keys
+from tests.chat_model import write_chat_model
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 
 # Every tier that a test uses up has its own key; the others are never full.
@@ -53,6 +54,7 @@ KEYS = {
     "revoked": ("pro", "gone"),
     "expired": ("pro", "gone"),
 }
+TINY_KEYS = {"fred": "free", "pia": "pro", "boss": "enterprise"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,17 @@ def running(folder: Path, *arguments: str, settings: str = "") -> Iterator[Keyed
         env={"KVARN_HOME": str(folder)},
         module="tests.server.faulty",
     ) as process:
+        yield KeyedServer(process, file, {name: key for name, (key, _) in drawn.items()})
+
+
+@contextmanager
+def tiny_keyed(folder: Path, *arguments: str, config: str = "") -> Iterator[KeyedServer]:
+    """A server of a tiny random model, tiny.gguf, with one key of each default tier: fred, pia and boss."""
+    drawn = {name: draw_key(name, tier) for name, tier in TINY_KEYS.items()}
+    file = folder / "keys.toml"
+    write_keys(file, [entry for _, entry in drawn.values()])
+    model = write_chat_model(folder / "tiny.gguf")
+    with ServerProcess("--model", model, *arguments, config=config, keys=file, module="tests.server.faulty") as process:
         yield KeyedServer(process, file, {name: key for name, (key, _) in drawn.items()})
 
 

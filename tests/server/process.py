@@ -74,10 +74,12 @@ class ServerProcess:
         self.started_s = 0.0
         self.process: subprocess.Popen[str]
         self.port = 0
+        self.address = ""  # as the ready line has it
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "https" if self.address.startswith("https:") else "http"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -129,7 +131,7 @@ class ServerProcess:
         threading.Thread(target=self._read, daemon=True).start()
         if not self._waits:
             return
-        if not self._has_spoken.wait(START_TIMEOUT_S) or not self.port:
+        if not self._has_spoken.wait(START_TIMEOUT_S) or not self.address:
             code = self.process.poll()
             if code is None:
                 self.process.kill()
@@ -145,8 +147,9 @@ class ServerProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.append(line)
-            _, found, address = line.rstrip().partition(" on http://")
+            _, found, address = line.rstrip().rpartition(" on ")
             if line.startswith("kvarn: serving ") and found:
-                self.port = int(address.rpartition(":")[2])
+                self.port = 0 if address.startswith("unix:") else int(address.rpartition(":")[2])
+                self.address = address
                 self._has_spoken.set()
         self._has_spoken.set()  # ended without a word

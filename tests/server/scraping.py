@@ -9,8 +9,9 @@ from tests.server.process import ServerProcess
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def scrape(server: ServerProcess) -> Scrape:
-    with server.client() as http:
+def scrape(server: ServerProcess, **options: object) -> Scrape:
+    """options: of the HTTP client."""
+    with server.client(**options) as http:
         response = http.get("/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")

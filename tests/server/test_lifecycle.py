@@ -73,9 +73,9 @@ def test_a_refusal_tells_starting_from_ending() -> None:
 def test_steps_of_starting_up_carry_their_time() -> None:
     clock = Clock()
     lifecycle = Lifecycle(clock)
-    lifecycle.begin_step("find")
+    lifecycle.begin_step("find", "m")
     clock.now += 2
-    lifecycle.begin_step("load")
+    lifecycle.begin_step("load", "m")
     assert [(step.name, step.seconds) for step in lifecycle.steps] == [("find", 2.0), ("load", None)]
     clock.now += 3
     lifecycle.become_ready()
@@ -103,7 +103,7 @@ def _through(lifecycle: Lifecycle, path: str, app: Any) -> list[Message]:
     pipeline = RequestPipeline(
         app,
         browsers=BrowserPolicy(ServerConfig()),
-        auth=Authenticator(KeyRing(None), is_loopback=True),
+        auth=Authenticator(KeyRing(None), takes_local=True),
         lifecycle=lifecycle,
         traffic=Traffic(),
     )

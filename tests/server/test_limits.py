@@ -16,7 +16,7 @@ from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.models.catalog import MemoryRoom, plan_load
 from tests.chat_model import write_chat_model
 from tests.server.edge_client import until
-from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running
+from tests.server.keyed import KeyedServer, chat_body, completion_body, events, running, tiny_keyed
 from tests.server.process import SMOLLM2, ServerProcess
 from tests.server.scraping import read, scrape
 
@@ -92,6 +92,38 @@ def test_without_max_tokens_all_answers_together_take_at_most_the_minute(keyed: 
     assert 110 < answered.json()["usage"]["total_tokens"] <= 120
     assert {choice["finish_reason"] for choice in answered.json()["choices"]} == {"length"}
     assert keyed.chat("open_ended", "hi", max_tokens=None).status_code == 429
+
+
+def test_four_chats_without_max_tokens_at_once_fit_where_two_contexts_do_not(tmp_path: Path) -> None:
+    """Each may get 2,000 tokens long, and a minute has 4,000: they reserve what answers usually take."""
+    tier = "[tiers.free]\ntokens_per_min = 4000\n"
+    with tiny_keyed(tmp_path, config=tier) as server, ThreadPoolExecutor(4) as pool:
+        with server.client("fred") as client:
+            client.post("/fault/slow?seconds=0.01")  # so that they run at the same time
+        body = {"model": "tiny.gguf", "messages": [{"role": "user", "content": "hi"}], "stop": ["a", "e", "i", "o"]}
+
+        def ask(_: int) -> httpx.Response:
+            with server.client("fred") as client:
+                return client.post("/v1/chat/completions", json=body)
+
+        answers = list(pool.map(ask, range(4)))
+    assert [one.status_code for one in answers] == [200] * 4, [one.text for one in answers]
+
+
+def test_who_comes_again_when_retry_after_says_is_served(tmp_path: Path) -> None:
+    """What is missing is held by an answer that ends long before the minute does."""
+    tier = "[tiers.free]\ntokens_per_min = 1200\n"
+    with tiny_keyed(tmp_path, config=tier) as server, server.client("fred") as client:
+        body = {"model": "tiny.gguf", "prompt": "ab", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            told = events(response)  # kept: httpx closes the connection with it
+            next(told)
+            other = {"model": "tiny.gguf", "prompt": "ab", "max_tokens": 600}
+            refused = client.post("/v1/completions", json=other)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) <= 2
+        time.sleep(int(refused.headers["retry-after"]))
+        assert client.post("/v1/completions", json=other).status_code == 200
 
 
 def test_a_cancelled_stream_gives_its_tokens_back(keyed: KeyedServer) -> None:
@@ -205,6 +237,9 @@ def test_a_request_for_which_there_is_no_memory_counts_for_nothing_and_tells_wha
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
             assert int(refused.headers["x-ratelimit-remaining-requests"]) == left
             assert _requests_left(client, "a.gguf") == left - 1  # the one that asked
+        found = scrape(server)
+    assert read(found, "kvarn_rate_limited_total", tier="pro", reason="memory") == 1
+    assert read(found, "kvarn_rate_limited_total") == 1
 
 
 def _requests_left(client: httpx.Client, model: str = SMOLLM2) -> int:

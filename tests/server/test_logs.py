@@ -60,6 +60,7 @@ def test_a_request_line_has_no_place_for_texts_or_keys() -> None:
     assert set(RequestLine.__slots__) == {
         *("request_id", "method", "path", "status", "duration_s", "first_byte_s", "client"),
         *("model", "key", "tier", "prompt_tokens", "completion_tokens", "cached_tokens", "finish_reason"),
+        *("error_code", "error_field"),
     }
 
 
@@ -110,6 +111,32 @@ def test_a_request_leaves_one_line_with_id_times_tokens_and_key_name(
         assert line["completion_tokens"] == 3
         assert line["finish_reason"] == "length"
         assert 0 < line["first_byte_s"] <= line["duration_s"]
+
+
+@pytest.mark.model
+def test_a_refused_request_leaves_its_code_and_field(keyed: tuple[ServerProcess, str], patience: float) -> None:
+    server, key = keyed
+    good = {"model": SMOLLM2, "prompt": "hi", "max_tokens": 1}
+    cases: dict[str, tuple[dict[str, Any], int, str | None]] = {
+        "invalid_value": ({**good, "temperature": -3}, 400, "temperature"),
+        "unknown_field": ({**good, SECRET: 3}, 400, None),
+        "missing_field": ({"model": SMOLLM2}, 400, "prompt"),
+        "context_length_exceeded": ({**good, "max_tokens": 10**6}, 400, "max_tokens"),
+        "model_not_found": ({**good, "model": SECRET}, 404, "model"),
+    }
+    with server.client(headers={"authorization": f"Bearer {key}"}) as http:
+        answers = {code: http.post("/v1/completions", json=body) for code, (body, _, _) in cases.items()}
+        nowhere, nobody = http.get("/nowhere"), http.get("/v1/models", headers={"authorization": "Bearer x"})
+        fine = http.post("/v1/completions", json=good)
+    for code, (_, status, field) in cases.items():
+        line = _line_of(server, answers[code].headers["x-request-id"], 2.0 * patience)
+        assert (line["status"], line["error_code"], line.get("error_field")) == (status, code, field)
+        assert answers[code].json()["error"]["code"] == code
+    for answer, code in ((nowhere, "not_found"), (nobody, "invalid_api_key")):
+        assert _line_of(server, answer.headers["x-request-id"], 2.0 * patience)["error_code"] == code
+    assert "error_code" not in _line_of(server, fine.headers["x-request-id"], 2.0 * patience)
+    failed = [line for line in _lines(server) if line["logger"] == "kvarn.access" and line["status"] >= 400]
+    assert all(line["error_code"] for line in failed)
 
 
 @pytest.mark.model

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvarn import __version__
 from tests.server.keyed import chat_body, completion_body, events
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 from tests.server.scraping import Scrape, read, scrape
@@ -22,6 +26,7 @@ GAUGES = (
     "num_requests_waiting_by_reason",
     "kv_cache_usage_perc",
     "cache_config_info",
+    "build_info",
     "http_requests_active",
     "http_connections_open",
     "memory_budget_bytes",
@@ -115,6 +120,16 @@ def test_what_requests_count_is_0_before_the_first_request(at_start: Scrape) -> 
         assert read(at_start, f"kvarn_{name}_count") == 0
     for name in ("num_requests_running", "num_requests_waiting", "http_requests_active"):
         assert read(at_start, f"kvarn_{name}") == 0
+
+
+def test_the_process_and_its_version_are_told(fresh: ServerProcess, at_start: Scrape) -> None:
+    assert read(at_start, "kvarn_build_info", version=__version__) == 1
+    pages = int(Path(f"/proc/{fresh.pid}/statm").read_text().split()[1])
+    assert read(at_start, "process_resident_memory_bytes") == pytest.approx(pages * resource.getpagesize(), rel=0.2)
+    assert read(at_start, "process_open_fds") >= len(os.listdir(f"/proc/{fresh.pid}/fd")) - 8
+    assert read(at_start, "process_cpu_seconds_total") > 0
+    assert read(at_start, "process_max_fds") > 0
+    assert 0 < time.time() - read(at_start, "process_start_time_seconds") < 3600
 
 
 def test_vllms_names_are_told_beside_ours(at_start: Scrape) -> None:

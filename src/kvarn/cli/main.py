@@ -26,7 +26,7 @@ from kvarn.cli.generate.run import run
 from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
-from kvarn.cli.serving.keys import list_keys, new_key, revoke_key
+from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.serve import serve
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.config import is_debug
@@ -73,7 +73,9 @@ GROUPS: Mapping[str, CommandGroup] = {
             "diffusion": bench_diffusion,
         },
     ),
-    "keys": CommandGroup("API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key}),
+    "keys": CommandGroup(
+        "API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key, "rm": remove_key}
+    ),
     "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -48,9 +48,10 @@ class StoreCollector(Collector):
 
 
 def make_registry(store: MetricStore, *, with_vllm: bool) -> CollectorRegistry:
-    """Make a registry of our own: nothing of the process's default one is exposed."""
+    """Make a registry of our own: of the process's default one only its memory, CPU time and open files are exposed."""
     registry = CollectorRegistry()
     registry.register(StoreCollector(store, with_vllm=with_vllm))
+    ProcessCollector(registry=registry)
     return registry
 
 

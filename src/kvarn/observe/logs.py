@@ -36,6 +36,8 @@ class RequestLine:
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
+    error_code: str | None = None  # of the body, where the request was refused or failed
+    error_field: str | None = None  # the first part of `param`: a name of ours, never one that only the client knows
     client: str | None = None
 
     def fields(self) -> dict[str, object]:

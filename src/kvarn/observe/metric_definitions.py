@@ -13,7 +13,7 @@ from kvarn.observe.histogram import COUNTS, LONG_SECONDS, SECONDS, TOKENS
 from kvarn.types import FinishReason
 
 MODEL = ("model_name",)
-RATE_LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue")
+RATE_LIMIT_REASONS = ("requests", "tokens", "concurrency", "queue", "memory")
 SEARCH_MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
@@ -167,6 +167,13 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("retrieval_collections_open", "gauge", "Collections open now.", labels=(), in_vllm=False),
     MetricSpec(
         "retrieval_primed", "counter", "Prompts of hot questions computed while idle.", labels=(), in_vllm=False
+    ),
+    MetricSpec(
+        "build_info",
+        "gauge",
+        "The version that runs; always 1.",
+        labels=("version", "python_version", "machine"),
+        in_vllm=False,
     ),
     MetricSpec(
         "cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -65,11 +66,14 @@ class TrafficView(Protocol):
 class Metrics:
     """All series of one server, each at 0 from the start."""
 
-    def __init__(self, models: Iterable[str] = (), *, tiers: Iterable[str] = (), compat: str = "") -> None:
-        """compat="vllm" also exposes the metrics vLLM has under vLLM's own names."""
+    def __init__(
+        self, models: Iterable[str] = (), *, tiers: Iterable[str] = (), compat: str = "", version: str = ""
+    ) -> None:
+        """compat="vllm" also exposes the metrics vLLM has under vLLM's own names; version: Kvarn's own."""
         self._store = MetricStore()
         self._store.start_at_zero({"model_name": tuple(models), "tier": tuple(tiers)})
         self._engines: dict[str, _LastPoll] = {}
+        self._store.set("build_info", version, platform.python_version(), platform.machine(), to=1.0)
         self._throttled_at_start_s = cpu_throttled_s()
         self.registry = make_registry(self._store, with_vllm=compat == "vllm")
 
@@ -87,7 +91,7 @@ class Metrics:
             store.set("http_responses", str(status), to=num_responses)
 
     def request_refused(self, tier: str, reason: str) -> None:
-        """Count a request over a limit: requests, tokens, concurrency or queue."""
+        """Count a request over a limit: requests, tokens, concurrency, queue or memory."""
         self._store.increment("rate_limited", tier, reason)
 
     def token_gaps(self, model: str) -> Histogram:

@@ -23,7 +23,7 @@ from kvarn.server.dependencies import request_context
 from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.disconnect import while_awaited
-from kvarn.server.http.pipeline import REQUEST_ID, RequestPipeline
+from kvarn.server.http.pipeline import LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
 from kvarn.server.state import ServerState
@@ -40,9 +40,10 @@ def make_app(state: ServerState) -> FastAPI:
     pipeline = Middleware(
         RequestPipeline,
         browsers=BrowserPolicy(state.config),
-        auth=Authenticator(state.keys, is_loopback=state.config.is_loopback),
+        auth=Authenticator(state.keys, takes_local=state.config.takes_local),
         lifecycle=state.lifecycle,
         traffic=state.traffic,
+        root_path=state.config.root_path,
     )
     app = FastAPI(
         title="Kvarn",
@@ -57,7 +58,9 @@ def make_app(state: ServerState) -> FastAPI:
     app.state.kvarn = state
     for module in ROUTES:
         app.include_router(module.router)
-    app.openapi = lambda: describe(app, needs_key=not state.keys.is_open)  # type: ignore[method-assign]
+    app.openapi = lambda: describe(  # type: ignore[method-assign]
+        app, needs_key=not state.keys.is_open, root_path=state.config.root_path
+    )
     app.add_route(DOCUMENT, _document, include_in_schema=False)
     return app
 
@@ -70,7 +73,7 @@ async def _document(http: Request) -> Response:
 
 async def _fail(http: Request, error: Exception) -> Response:
     path = http.scope["path"]
-    response = failure_response(error, path, http.scope[REQUEST_ID])
+    response = failure_response(error, path, http.scope[REQUEST_ID], http.scope[LOG_FIELDS])
     if "allow" in response.headers:  # the router knows the first route with this path only
         response.headers["allow"] = ", ".join(_methods(path))
     return response

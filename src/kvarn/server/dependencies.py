@@ -14,12 +14,12 @@ from fastapi import Depends, Request
 
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.observe.metrics import Metrics
-from kvarn.server.access.limits import RateLimits
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
+from kvarn.server.http.pipeline import PRINCIPAL
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.model_pool import ModelPool, NoRoomForModel
 from kvarn.server.process.lifecycle import Lifecycle
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.worker_threads import WorkerThreads
@@ -46,27 +46,28 @@ async def _called(http: Request) -> AsyncIterator[RequestContext]:
         try:
             yield request
         except CapacityError as error:
-            raise _refused(error, request, _state(http).limits) from error
+            raise _refused(error, request, _state(http)) from error
 
 
 async def _charged(http: Request) -> AsyncIterator[RequestContext]:
     """Before the body is read or a model loaded: a client beyond its limits must not cost the others even that."""
-    limits = _state(http).limits
     async with request_context(http) as request:
         try:
-            request.charge(limits.enter(request.principal))
+            request.charge(_state(http).limits.enter(request.principal))
             yield request
         except CapacityError as error:
-            raise _refused(error, request, limits) from error
+            raise _refused(error, request, _state(http)) from error
 
 
-def _refused(error: CapacityError, request: RequestContext, limits: RateLimits) -> CapacityError:
+def _refused(error: CapacityError, request: RequestContext, state: ServerState) -> CapacityError:
     """The refusal with what is left of the key's limits; one before anything was computed counts for nothing."""
     request.withdraw_unused()
-    headers = limits.headers(request.principal)
+    if isinstance(error, NoRoomForModel):
+        state.metrics.request_refused(request.principal.tier.name, "memory")
+    headers = state.limits.headers(request.principal)
     if isinstance(error, RateLimited):
         error.headers = headers
-    return Overloaded(error, headers) if type(error) is CapacityError else error
+    return Overloaded(error, headers) if type(error) in (CapacityError, NoRoomForModel) else error
 
 
 def _state(http: Request) -> ServerState:
@@ -85,6 +86,10 @@ def _retrieval(state: ServerState) -> RetrievalServices:
     )
 
 
+async def _is_known(http: Request) -> bool:
+    return http.scope[PRINCIPAL] is not None
+
+
 def _part(get: Callable[[ServerState], Any]) -> Any:
     async def part(http: Request) -> Any:
         return get(_state(http))
@@ -94,6 +99,10 @@ def _part(get: Callable[[ServerState], Any]) -> Any:
 
 Called = Annotated[RequestContext, Depends(_called)]  # looks at something
 Charged = Annotated[RequestContext, Depends(_charged)]  # computes: counts as a request of the key from the start
+
+IsKnown = Annotated[
+    bool, Depends(_is_known)
+]  # on a path that needs no key: whether the caller has one, or none is needed
 
 Models = Annotated[ModelPool, _part(lambda state: state.models)]
 RunningGenerations = Annotated[Generations, _part(lambda state: state.generations)]

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -75,6 +76,14 @@ class Failure:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     mentions: tuple[str, ...] = ()  # names of fields in the message
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What the access log tells of it: the code, and the field if it is one of ours, without what is below it."""
+        fields = {} if self.code is None else {"error_code": self.code}
+        if self.param and self.code != "unknown_field":  # a name that only the client knows may be a secret
+            fields["error_field"] = self.param.partition(".")[0]
+        return fields
 
     def renamed(self, field_name: Callable[[str], str]) -> Failure:
         """With the fields called as a dialect calls them; names that the client itself sent stay."""
@@ -148,10 +157,14 @@ def failure_body(error: BaseException, path: str) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def failure_response(error: BaseException, path: str, request_id: str = "") -> Response:
-    """The whole response; what is our fault is logged."""
+def failure_response(
+    error: BaseException, path: str, request_id: str = "", log_fields: dict[str, Any] | None = None
+) -> Response:
+    """The whole response; what is our fault is logged, and log_fields gets what the access log tells of it."""
     failure = failure_of(error)
     report(error, request_id)
+    if log_fields is not None:
+        log_fields.update(failure.log_fields)
     return Response(failure_body(error, path), failure.status, dict(failure.headers), "application/json")
 
 

@@ -13,8 +13,8 @@ from kvarn.server.api.openai import errors as openai
 METHODS = ("get", "post", "delete")
 
 
-def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
-    """The document; made once, then cached by the application."""
+def describe(app: FastAPI, *, needs_key: bool, root_path: str = "") -> dict[str, Any]:
+    """The document; made once, then cached by the application. root_path: the prefix of all its paths."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         components = document.setdefault("components", {})
@@ -26,6 +26,8 @@ def describe(app: FastAPI, *, needs_key: bool) -> dict[str, Any]:
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
         schemas.update(Error=openai.SCHEMA, AnthropicError=anthropic.SCHEMA)
+        if root_path:
+            document["servers"] = [{"url": root_path}]
         if needs_key:
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             document["security"] = [{"key": []}]

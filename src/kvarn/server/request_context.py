@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,9 +61,12 @@ class RequestContext:
         self.held.callback(reservation.settle, 0)  # unless it was settled with what was used
         self.headers.update(reservation.headers)
 
-    def reserve(self, num_tokens: int, *, num_answers: int = 1) -> None:
-        """Take all that the request may take, or be refused; can be called again for more."""
-        self.reservation.grow(num_tokens, num_answers=num_answers)
+    def reserve(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
+        """Take all that the request may take, or be refused; can be called again for more.
+
+        open_ended: the most tokens of each answer without max_tokens, which takes as many as are to be expected.
+        """
+        self.reservation.grow(num_tokens, num_answers=num_answers, open_ended=open_ended)
         self.headers.update(self.reservation.headers)
 
     def withdraw_unused(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
+from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
 from kvarn.engine.scheduling.rate_limit import MovingWindow
 from kvarn.engine.submission import Submission
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
@@ -127,11 +128,59 @@ def test_choices_of_one_request_are_one_request() -> None:
 def test_tokens_per_second_count_prompt_and_longest_answer() -> None:
     clock = SimulatedClock()
     engine = limited(clock, tokens_per_s=10.0)  # 100 in 10 s
-    submit(engine, [1] * 50, GREEDY)  # 70
+    submit(engine, [1] * 50, GREEDY)  # 70, of which an answer that ends early would give back up to 20
+    with pytest.raises(CapacityError) as caught:
+        submit(engine, [1] * 31, GREEDY)
+    assert caught.value.retry_after_s == pytest.approx(10.0)
     with pytest.raises(CapacityError) as caught:
         submit(engine, [1] * 11, GREEDY)
-    assert caught.value.retry_after_s == pytest.approx(10.0)
+    assert caught.value.retry_after_s == pytest.approx(1.0)
     submit(engine, [1] * 10, GREEDY)
+
+
+def test_open_ends_reserve_what_answers_usually_take_not_the_context() -> None:
+    engine = make_engine(clock=SimulatedClock(), window_s=10.0, tokens_per_s=200.0, context=4000, num_blocks=4000)
+    open_ended = GREEDY.replace(max_tokens=None)
+    for _ in range(3):  # 513 of 2,000 each
+        submit(engine, [1], open_ended)
+    with pytest.raises(CapacityError):
+        submit(engine, [1], open_ended)
+
+
+def test_what_an_open_end_takes_beyond_its_reservation_counts() -> None:
+    clock = SimulatedClock()
+    engine = make_engine(clock=clock, window_s=3600.0, tokens_per_s=2000 / 3600, context=800, num_blocks=800)
+    answer = complete(engine, [1], SamplingParams(temperature=0.0, ignore_eos=True))
+    assert answer.usage.completion_tokens == 799
+    longer = GREEDY.replace(max_tokens=200)
+    submit(engine, [1] * 600, longer)  # 1,600 of 2,000
+    with pytest.raises(CapacityError):
+        submit(engine, [1] * 201, longer)
+    submit(engine, [1] * 200, longer)
+
+
+def test_the_expected_answer_rises_at_once_and_falls_slowly() -> None:
+    expected_answer = ExpectedAnswer()
+    assert (expected_answer.within(4000), expected_answer.within(100)) == (512, 100)
+    expected_answer.observe(1500)
+    assert expected_answer.within(4000) == 1500
+    expected_answer.observe(100)
+    assert expected_answer.within(4000) == 1150
+    for _ in range(20):
+        expected_answer.observe(3)
+    assert expected_answer.within(4000) == 512
+
+
+def test_an_idle_hour_between_two_requests_is_no_time_to_wait() -> None:
+    clock = SimulatedClock()
+    engine = make_engine(clock=clock, queue_limit=1)
+    for pause_s in (0.5, 0.5, 3600.0, 0.5):
+        clock.now += pause_s
+        complete(engine, [1], GREEDY)
+    submit(engine, [1], GREEDY)
+    with pytest.raises(CapacityError) as caught:
+        submit(engine, [1], GREEDY)
+    assert caught.value.retry_after_s < 2.0
 
 
 def test_tokens_that_were_not_taken_are_given_back() -> None:

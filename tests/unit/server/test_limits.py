@@ -9,8 +9,9 @@ import time
 import pytest
 
 from kvarn.errors import InvalidParameter, RateLimited
+from kvarn.server.access.account import WINDOW_S, MinuteWindow
 from kvarn.server.access.keys import ANONYMOUS, Principal
-from kvarn.server.access.limits import MIN_ACCOUNTS, WINDOW_S, MinuteWindow, RateLimits, Reservation
+from kvarn.server.access.limits import MIN_ACCOUNTS, RateLimits, Reservation
 from kvarn.server.access.tiers import Tier
 from tests.conftest import Size
 
@@ -106,6 +107,61 @@ def test_what_was_not_used_is_free_again_when_the_request_ends(clock: Clock) -> 
     reservation.settle(30)
     reserve(limits, alice, 70)
     refusal(limits, alice)
+
+
+def test_four_open_ended_answers_fit_into_a_minute_that_one_context_would_fill(clock: Clock) -> None:
+    limits, alice = RateLimits(clock), caller(tokens_per_min=60_000, concurrency=4)
+    running = [limits.enter(alice) for _ in range(4)]
+    for one in running:
+        one.grow(20, open_ended=[32_000])
+    assert sum(one.num_tokens for one in running) < 3_000
+    for one in running:
+        one.settle(220)
+
+
+def test_answers_longer_than_expected_are_counted_and_expected_the_next_time(clock: Clock) -> None:
+    limits, alice = RateLimits(clock), caller(tokens_per_min=60_000)
+    first = limits.enter(alice)
+    first.grow(20, open_ended=[32_000])
+    first.settle(20 + 20_000)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "39980"
+    second = limits.enter(alice)
+    second.grow(20, open_ended=[32_000])
+    assert second.num_tokens == 20_020
+    second.settle(0)
+    for _ in range(12):  # and shorter ones make it forget
+        one = limits.enter(alice)
+        one.grow(20, open_ended=[32_000])
+        one.settle(120)
+    last = limits.enter(alice)
+    last.grow(20, open_ended=[32_000])
+    assert last.num_tokens < 1_200
+
+
+def test_retry_after_of_tokens_is_when_running_answers_end_not_when_the_minute_does(clock: Clock) -> None:
+    limits, alice = RateLimits(clock), caller(tokens_per_min=1000)
+    for _ in range(8):  # answers of this key take 4 s and a tenth of what they reserve
+        one = reserve(limits, alice, 100)
+        clock.now += 4
+        one.settle(10)
+    clock.now += 2 * WINDOW_S
+    running = reserve(limits, alice, 900)
+    told_s = refusal(limits, alice, 300).retry_after_s
+    assert 1 <= told_s <= 4
+    clock.now += told_s
+    running.settle(90)
+    reserve(limits, alice, 300).settle(300)
+
+
+def test_retry_after_of_tokens_is_the_minutes_where_answers_use_what_they_reserve(clock: Clock) -> None:
+    limits, alice = RateLimits(clock), caller(tokens_per_min=1000)
+    for _ in range(8):
+        one = reserve(limits, alice, 100)
+        clock.now += 1
+        one.settle(100)
+    clock.now += 2 * WINDOW_S
+    reserve(limits, alice, 900)
+    assert refusal(limits, alice, 300).retry_after_s > WINDOW_S - 2
 
 
 def test_a_cancelled_request_gives_everything_back_but_its_place_among_the_requests(clock: Clock) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,9 @@ def metrics() -> Metrics:
 
 def test_every_series_is_there_at_0_from_the_start(metrics: Metrics) -> None:
     found = samples(metrics)
-    assert set(found.values()) == {0.0}
+    assert {
+        value for (name, _), value in found.items() if name.startswith("kvarn_") and not name.endswith("_info")
+    } == {0.0}
     for metric in METRICS:
         if metric.name == "cache_config_info":  # there is no cache yet
             continue
@@ -77,11 +80,26 @@ def test_every_series_is_there_at_0_from_the_start(metrics: Metrics) -> None:
     assert ("kvarn_request_success_total", frozenset({("model_name", "m"), ("finished_reason", "length")})) in found
 
 
-def test_no_series_of_the_process_or_of_another_server_is_told(metrics: Metrics) -> None:
+def test_no_series_of_another_server_is_told(metrics: Metrics) -> None:
     Metrics(["stranger"]).request_refused("free", "queue")
     names = {name for name, _ in samples(metrics)}
-    assert all(name.startswith("kvarn_") for name in names)
+    assert all(name.startswith(("kvarn_", "process_")) for name in names)
     assert "stranger" not in metrics.render().decode()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+def test_the_process_is_told_under_the_usual_names(metrics: Metrics) -> None:
+    assert read(metrics, "process_resident_memory_bytes") > 10e6
+    assert read(metrics, "process_cpu_seconds_total") > 0
+    assert 3 <= read(metrics, "process_open_fds") <= read(metrics, "process_max_fds")
+    assert abs(read(metrics, "process_start_time_seconds") - time.time()) < 86_400
+
+
+def test_the_version_is_told_as_labels() -> None:
+    found = samples(Metrics(version="1.2.3"))
+    ((_, labels),) = [key for key in found if key[0] == "kvarn_build_info"]
+    assert dict(labels).keys() == {"version", "python_version", "machine"}
+    assert dict(labels)["version"] == "1.2.3"
 
 
 def test_a_prompt_counts_once_and_all_its_answers_count(metrics: Metrics) -> None:

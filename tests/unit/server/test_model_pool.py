@@ -258,5 +258,67 @@ def test_a_long_context_shrinks_to_the_models_share_so_that_all_stay_loaded(tmp_
     assert alone.entry.context == 65536
 
 
+@pytest.fixture(scope="module")
+def long_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of 65,536 tokens, of which 4,096 are enough."""
+    folder = tmp_path_factory.mktemp("long")
+    return str(write_chat_model(folder / "long.gguf", **{"llama.context_length": 65536}))
+
+
+def needed_for(path: str, context: int | None = None) -> int:
+    room = MemoryRoom(1 << 40, 1 << 40, is_shared=True)
+    return plan_load("m", path, EngineConfig(context=context), room).entry.needed_bytes
+
+
+@in_a_loop
+async def test_what_a_small_model_leaves_of_its_share_goes_to_a_long_context(
+    files: list[str], needed_bytes: int, long_file: str
+) -> None:
+    budget = needed_bytes + needed_for(long_file, 40_000)
+    assert needed_for(long_file, 40_000) > budget // 2 + MIB  # more than an equal share
+    async with started([long_file, files[0]], budget) as pool:
+        assert 30_000 < pool.entry("long.gguf").context <= 65536
+        await use(pool, "a.gguf")
+        assert loaded(pool) == {"a.gguf", "long.gguf"}  # neither had to go
+
+
+@in_a_loop
+async def test_a_context_shrinks_before_a_neighbour_is_unloaded_and_grows_when_there_is_room(
+    files: list[str], needed_bytes: int, long_file: str
+) -> None:
+    """Three small models would not fit beside it together, but two do if it is content with less."""
+    budget = 2 * needed_bytes + needed_for(long_file, 8000)
+    async with started([files[0], files[1], files[2], long_file], budget) as pool:
+        full = pool.entry("long.gguf").context
+        await use(pool, "b.gguf")
+        assert (await use(pool, "long.gguf")).llm.llm.context < full
+        assert loaded(pool) == {"a.gguf", "b.gguf", "long.gguf"}
+        shorter = pool.entry("long.gguf")
+        assert 4096 <= shorter.context < full
+        assert shorter.digest is not None
+        await use(pool, "a.gguf")
+        await use(pool, "c.gguf")  # the oldest idle one goes for this one, and it alone
+        assert len(loaded(pool)) == 3
+
+
+@in_a_loop
+async def test_a_context_below_a_useful_one_is_not_planned_a_neighbour_goes_instead(
+    files: list[str], needed_bytes: int, long_file: str
+) -> None:
+    budget = needed_bytes + needed_for(long_file, 4096) - 3 * MIB
+    async with started([files[0], long_file], budget) as pool:
+        assert (await use(pool, "long.gguf")).llm.llm.context >= 4096
+        assert loaded(pool) == {"long.gguf"}
+
+
+@in_a_loop
+async def test_a_context_that_was_asked_for_is_never_shortened(files: list[str], long_file: str) -> None:
+    engine = replace(default_engine(), context=2048)
+    budget = needed_for(files[0], 2048) + needed_for(long_file, 2048) - MIB
+    async with started([files[0], long_file], budget, engine=engine) as pool:
+        assert (await use(pool, "long.gguf")).llm.llm.context == 2048
+        assert loaded(pool) == {"long.gguf"}
+
+
 def num_engines() -> int:
     return sum(thread.name == "kvarn-engine" for thread in threading.enumerate())

@@ -1,8 +1,10 @@
-"""`kvarn keys`: make, list and revoke the API keys of a server. The file holds digests; a key is shown once."""
+"""`kvarn keys`: make, list, revoke and remove the API keys of a server. The file holds digests; a key is shown once."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +16,10 @@ from kvarn.cli.terminal.text import table_lines
 from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvarn.server.access.keyfile import KeyEntry
+    from kvarn.server.access.keyfile import AnyEntry
 
 MAX_DAYS = 36_500
+COLUMNS = ("name", "prefix", "tier", "group", "state", "expires")
 
 File = Annotated[Path, typer.Option("--keys", help="The file that `kvarn serve --keys` reads.")]
 DEFAULT_FILE = Path("keys.toml")
@@ -24,16 +27,19 @@ DEFAULT_FILE = Path("keys.toml")
 
 def new_key(
     name: Annotated[str, typer.Argument(help="Unique; appears in logs.")],
+    *,
     file: File = DEFAULT_FILE,
-    tier: Annotated[str, typer.Option("--tier", help="free, pro, enterprise, or one of your configuration.")] = "free",
+    tier: Annotated[str, typer.Option("--tier", help="free, pro, enterprise, or one of --config.")] = "free",
     group: Annotated[
         str | None, typer.Option("--group", help="Keys of one group share a prefix cache. [default: the name]")
     ] = None,
     days: Annotated[float | None, typer.Option("--days", help="Valid for so long. [default: for ever]")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="The server's TOML file, for its [tiers].")] = None,
 ) -> None:
     """Make a key and print it, once; a running server takes it at once."""
     from kvarn.server.access.keyfile import draw_key, editing
 
+    _require_tier(tier, config)
     key, entry = draw_key(name, tier, group, _expiry(days))
     with editing(file) as entries:
         if any(other.name == name for other in entries):
@@ -48,16 +54,19 @@ def list_keys(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """List the keys by name, tier and first characters."""
-    from kvarn.server.access.keyfile import read_keys
+    from kvarn.server.access.keyfile import SkippedEntry, read_keys
 
-    rows = [_row(entry, datetime.now(UTC)) for entry in read_keys(file)]
+    entries = read_keys(file)
+    rows = [_row(entry, datetime.now(UTC)) for entry in entries]
+    for entry in entries:
+        if isinstance(entry, SkippedEntry):
+            typer.echo(f"{entry.name} opens nothing: {entry.reason}", err=True)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    columns = ("name", "prefix", "tier", "group", "state", "expires")
     cells = [
-        tuple(column.upper() for column in columns),
-        *(tuple(row[column] or "-" for column in columns) for row in rows),
+        tuple(column.upper() for column in COLUMNS),
+        *(tuple(row[column] or "-" for column in COLUMNS) for row in rows),
     ]
     for line in table_lines(cells):
         typer.echo(line)
@@ -65,6 +74,28 @@ def list_keys(
 
 def revoke_key(name: Annotated[str, typer.Argument(help="Of the key.")], file: File = DEFAULT_FILE) -> None:
     """Make a key invalid; a running server refuses it within a second."""
+    from kvarn.server.access.keyfile import SkippedEntry
+
+    with _editing_named(file, name) as (entries, index):
+        entry = entries[index]
+        if isinstance(entry, SkippedEntry):
+            raise ConfigError(f"{name} opens nothing already: {entry.reason}; `kvarn keys rm` removes it")
+        entries[index] = replace(entry, revoked=datetime.now(UTC).replace(microsecond=0))
+    typer.echo(f"revoked {name}")
+
+
+def remove_key(
+    name: Annotated[str, typer.Argument(help="Of the key, as `kvarn keys ls` shows it.")], file: File = DEFAULT_FILE
+) -> None:
+    """Remove a key from the file, also an entry that cannot be read; a running server refuses it within a second."""
+    with _editing_named(file, name) as (entries, _):
+        entries[:] = [entry for entry in entries if entry.name != name]
+    typer.echo(f"removed {name}")
+
+
+@contextmanager
+def _editing_named(file: Path, name: str) -> Iterator[tuple[list[AnyEntry], int]]:
+    """The entries of a file, to be changed in place, and the index of the first with a name."""
     from kvarn.server.access.keyfile import editing
 
     if not file.exists():
@@ -73,8 +104,16 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Of the key.")], file: F
         found = [index for index, entry in enumerate(entries) if entry.name == name]
         if not found:
             raise ConfigError(f"there is no key {name!r:.80}; `kvarn keys ls` lists them")
-        entries[found[0]] = replace(entries[found[0]], revoked=datetime.now(UTC).replace(microsecond=0))
-    typer.echo(f"revoked {name}")
+        yield entries, found[0]
+
+
+def _require_tier(tier: str, config: Path | None) -> None:
+    from kvarn.server.access.tiers import read_tiers, unknown_tier
+    from kvarn.server.process.setting_sources import read_file
+
+    tiers = read_tiers({} if config is None else read_file(config).get("tiers", {}))
+    if tier not in tiers:
+        raise ConfigError(f"{unknown_tier(tier, tiers)}, or name the configuration that has it with --config")
 
 
 def _expiry(days: float | None) -> datetime | None:
@@ -85,7 +124,11 @@ def _expiry(days: float | None) -> datetime | None:
     return datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
 
 
-def _row(entry: KeyEntry, now: datetime) -> dict[str, str | None]:
+def _row(entry: AnyEntry, now: datetime) -> dict[str, str | None]:
+    from kvarn.server.access.keyfile import SkippedEntry
+
+    if isinstance(entry, SkippedEntry):
+        return {**dict.fromkeys(COLUMNS), "name": entry.name, "state": "skipped"}
     state = "revoked" if entry.is_revoked else "expired" if entry.has_expired(now) else "valid"
     return {
         "name": entry.name,

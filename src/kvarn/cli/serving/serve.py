@@ -35,6 +35,17 @@ class ServeOptions:
     keys: Annotated[
         Path | None, typer.Option(help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]")
     ] = None
+    uds: Annotated[Path | None, typer.Option(help="Listen on this Unix socket instead of host and port.")] = None
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate chain: speak TLS. SIGHUP reads it again.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key, without a password.")] = None
+    root_path: Annotated[
+        str | None, typer.Option(metavar="/PREFIX", help="Under which a reverse proxy offers the server.")
+    ] = None
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy on this machine passes requests on: close /metrics to it.")
+    ] = False
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -60,6 +71,11 @@ class ServeOptions:
             "host": self.host,
             "port": self.port,
             "keys": self.keys,
+            "uds": self.uds,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "root_path": self.root_path,
+            "behind_proxy": self.behind_proxy or None,
             "drain_delay_s": self.drain_delay,
             "drain_timeout_s": self.drain_timeout,
             "insecure": self.insecure or None,

@@ -5,11 +5,14 @@ A refusal says when to try again.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvarn.config import EngineConfig
+from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
 from kvarn.errors import CapacityError, InvalidParameter
 from kvarn.request import Clock, Request
 
@@ -72,6 +75,8 @@ class RateLimiter:
         self._queue_limit = config.queue_limit
         self._requests = _window(config.requests_per_s, config.window_s)
         self._tokens = _window(config.tokens_per_s, config.window_s)
+        self._expected_answer = ExpectedAnswer()
+        self._num_returnable = 0.0  # tokens reserved for answers that have not ended
         self._ended_at: deque[float] = deque(maxlen=16)
 
     def admit(self, request: Request, num_waiting: int, num_beside: Callable[[int], int]) -> None:
@@ -88,36 +93,57 @@ class RateLimiter:
                 f"{num_waiting:,} requests wait already, the queue holds {self._queue_limit:,}; try again later",
                 retry_after_s=self._queue_retry_s(),
             )
-        own, others = self._tokens_of(request), (num_answers - 1) * _answer_tokens(request)
+        own, others = self._tokens_of(request), (num_answers - 1) * self._answer_tokens(request)
         if self._tokens is not None:
-            _require(self._tokens, own + others, now, "tokens")
+            _require(self._tokens, own + others, now, "tokens", self._retry_s)
         if self._requests is not None and request.fork_of is None:
-            _require(self._requests, 1, now, "requests")
+            _require(self._requests, 1, now, "requests", self._requests.wait_s)
             self._requests.charge(1, now)
         if self._tokens is not None:
             request.charge = self._tokens.charge(own, now)
+            self._num_returnable += _answer_share(request, request.charge)
 
     def settle(self, request: Request) -> None:
-        """A request ended: the tokens it did not take are free again."""
-        self._ended_at.append(self._clock())
+        """A request ended: the tokens it did not take are free again, and those it took beyond its share count."""
+        now = self._clock()
+        self._ended_at.append(now)
+        if request.params.max_tokens is None and request.num_output:
+            self._expected_answer.observe(request.num_output)
         charge: Charge | None = request.charge
-        if charge is not None and self._tokens is not None:
-            used = request.num_output + (request.num_prompt if request.fork_of is None else 0)
-            self._tokens.refund(charge, max(0.0, charge.amount - used))
+        if charge is None or self._tokens is None:
+            return
+        self._num_returnable -= _answer_share(request, charge)
+        unused = charge.amount - request.num_output - _own_prompt(request)
+        if unused < 0:
+            self._tokens.charge(-unused, now)
+        else:
+            self._tokens.refund(charge, unused)
 
     def _tokens_of(self, request: Request) -> float:
-        """Tokens a request may take; forks share the prompt, and an answer without a limit takes what there is."""
-        num_tokens = _answer_tokens(request) + (request.num_prompt if request.fork_of is None else 0)
+        """Tokens to reserve for a request; an answer without a limit takes no more than there is."""
+        num_tokens = self._answer_tokens(request) + _own_prompt(request)
         if self._tokens is not None and request.params.max_tokens is None:
             return min(num_tokens, self._tokens.capacity)
         return num_tokens
 
+    def _answer_tokens(self, request: Request) -> int:
+        """Tokens of one answer: all it may take or, without max_tokens, as many as are to be expected."""
+        longest = request.max_total_tokens - request.num_prompt
+        return longest if request.params.max_tokens is not None else self._expected_answer.within(longest)
+
+    def _retry_s(self, amount: float, now: float) -> float:
+        """When so many tokens may be free; sooner than they leave the window, if answers may give them back."""
+        assert self._tokens is not None
+        wait_s = self._tokens.wait_s(amount, now)
+        is_returned = self._tokens.wait_s(max(0.0, amount - self._num_returnable), now) == 0
+        return min(wait_s, self._queue_retry_s()) if is_returned else wait_s
+
     def _queue_retry_s(self) -> float:
-        """The recent mean time between two requests that ended."""
+        """The usual time between two requests that ended; the median, because there may have been idle hours."""
         if len(self._ended_at) < 2:
             return 1.0
-        mean_s = (self._ended_at[-1] - self._ended_at[0]) / (len(self._ended_at) - 1)
-        return min(max(mean_s, MIN_RETRY_S), MAX_RETRY_S)
+        usual_s = statistics.median(later - earlier for earlier, later in pairwise(self._ended_at))
+        return min(max(usual_s, MIN_RETRY_S), MAX_RETRY_S)
 
 
 def _window(rate_per_s: float | None, window_s: float) -> MovingWindow | None:
@@ -125,18 +151,25 @@ def _window(rate_per_s: float | None, window_s: float) -> MovingWindow | None:
     return None if rate_per_s is None else MovingWindow(rate_per_s, max(window_s, 1 / rate_per_s))
 
 
-def _answer_tokens(request: Request) -> int:
-    return request.max_total_tokens - request.num_prompt
+def _own_prompt(request: Request) -> int:
+    """Forks share the prompt of the first answer."""
+    return request.num_prompt if request.fork_of is None else 0
 
 
-def _require(window: MovingWindow, amount: float, now: float, what: str) -> None:
+def _answer_share(request: Request, charge: Charge) -> float:
+    return max(0.0, charge.amount - _own_prompt(request))
+
+
+def _require(
+    window: MovingWindow, amount: float, now: float, what: str, retry_s: Callable[[float, float], float]
+) -> None:
     if amount > window.capacity + 1e-9:
         raise InvalidParameter(
             f"the request may take {amount:,.0f} {what}, {window.capacity:,.0f} are allowed within "
             f"{window.window_s:g} s; shorten it or lower max_tokens or n"
         )
-    wait_s = window.wait_s(amount, now)
-    if wait_s > 0:
+    if window.wait_s(amount, now) > 0:
+        wait_s = retry_s(amount, now)
         raise CapacityError(
             f"{amount:,.0f} more {what} would exceed the {window.capacity:,.0f} allowed within {window.window_s:g} s; "
             f"try again in {wait_s:.2f} s",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import unquote_plus
 
 from starlette.types import Scope
@@ -19,40 +20,54 @@ PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/s
 METRICS_PATH = "/metrics"  # free on loopback; elsewhere for tiers that see metrics
 
 QUERY_NAMES = frozenset({"api_key", "api-key", "apikey", "access_token", "x-api-key", "authorization", "key", "token"})
-FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip"})
+# Headers that proxies add, and all whose name begins with x-forwarded-.
+FORWARDED = frozenset({b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"})
 
 
 class Authenticator:
     """Finds the principal of a request, or refuses it."""
 
-    def __init__(self, keys: KeyRing, *, is_loopback: bool) -> None:
-        """is_loopback: the server is bound to an address of this machine only."""
+    def __init__(self, keys: KeyRing, *, takes_local: bool) -> None:
+        """takes_local: whoever connects from this machine asks for itself; there is no proxy before the server."""
         self._keys = keys
-        self._is_loopback = is_loopback
+        self._takes_local = takes_local
 
     def principal(self, scope: Scope) -> Principal | None:
-        """The principal of the request's key, or AuthError; None on paths that need no key."""
-        if scope["path"] in PUBLIC_PATHS or (scope["path"] == METRICS_PATH and self._is_local(scope)):
+        """The principal of the request's key, or AuthError; None for strangers on paths that need no key."""
+        if scope["path"] in PUBLIC_PATHS:
+            with suppress(AuthError):
+                return self._authenticated(scope)
+            return None
+        if scope["path"] == METRICS_PATH and self._is_local(scope):
             return None
         if not self._keys.is_open:
             _check_query(scope)
-        principal = self._keys.authenticate(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
+        principal = self._authenticated(scope)
         if scope["path"] == METRICS_PATH and not principal.tier.sees_metrics:
             raise AuthError(
                 f"tier {principal.tier.name!r} does not see the metrics; use a key of one that does", reason="forbidden"
             )
         return principal
 
+    def _authenticated(self, scope: Scope) -> Principal:
+        return self._keys.authenticate(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
+
     def _is_local(self, scope: Scope) -> bool:
         """Whether the request comes from this machine, and not through a proxy on it."""
-        is_forwarded = any(name.lower() in FORWARDED for name, _ in scope["headers"])
-        return self._is_loopback and not is_forwarded and _is_loopback(scope.get("client"))
+        return self._takes_local and not _is_forwarded(scope) and _is_loopback(scope.get("client"))
 
 
 def has_body(scope: Scope) -> bool:
     """Whether the headers announce a body."""
     names = {name.lower(): value for name, value in scope["headers"]}
     return b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
+
+
+def _is_forwarded(scope: Scope) -> bool:
+    # HTTP/1.0 is what nginx speaks to a server behind it, with no header of its own, unless it is told otherwise.
+    names = [name.lower() for name, _ in scope["headers"]]
+    has_header = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in names)
+    return has_header or scope.get("http_version") == "1.0"
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:

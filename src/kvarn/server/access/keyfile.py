@@ -8,6 +8,8 @@ tier = "pro"
 group = "team-a"            # keys of one group share a prefix cache; default: the name
 expires = 2027-01-31T00:00:00Z      # optional
 revoked = 2026-11-01T12:00:00Z      # optional
+
+A table that is wrong is skipped, with the reason, and the others count; only what is no TOML is refused as a whole.
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ import os
 import re
 import secrets
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ SHOWN_CHARACTERS = len(KEY_PREFIX) + 4
 MAX_FILE_BYTES = 32 << 20
 MAX_NAME = 128
 DIGEST = re.compile(r"[0-9a-f]{64}")
+BARE_NAME = re.compile(r"[A-Za-z0-9_-]+")
 FIELDS = ("name", "sha256", "prefix", "tier", "group", "expires", "revoked")
 
 
@@ -55,6 +59,18 @@ class KeyEntry:
         return self.expires is not None and self.expires <= now
 
 
+@dataclass(frozen=True, slots=True)
+class SkippedEntry:
+    """A table of the file that is no key, kept as it is until somebody removes it."""
+
+    name: str  # as far as it can be read; else its number, #3
+    table: Mapping[str, Any]
+    reason: str
+
+
+AnyEntry = KeyEntry | SkippedEntry
+
+
 def draw_key(name: str, tier: str, group: str | None = None, expires: datetime | None = None) -> tuple[str, KeyEntry]:
     """Draw a key; the first of the two is for its owner and is stored nowhere."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -62,8 +78,8 @@ def draw_key(name: str, tier: str, group: str | None = None, expires: datetime |
     return key, KeyEntry(name, digest, key[:SHOWN_CHARACTERS], tier, name if group is None else group, expires)
 
 
-def read_keys(path: Path) -> list[KeyEntry]:
-    """The entries of a file, each checked; raises ConfigError."""
+def read_keys(path: Path) -> list[AnyEntry]:
+    """The entries of a file, each checked; raises ConfigError where the file cannot be read at all."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -75,28 +91,59 @@ def read_keys(path: Path) -> list[KeyEntry]:
     return parse_keys(data)
 
 
-def parse_keys(data: bytes) -> list[KeyEntry]:
-    """The entries of a file's contents, each checked; raises ConfigError."""
+def parse_keys(data: bytes) -> list[AnyEntry]:
+    """The entries of a file's contents, each checked; raises ConfigError unless it consists of [[keys]] tables."""
     try:
-        return _entries(tomllib.loads(data.decode("utf-8")))
+        document = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the file of API keys is not TOML: {_where(error)}") from error
-
-
-def _entries(document: dict[str, Any]) -> list[KeyEntry]:
     tables = document.pop("keys", [])
-    if document or not isinstance(tables, list):
+    if document or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"the file of API keys has {next(iter(document), 'keys')!r:.60}; give [[keys]] tables only")
-    entries = [_entry(number, table) for number, table in enumerate(tables, 1)]
-    _require_unique("name", [entry.name for entry in entries])
-    _require_unique("sha256", [entry.digest for entry in entries])
+    return _without_doubles([_entry_or_reason(number, table) for number, table in enumerate(tables, 1)], tables)
+
+
+def valid_keys(entries: Sequence[AnyEntry]) -> list[KeyEntry]:
+    """Those that are keys."""
+    return [entry for entry in entries if isinstance(entry, KeyEntry)]
+
+
+def _entry_or_reason(number: int, table: dict[str, Any]) -> AnyEntry:
+    try:
+        return _entry(number, table)
+    except ConfigError as error:
+        return _skipped(number, table, str(error))
+    except ValueError:  # Python shows no number of thousands of digits
+        return _skipped(number, table, f"[[keys]] table {number} has a number of thousands of digits")
+
+
+def _skipped(number: int, table: Mapping[str, Any], reason: str) -> SkippedEntry:
+    name = table.get("name")
+    is_name = isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
+    return SkippedEntry(str(name) if is_name else f"#{number}", table, reason)
+
+
+def _without_doubles(entries: list[AnyEntry], tables: Sequence[Mapping[str, Any]]) -> list[AnyEntry]:
+    """Of two with one name the later is skipped; of two with one digest both: which of them holds is not clear."""
+    num_uses = Counter(entry.digest for entry in valid_keys(entries))
+    names: set[str] = set()
+    for index, entry in enumerate(entries):
+        if isinstance(entry, KeyEntry):
+            is_double = entry.name in names
+            names.add(entry.name)
+            if num_uses[entry.digest] > 1 or is_double:
+                field = "name" if is_double and num_uses[entry.digest] == 1 else "sha256"
+                reason = f"{field} of key {entry.name!r:.80} is there twice; every {field} must be unique"
+                entries[index] = _skipped(index + 1, tables[index], reason)
     return entries
 
 
-def write_keys(path: Path, entries: Sequence[KeyEntry]) -> None:
+def write_keys(path: Path, entries: Sequence[AnyEntry]) -> None:
     """Replace the file as a whole: a server that reads it meanwhile sees the old one or the new one."""
     data = _document(entries).encode("utf-8")
-    parse_keys(data)  # what could not be read again is never written
+    for entry, again in zip(entries, parse_keys(data), strict=True):
+        if isinstance(entry, KeyEntry) and isinstance(again, SkippedEntry):
+            raise ConfigError(again.reason)  # what could not be read again is never written
     target = path.resolve()  # through a link, not over it
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
@@ -111,7 +158,7 @@ def write_keys(path: Path, entries: Sequence[KeyEntry]) -> None:
 
 
 @contextmanager
-def editing(path: Path) -> Iterator[list[KeyEntry]]:
+def editing(path: Path) -> Iterator[list[AnyEntry]]:
     """The entries, to be changed in place; written when the block ends well. One editor at a time."""
     from filelock import FileLock
 
@@ -122,17 +169,15 @@ def editing(path: Path) -> Iterator[list[KeyEntry]]:
         write_keys(path, entries)
 
 
-def _document(entries: Sequence[KeyEntry]) -> str:
+def _document(entries: Sequence[AnyEntry]) -> str:
     parts = ["# API keys of a Kvarn server: digests only. Written by `kvarn keys`; comments are not kept.\n"]
     for entry in entries:
-        parts += ["\n[[keys]]\n", *(f"{name} = {_toml(value)}\n" for name, value in _fields(entry))]
+        parts += ["\n[[keys]]\n", *(f"{_name(field)} = {_toml(value)}\n" for field, value in _fields(entry))]
     return "".join(parts)
 
 
-def _entry(number: int, table: object) -> KeyEntry:
+def _entry(number: int, table: dict[str, Any]) -> KeyEntry:
     where = f"[[keys]] table {number}"
-    if not isinstance(table, dict):
-        raise ConfigError(f"{where} is {table!r:.60}; give a table")
     unknown = [field for field in table if field not in FIELDS]
     if unknown:
         raise ConfigError(f"{where} has {unknown[0]!r:.60}; choose from {', '.join(FIELDS)}")
@@ -168,23 +213,34 @@ def _moment(where: str, table: dict[str, Any], field: str) -> datetime | None:
     return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
 
 
-def _require_unique(field: str, values: Sequence[object]) -> None:
-    if len(set(values)) < len(values):
-        twice = next(value for index, value in enumerate(values) if value in values[:index])
-        shown = f"{twice!r:.80}" if field == "name" else "a digest"
-        raise ConfigError(f"the file of API keys has {shown} twice; every {field} must be unique")
-
-
-def _fields(entry: KeyEntry) -> Iterator[tuple[str, str | datetime]]:
+def _fields(entry: AnyEntry) -> Iterator[tuple[str, Any]]:
+    if isinstance(entry, SkippedEntry):
+        yield from entry.table.items()
+        return
     values = (entry.name, entry.digest.hex(), entry.prefix, entry.tier, entry.group, entry.expires, entry.revoked)
     for field, value in zip(FIELDS, values, strict=True):
         if value is not None:
             yield field, value
 
 
-def _toml(value: str | datetime) -> str:
-    # A JSON string is a TOML basic string, except that TOML also forbids DEL; names are printable.
-    return value.isoformat() if isinstance(value, datetime) else json.dumps(value, ensure_ascii=False)
+def _toml(value: object) -> str:
+    """A value as TOML; of what skipped tables hold, too."""
+    if isinstance(value, str):  # a JSON string is a TOML basic string, except that TOML also forbids DEL
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_name(field)} = {_toml(one)}" for field, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    is_long = isinstance(value, int) and value.bit_length() > 63
+    return f"{value:#x}" if is_long else repr(value)  # inf and nan are TOML, too
+
+
+def _name(field: str) -> str:
+    return field if BARE_NAME.fullmatch(field) else _toml(field)
 
 
 def _where(error: Exception) -> str:

@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 
 from kvarn.errors import AuthError, ConfigError
-from kvarn.server.access.keyfile import KeyEntry, read_keys
-from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier
+from kvarn.server.access.keyfile import AnyEntry, KeyEntry, SkippedEntry, read_keys, valid_keys
+from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier, unknown_tier
 
 log = logging.getLogger("kvarn.server.keys")
 
@@ -53,14 +53,13 @@ class KeyRing:
     """All keys of one file; without a file every caller is the anonymous principal."""
 
     def __init__(self, path: Path | None, tiers: Mapping[str, Tier] | None = None) -> None:
-        """Read the file, or raise what is wrong with it."""
+        """Read the file, or raise why it cannot be read; an entry that is wrong opens nothing and is logged."""
         self._path = path
         self._tiers = dict(DEFAULT_TIERS if tiers is None else tiers)
         self._keys = _Keys((), (0, 0, 0))
         self._checked_at = time.monotonic()
         if path is not None:
-            self._keys = _read(path)
-            self._check_tiers()
+            self._keys = self._read(path)
 
     @property
     def is_open(self) -> bool:
@@ -93,7 +92,7 @@ class KeyRing:
                 return
             if not self._path.is_file():  # a pipe would keep all requests waiting
                 raise ConfigError("it is no regular file any more")
-            self._keys = _read(self._path)
+            self._keys = self._read(self._path)
             log.info("%d API keys are valid now", len(self._keys.entries))
         except (OSError, ConfigError) as error:
             log.error("the API keys were not read again, those from before stay valid: %s", error)
@@ -109,13 +108,26 @@ class KeyRing:
             found = (found, entry)[is_equal]
         return found
 
-    def _check_tiers(self) -> None:
-        for entry in self._keys.entries:
-            if entry.tier not in self._tiers:
-                raise ConfigError(
-                    f"key {entry.name!r:.80} has tier {entry.tier!r:.80}; choose one of {', '.join(self._tiers)} "
-                    "or configure it under [tiers]"
-                )
+    def _read(self, path: Path) -> _Keys:
+        # The signature first: a change while reading is then seen the next time.
+        try:
+            signature = _signature(path)
+        except (OSError, ValueError) as error:  # ValueError: a path with NUL
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
+        entries = read_keys(path)
+        for entry in entries:
+            if (reason := self._why_refused(entry)) is not None:
+                log.error("key %r opens nothing: %s", entry.name, reason)
+        return _Keys(tuple(valid_keys(entries)), signature)
+
+    def _why_refused(self, entry: AnyEntry) -> str | None:
+        """What is wrong with an entry; nothing is with one that was revoked."""
+        if isinstance(entry, SkippedEntry):
+            return entry.reason
+        if entry.is_revoked or entry.tier in self._tiers:
+            return None
+        return f"{unknown_tier(entry.tier, self._tiers)} or configure it under [tiers]"
 
 
 def _given_key(authorization: Sequence[bytes], api_key: Sequence[bytes]) -> bytes:
@@ -137,16 +149,6 @@ def _bearer(value: bytes) -> bytes:
     if match is None:
         raise AuthError("the Authorization header is not `Bearer KEY`", reason="invalid")
     return match[1]
-
-
-def _read(path: Path) -> _Keys:
-    # The signature first: a change while reading is then seen the next time.
-    try:
-        signature = _signature(path)
-    except (OSError, ValueError) as error:  # ValueError: a path with NUL
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
-    return _Keys(tuple(read_keys(path)), signature)
 
 
 def _signature(path: Path) -> tuple[int, int, int]:

@@ -9,139 +9,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from kvarn.errors import InvalidParameter, RateLimited
+from kvarn.server.access.account import KeyAccount
 from kvarn.server.access.keys import Principal
 from kvarn.server.api.schema import InvalidField
 
-WINDOW_S = 60
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 30.0  # bounds of retry-after while all slots are taken
 OnRefused = Callable[[str, str], None]
 MIN_ACCOUNTS = 1024  # from here on, idle ones are dropped now and then
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """What was charged within one second."""
-
-    second: int
-    amount: int
-
-
-class MinuteWindow:
-    """At most limit within any WINDOW_S seconds; one bucket per second, so its size does not depend on the traffic."""
-
-    def __init__(self, limit: int | None) -> None:
-        self.limit = limit
-        self.total = 0
-        self._buckets: deque[_Bucket] = deque()
-
-    def wait_s(self, amount: int, now: float) -> float:
-        """Seconds until amount fits; 0.0: now. The amount must not exceed the limit."""
-        self.expire(now)
-        if self.limit is None or self.total + amount <= self.limit:
-            return 0.0
-        excess = self.total + amount - self.limit
-        for bucket in self._buckets:
-            excess -= bucket.amount
-            if excess <= 0:
-                return _expires_at(bucket) - now
-        raise AssertionError("more was asked for than the window could ever hold")
-
-    def charge(self, amount: int, now: float) -> int:
-        """Take amount; returns the second to name for correct()."""
-        self.expire(now)
-        second = math.floor(now)
-        if not self._buckets or self._buckets[-1].second != second:
-            self._buckets.append(_Bucket(second, 0))
-        self._buckets[-1].amount += amount
-        self.total += amount
-        return second
-
-    def correct(self, second: int, difference: int, now: float) -> None:
-        """Change an earlier charge, unless it has left the window already."""
-        self.expire(now)
-        for bucket in self._buckets:
-            if bucket.second == second:
-                bucket.amount += difference
-                self.total += difference
-
-    def remaining(self, now: float) -> int | None:
-        self.expire(now)
-        return None if self.limit is None else max(0, self.limit - self.total)
-
-    def reset_s(self, now: float) -> float:
-        """Seconds until nothing is charged any more."""
-        self.expire(now)
-        return _expires_at(self._buckets[-1]) - now if self._buckets else 0.0
-
-    def expire(self, now: float) -> None:
-        while self._buckets and _expires_at(self._buckets[0]) <= now:
-            self.total -= self._buckets.popleft().amount
-
-
-def _expires_at(bucket: _Bucket) -> int:
-    # One second longer than the window: the last charge of a bucket came up to a second after its start.
-    return bucket.second + WINDOW_S + 1
-
-
-class _Account:
-    """What one key has taken."""
-
-    def __init__(self, principal: Principal) -> None:
-        tier = principal.tier
-        self.tier = tier
-        self.requests = MinuteWindow(tier.requests_per_min)
-        self.tokens = MinuteWindow(tier.tokens_per_min)
-        self.num_running = 0
-        self._mean_duration_s = 0.0  # of this key's requests, a moving average
-        self._last_retry_at = 0.0  # the latest retry time that was given out
-
-    def next_retry_s(self, num_slots: int, now: float) -> float:
-        """Seconds until a slot may be free for one more request; retrying much sooner would only cost the others time.
-
-        Each refused request gets a later time, as often as slots become free: else all would retry at once.
-        """
-        earliest = now + max(MIN_RETRY_S, self._mean_duration_s / 2)
-        after_others = self._last_retry_at + self._mean_duration_s / num_slots
-        self._last_retry_at = min(max(earliest, after_others), now + MAX_RETRY_S)
-        return self._last_retry_at - now
-
-    def end(self, num_slots: int, took_s: float | None) -> None:
-        """One of the running requests has ended; took_s: None for one that computed nothing."""
-        self.num_running -= num_slots
-        if took_s is not None:
-            self._mean_duration_s += (took_s - self._mean_duration_s) / 4
-
-    def update_tier(self, principal: Principal) -> None:
-        """Take the limits of the key's tier, which may have changed since."""
-        tier = self.tier = principal.tier
-        self.requests.limit, self.tokens.limit = tier.requests_per_min, tier.tokens_per_min
-
-    def is_idle(self, now: float) -> bool:
-        self.requests.expire(now)
-        self.tokens.expire(now)
-        return self.num_running == 0 and self.requests.total == 0 and self.tokens.total == 0
-
-    def headers(self, now: float) -> dict[str, str]:
-        headers = {}
-        for name, window in (("requests", self.requests), ("tokens", self.tokens)):
-            remaining = window.remaining(now)
-            if remaining is None:
-                continue
-            headers[f"x-ratelimit-limit-{name}"] = str(window.limit)
-            headers[f"x-ratelimit-remaining-{name}"] = str(remaining)
-            headers[f"x-ratelimit-reset-{name}"] = _duration(window.reset_s(now))
-        return headers
 
 
 class Reservation:
     """What one request may take, until it is settled: a slot from the start, tokens once they are known."""
 
-    def __init__(self, limits: RateLimits, account: _Account) -> None:
+    def __init__(self, limits: RateLimits, account: KeyAccount) -> None:
         now = limits.now()
         self.num_tokens = 0  # that it may take; those that it took, once it is settled
         self.num_slots = 1
@@ -153,16 +35,24 @@ class Reservation:
         account.num_running += 1
         self._second = account.requests.charge(1, now)
         self._charges: list[tuple[int, int]] = []  # second, tokens
+        self._num_open_ended = 0  # answers without max_tokens
+        self._num_known = 0  # tokens without theirs
 
     @property
     def headers(self) -> dict[str, str]:
         """x-ratelimit-{limit,remaining,reset}-{requests,tokens} as they are now; none for what is unlimited."""
         return self._account.headers(self._limits.now())
 
-    def grow(self, num_tokens: int, *, num_answers: int = 1) -> None:
-        """Take tokens, and a slot for each answer, or raise when to retry; what it has stays its own."""
+    def grow(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
+        """Take tokens, and a slot for each answer, or raise when to retry; what it has stays its own.
+
+        open_ended: the most tokens of each answer without max_tokens; as many are taken as are to be expected.
+        """
         account = self._account
         num_slots = max(num_answers - self.num_slots, 0)
+        self._num_known += num_tokens
+        self._num_open_ended += len(open_ended)
+        num_tokens += sum(map(account.expected_answer.within, open_ended))
         self._limits.require(account, self, num_tokens, num_slots)
         account.num_running += num_slots
         self.num_slots += num_slots
@@ -181,7 +71,7 @@ class Reservation:
             return
         self._is_open = False
         now = self._limits.now()
-        self._account.end(self.num_slots, now - self._began if used_tokens > 0 else None)
+        self._observe_end(used_tokens, now)
         surplus = self.num_tokens - max(0, used_tokens)
         if surplus < 0:  # it took more than it reserved: the excess counts from now on
             self._account.tokens.charge(-surplus, now)
@@ -191,8 +81,21 @@ class Reservation:
             surplus -= given_back
         self.num_tokens = max(0, used_tokens)
 
+    def _observe_end(self, used_tokens: int, now: float) -> None:
+        account = self._account
+        account.num_reserved -= self.num_tokens
+        if used_tokens <= 0:
+            account.num_running -= self.num_slots
+            return
+        account.end(self.num_slots, now - self._began)
+        if self.num_tokens:
+            account.observe_use(self.num_tokens, used_tokens)
+        if self._num_open_ended:
+            account.expected_answer.observe((used_tokens - self._num_known) / self._num_open_ended)
+
     def _charge(self, num_tokens: int, now: float) -> None:
         self._charges.append((self._account.tokens.charge(num_tokens, now), num_tokens))
+        self._account.num_reserved += num_tokens
         self.num_tokens += num_tokens
 
 
@@ -204,7 +107,7 @@ class RateLimits:
         self._clock = clock
         self._on_refused = on_refused
         self._last = -math.inf
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, KeyAccount] = {}
         self._prune_at = MIN_ACCOUNTS
 
     @property
@@ -220,21 +123,23 @@ class RateLimits:
         """Count one more request of a key, whatever its size, or raise when to retry."""
         account = self._account(principal, self.now())
         self._require_slots(account, 1)
-        self._require(account, account.requests, 1, "requests")
+        if (wait_s := account.requests.wait_s(1, self.now())) > 0:
+            raise self._refusal(account, "requests", f"{account.requests.limit:,} requests a minute", wait_s)
         return Reservation(self, account)
 
-    def require(self, account: _Account, taken: Reservation, num_tokens: int, num_slots: int) -> None:
+    def require(self, account: KeyAccount, taken: Reservation, num_tokens: int, num_slots: int) -> None:
         """Raise unless a request that has taken something may take this much more."""
         self._require_possible(account, taken.num_tokens + num_tokens, taken.num_slots + num_slots)
         self._require_slots(account, num_slots)
-        self._require(account, account.tokens, num_tokens, "tokens")
+        if (wait_s := account.tokens_retry_s(num_tokens, self.now())) > 0:
+            raise self._refusal(account, "tokens", f"{account.tokens.limit:,} tokens a minute", wait_s)
 
     def headers(self, principal: Principal) -> dict[str, str]:
         """What is left to a key, without taking anything."""
         now = self.now()
         return self._account(principal, now).headers(now)
 
-    def _require_possible(self, account: _Account, num_tokens: int, num_slots: int) -> None:
+    def _require_possible(self, account: KeyAccount, num_tokens: int, num_slots: int) -> None:
         tier = account.tier
         if tier.concurrency is not None and num_slots > tier.concurrency:
             raise InvalidParameter(
@@ -249,18 +154,13 @@ class RateLimits:
                 mentions=("max_tokens",),
             )
 
-    def _require_slots(self, account: _Account, number: int) -> None:
+    def _require_slots(self, account: KeyAccount, number: int) -> None:
         limit = account.tier.concurrency
         if limit is not None and number and account.num_running + number > limit:
             retry_s = account.next_retry_s(limit, self.now())
             raise self._refusal(account, "concurrency", f"{limit:,} answers at once", retry_s)
 
-    def _require(self, account: _Account, window: MinuteWindow, amount: int, what: str) -> None:
-        wait_s = window.wait_s(amount, self.now())
-        if wait_s > 0:
-            raise self._refusal(account, what, f"{window.limit:,} {what} a minute", wait_s)
-
-    def _refusal(self, account: _Account, reason: str, limit: str, wait_s: float) -> RateLimited:
+    def _refusal(self, account: KeyAccount, reason: str, limit: str, wait_s: float) -> RateLimited:
         if self._on_refused is not None:
             self._on_refused(account.tier.name, reason)
         return RateLimited(
@@ -270,12 +170,12 @@ class RateLimits:
             headers=account.headers(self.now()),
         )
 
-    def _account(self, principal: Principal, now: float) -> _Account:
+    def _account(self, principal: Principal, now: float) -> KeyAccount:
         account = self._accounts.get(principal.key_id)
         if account is None:
             if len(self._accounts) >= self._prune_at:
                 self._prune(now)
-            account = self._accounts[principal.key_id] = _Account(principal)
+            account = self._accounts[principal.key_id] = KeyAccount(principal)
         elif account.tier != principal.tier:
             account.update_tier(principal)
         return account
@@ -285,11 +185,3 @@ class RateLimits:
         for key_id in idle:
             del self._accounts[key_id]
         self._prune_at = max(MIN_ACCOUNTS, 2 * len(self._accounts))  # so that looking through them costs O(1) each
-
-
-def _duration(seconds: float) -> str:
-    """As OpenAI writes it: 1m30s, 2s, 120ms."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1000)}ms"
-    minutes, rest = divmod(math.ceil(seconds), 60)
-    return (f"{minutes}m" if minutes else "") + f"{rest}s"

@@ -5,7 +5,7 @@ Values only; limits.py enforces them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -74,6 +74,11 @@ def read_tiers(table: object) -> dict[str, Tier]:
     for name, given in table.items():
         tiers[name] = _read_tier(name, given, tiers.get(name))
     return tiers
+
+
+def unknown_tier(name: str, tiers: Iterable[str]) -> str:
+    """Why a key's tier is refused, and what would do."""
+    return f"there is no tier {name!r:.80}; choose one of {', '.join(tiers)}"
 
 
 def _read_tier(name: str, given: object, known: Tier | None) -> Tier:

@@ -60,7 +60,7 @@ class Generations:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
         check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
         plan = await while_awaited(request, asyncio.to_thread(check))
-        request.reserve(plan.num_tokens, num_answers=plan.num_answers)
+        request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)
         generation = Generation(request, model, plan, self)
         request.held.callback(generation.close)
         self._running[generation.key] = generation  # of two with the same id the later one is found

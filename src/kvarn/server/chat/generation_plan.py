@@ -47,8 +47,9 @@ class GenerationPlan:
     """Checked submissions, and what they may take together."""
 
     submissions: tuple[Submission, ...]
-    num_tokens: int
+    num_tokens: int  # of the prompts, and of the answers with max_tokens
     num_answers: int
+    open_ended: tuple[int, ...]  # the longest each of the others can get
 
     @property
     def has_scores(self) -> bool:
@@ -63,20 +64,21 @@ def make_plan(
     """Prepare each prompt, then check every number against the model."""
     principal = request.principal
     submissions = [_admit(llm, one(), options.limit_field) for one in prepare]
+    is_open_ended = [_has_no_limit(one) for one in submissions]
     submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, submissions)
     lengths = [_lengths(one) for one in submissions]
     _check_bounds(submissions, lengths, queue_limit)
-    num_tokens = sum(
-        num_prompt + one.params.n * room for one, (num_prompt, room) in zip(submissions, lengths, strict=True)
-    )
     tenant = tenant_of(principal, options.cache_salt)
     changes = {
         "deadline_s": max(request.deadline.left_s, 1e-3),
         "priority": principal.tier.clamp(options.priority),
     }
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
-    num_answers = sum(one.params.n for one in submissions)
-    return GenerationPlan(ready, num_tokens, num_answers)
+    num_tokens, open_ended = 0, []
+    for one, (num_prompt, room), is_open in zip(ready, lengths, is_open_ended, strict=True):
+        num_tokens += num_prompt + (0 if is_open else one.params.n * room)
+        open_ended += [room] * one.params.n if is_open else []
+    return GenerationPlan(ready, num_tokens, sum(one.params.n for one in ready), tuple(open_ended))
 
 
 def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) -> Submission:

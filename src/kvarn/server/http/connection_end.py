@@ -48,6 +48,7 @@ class ConnectionEnd(HttpToolsProtocol):
         self._behind_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._connections.on_made(transport)
         self._sender = CountingTransport(transport, self._on_transport_close, self._connections.traffic)
         self._slow_reader = SlowReaderCheck(self._sender, self._limits)
         super().connection_made(self._sender)

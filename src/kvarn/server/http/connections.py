@@ -38,6 +38,7 @@ class Connections:
         self.limits = limits
         self.closes = closes
         self.traffic = traffic
+        self.on_made: Callable[[asyncio.BaseTransport], None] = _ignore  # TLS is told when its handshake is over
         self.num_body_bytes = 0  # received for requests that are not answered yet
         self._open: set[ConnectionEnd] = set()
         self._overflow: set[ConnectionEnd] = set()
@@ -80,3 +81,7 @@ class Connections:
             connection.check_deadlines(now)
         if self._open or self._overflow:
             self._schedule(loop)
+
+
+def _ignore(_: asyncio.BaseTransport) -> None:
+    pass

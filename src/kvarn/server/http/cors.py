@@ -30,7 +30,7 @@ class BrowserPolicy:
     def __init__(self, config: ServerConfig) -> None:
         self._origins = frozenset(config.cors_origins)
         self._hosts: frozenset[str] | None = None  # any
-        if config.is_loopback:
+        if config.is_loopback and config.uds is None:  # no browser reaches a Unix socket by itself
             named = (config.host, *config.allowed_hosts)
             self._hosts = LOOPBACK_NAMES | {host.lower().strip("[]") for host in named}
 

@@ -17,6 +17,7 @@ LINGER_S = 2.0  # a refused client may still send for this long, so that it can 
 MIN_TAKEN_BYTES = 64 << 10  # a client that reads takes so much, or all there is, within write_timeout_s
 CHUNK_OVERHEAD = 8  # bytes on the wire for one of the body: chunks of a single byte need six ...
 CHUNK_ALLOWANCE = 64 << 10  # ... and so much besides, for extensions and trailers
+MAX_HANDSHAKES = 512  # of TLS that are under way at a time
 BASE_DESCRIPTORS = 96  # files and pipes of our own, and connections accepted but not yet counted
 MAX_COLLECTIONS = 32  # that are open at a time ...
 COLLECTION_DESCRIPTORS = 9  # ... and what each may take
@@ -36,6 +37,7 @@ class ConnectionLimits:
     max_headers: int
     max_connections: int
     max_body_bytes: int
+    max_handshakes: int = 0  # connections that are not counted yet, because TLS begins
     max_overflow: int = 256  # connections beyond the limit that get time to read the refusal; more are closed at once
 
     @classmethod
@@ -51,6 +53,7 @@ class ConnectionLimits:
             max_headers=config.max_headers,
             max_connections=config.max_connections,
             max_body_bytes=config.max_body_bytes,
+            max_handshakes=0 if config.tls_cert is None else MAX_HANDSHAKES,
         )
 
     @property
@@ -63,7 +66,7 @@ class ConnectionLimits:
 def fit_descriptors(limits: ConnectionLimits) -> ConnectionLimits:
     """Raise the process's limit on open files so that the connections fit, or lower the number of connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.max_connections + limits.max_overflow + OWN_DESCRIPTORS
+    wanted = limits.max_connections + limits.max_overflow + limits.max_handshakes + OWN_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.errors import InvalidParameter
@@ -31,6 +32,7 @@ LOG_FIELDS = "kvarn.log"  # a dict to which routes add: model, prompt_tokens, ..
 MAX_PATH = 200  # characters that are logged
 PROBE_STATUS = (200, 503)  # of probes, which are sent every few seconds: not logged, also while the answer is no
 CLIENT_GONE = 499  # no status was sent
+UNANSWERED = {CLIENT_GONE: "client_closed_request", 500: "internal_error"}  # codes where there was no body for one
 _UNTIDY = re.compile(r"[\x00-\x1f\x7f\\\ufffd]|(?:^|/)\.{1,2}(?:/|$)")  # U+FFFD: bytes that are not UTF-8
 
 
@@ -38,9 +40,18 @@ class RequestPipeline:
     """ASGI: wraps the router."""
 
     def __init__(
-        self, app: ASGIApp, *, browsers: BrowserPolicy, auth: Authenticator, lifecycle: Lifecycle, traffic: Traffic
+        self,
+        app: ASGIApp,
+        *,
+        browsers: BrowserPolicy,
+        auth: Authenticator,
+        lifecycle: Lifecycle,
+        traffic: Traffic,
+        root_path: str = "",
     ) -> None:
+        """root_path: the prefix of a reverse proxy, which may pass it on or not."""
         self._app = app
+        self._root_path = root_path
         self._browsers = browsers
         self._auth = auth
         self._lifecycle = lifecycle
@@ -53,6 +64,8 @@ class RequestPipeline:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served here")  # the server answers with 403 or closes
+        if self._root_path:
+            scope["path"] = _without_prefix(scope["path"], self._root_path)
         scope.update({REQUEST_ID: new_request_id(), RECEIVED_AT: time.monotonic(), LOG_FIELDS: {}})
         headers = [*id_headers(scope["path"], scope[REQUEST_ID]), *self._browsers.cors_headers(scope)]
         response = ResponseSender(send, headers)
@@ -63,6 +76,8 @@ class RequestPipeline:
             status = 500
             raise
         finally:
+            if response.status is None:
+                scope[LOG_FIELDS]["error_code"] = UNANSWERED[status]
             status = response.status or status
             self._traffic.responses[status] += 1
             _log_access(scope, status, response.first_byte_s, response.elapsed_s)
@@ -83,7 +98,7 @@ class RequestPipeline:
         except Exception as error:
             if response.status is not None:
                 raise  # the server logs it and cuts the connection
-            await failure_response(error, scope["path"], scope[REQUEST_ID])(scope, receive, response)
+            await _failure(error, scope)(scope, receive, response)
 
     async def _route(self, scope: Scope, receive: Receive, response: ResponseSender) -> None:
         """Wait until the request may begin, and hand it to its route; probes are answered in every phase."""
@@ -93,7 +108,7 @@ class RequestPipeline:
             return
         with self._lifecycle.counted_request():
             if (refusal := self._lifecycle.refusal()) is not None:
-                await failure_response(refusal, scope["path"], scope[REQUEST_ID])(scope, receive, response)
+                await _failure(refusal, scope)(scope, receive, response)
                 return
             async with self._gate.admitted(scope[PRINCIPAL], scope["method"]):
                 await self._app(scope, receive, response)
@@ -147,6 +162,15 @@ def _log_access(scope: Scope, status: int, first_byte_s: float | None, duration_
             **scope[LOG_FIELDS],
         )
     )
+
+
+def _without_prefix(path: str, prefix: str) -> str:
+    """The path as routes and access rules know it; the prefix is taken away once."""
+    return path[len(prefix) :] or "/" if path == prefix or path.startswith(prefix + "/") else path
+
+
+def _failure(error: Exception, scope: Scope) -> Response:
+    return failure_response(error, scope["path"], scope[REQUEST_ID], scope[LOG_FIELDS])
 
 
 def _check_path(path: str) -> None:

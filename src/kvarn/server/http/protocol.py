@@ -33,7 +33,7 @@ log = logging.getLogger("kvarn.server.http")
 MAX_QUEUED_BODY = 64 << 10  # of a request that waits until another one is answered
 
 
-def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) -> type[asyncio.Protocol]:
+def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) -> type[LimitedProtocol]:
     """The class that uvicorn makes one of for each connection: `uvicorn.Config(app, http=make_protocol(...))`.
 
     Raises this process's limit on open files if the connections would not fit.

@@ -29,11 +29,13 @@ _OPTIONS = {
 class CountingTransport(asyncio.Transport):
     """Wraps the event loop's transport. close() is left to on_close: at once, or after lingering."""
 
-    __slots__ = ("_inner", "_is_half_closed", "_on_close", "_traffic", "num_written")
+    __slots__ = ("_beneath", "_inner", "_is_half_closed", "_on_close", "_traffic", "num_written")
 
     def __init__(self, inner: asyncio.Transport, on_close: Callable[[], None], traffic: Traffic) -> None:
         super().__init__()
         self._inner = inner
+        # Under TLS the event loop has a second buffer, of encrypted bytes, and no public way to it.
+        self._beneath: asyncio.Transport | None = getattr(getattr(inner, "_ssl_protocol", None), "_transport", None)
         self._on_close = on_close
         self._traffic = traffic
         self._is_half_closed = False
@@ -43,7 +45,8 @@ class CountingTransport(asyncio.Transport):
     @property
     def num_unsent(self) -> int:
         """Bytes that the client has not taken yet, without those in the kernel's buffer."""
-        return self._inner.get_write_buffer_size()
+        size = self._inner.get_write_buffer_size()
+        return size if self._beneath is None else size + self._beneath.get_write_buffer_size()
 
     @property
     def num_taken(self) -> int:
@@ -64,14 +67,15 @@ class CountingTransport(asyncio.Transport):
         self._inner.close()
 
     def half_close(self) -> None:
-        """Send what is written and a FIN, and go on reading: closing now could reset what is under way."""
+        """Send what is written and a FIN, and go on reading: closing now could reset what is under way.
+
+        TLS has no half of a connection: there the response's length and `connection: close` tell the client.
+        """
         if self._is_half_closed or self._inner.is_closing():
             return
-        if not self._inner.can_write_eof():
-            self._inner.close()
-            return
         self._is_half_closed = True
-        self._inner.write_eof()
+        if self._inner.can_write_eof():
+            self._inner.write_eof()
 
     def abort(self) -> None:
         self._inner.abort()

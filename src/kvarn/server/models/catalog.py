@@ -1,4 +1,4 @@
-"""What a server has on load_plan, before any of it is loaded: ids, files, memory plans and the cards clients see.
+"""What a server can load, before any of it is loaded: ids, files, memory plans and the cards clients see.
 
 Only the operator's configuration is read here; a name from a request is compared with the ids, never resolved.
 """
@@ -55,7 +55,7 @@ class MemoryRoom:
     """Memory a model may be planned for, in bytes."""
 
     share: int  # when all configured models shall stay loaded together
-    whole: int  # when it may displace all that are not pinned
+    whole: int | None  # when it may displace all that are not pinned; None: it may not
     is_shared: bool  # there are other models
 
 
@@ -77,6 +77,17 @@ def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) 
 
     Where several models share one context=, those made for less keep their own.
     """
+    plan = _planned(model_id, name, engine, room)
+    assert plan is not None
+    return plan
+
+
+def plan_beside(model_id: str, name: str, engine: EngineConfig, num_bytes: int) -> LoadPlan | None:
+    """Plan a model beside those that are loaded; None where that would leave it less than a useful context. Blocks."""
+    return _planned(model_id, name, engine, MemoryRoom(num_bytes, None, is_shared=True))
+
+
+def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan | None:
     path = resolve(name, offline=is_offline())
     source = open_weights(path)
     try:
@@ -87,6 +98,8 @@ def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) 
         spec = description.spec
     finally:
         source.close()
+    if plan is None:
+        return None
     entry = CatalogEntry(
         id=model_id,
         kind=_kind(spec),
@@ -122,8 +135,8 @@ def _kind(spec: ModelSpec) -> ModelKind:
     return "embed" if spec.generation.classifier is None else "rerank"
 
 
-def _plan(model_id: str, description: Description, engine: EngineConfig, room: MemoryRoom) -> MemoryPlan:
-    """Within the equal share if that leaves a useful context, else within all there is."""
+def _plan(model_id: str, description: Description, engine: EngineConfig, room: MemoryRoom) -> MemoryPlan | None:
+    """Within its share if that leaves a useful context, else within all there is; None where it may not have that."""
     enough = min(ENOUGH_CONTEXT, description.spec.context_length, engine.context or ENOUGH_CONTEXT)
     try:
         plan = _plan_within(description, engine, room.share, "its share of the server's memory")
@@ -131,6 +144,8 @@ def _plan(model_id: str, description: Description, engine: EngineConfig, room: M
             return plan
     except DoesNotFit:
         pass  # its share is too small: perhaps the whole is not
+    if room.whole is None:
+        return None
     try:
         return _plan_within(description, engine, room.whole, "the server's memory beside its pinned models")
     except DoesNotFit as error:

@@ -1,7 +1,7 @@
 """The models of one server: loaded when first asked for, kept within a memory budget, the least recently used one out.
 
     use(name) ── loaded? ──yes────────────────────────────────────────> ServedModel, counted until the request ends
-                    └─no─> evict (unused, unpinned, oldest first) ─> load and warm up ─┘
+                    └─no─> shorten its context, else evict (unused, unpinned, oldest first) ─> load and warm up ─┘
 
 Lives in one event loop. Names from requests are looked up, never opened.
 """
@@ -19,11 +19,20 @@ from typing import TYPE_CHECKING
 
 from kvarn.async_llm import AsyncLLM
 from kvarn.backends.select import device_memory
-from kvarn.errors import CapacityError, ConfigError, KvarnError, ModelError, ModelNotFound
+from kvarn.errors import CapacityError, ConfigError, ModelError, ModelNotFound
 from kvarn.models.memory_plan import show_bytes
 from kvarn.observe.logs import with_fields
 from kvarn.server.chat.output.formats import OutputFormat, detect_format
-from kvarn.server.models.catalog import CatalogEntry, LoadPlan, MemoryRoom, model_ids, plan_load, with_digest
+from kvarn.server.models.catalog import (
+    CatalogEntry,
+    LoadPlan,
+    MemoryRoom,
+    model_ids,
+    plan_beside,
+    plan_load,
+    with_digest,
+)
+from kvarn.server.models.model_slot import ModelSlot
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -46,6 +55,10 @@ class ServedModel:
     output_format: OutputFormat
 
 
+class NoRoomForModel(CapacityError):
+    """Other models are in use, and there is no memory for one more."""
+
+
 class ModelPool:
     """The configured models by id, each loaded or not."""
 
@@ -54,7 +67,7 @@ class ModelPool:
         self._pinned = frozenset(_pinned_id(self._names, name) for name in config.pinned)
         self._engine = config.engine
         self._budget_bytes = config.memory_bytes
-        self._slots: dict[str, _ModelSlot] = {}
+        self._slots: dict[str, ModelSlot] = {}
         self._ticks = count(1)
         self._changing = asyncio.Lock()  # one model is loaded or evicted at a time
         self._is_closed = False
@@ -80,14 +93,15 @@ class ModelPool:
             self._budget_bytes = device_memory(self._engine).num_bytes
         return self._budget_bytes
 
-    async def start(self, on_phase: Callable[[str], None] | None = None) -> None:
+    async def start(self, on_phase: Callable[[str, str], None] | None = None) -> None:
         """Find every model and load the pinned ones and the first; whatever cannot be served is refused here."""
         report = on_phase or _ignore
         for model_id in sorted(self._names, key=lambda name: name not in self._pinned):
-            report(f"find {model_id}")
-            await self._find(model_id)
+            report("find", model_id)
+            self._slots[model_id] = ModelSlot(await self._plan(model_id, self.budget_bytes, self.budget_bytes))
+        await self._share_memory()
         for model_id in dict.fromkeys((*sorted(self._pinned, key=self.ids.index), self.default_id)):
-            report(f"load {model_id}")
+            report("load", model_id)
             await self._load_now(self._slots[model_id])
 
     @asynccontextmanager
@@ -118,9 +132,9 @@ class ModelPool:
         self._is_closed = True
         async with self._changing:
             for slot in self._slots.values():
-                await _unload(slot)
+                await slot.unload()
 
-    def _slot(self, name: str) -> _ModelSlot:
+    def _slot(self, name: str) -> ModelSlot:
         if name not in self._names:
             offered = ", ".join(self._names)
             raise ModelNotFound(f"no model here is called {name[:MAX_NAME_SHOWN]!r}; this server has {offered}")
@@ -130,15 +144,23 @@ class ModelPool:
             raise CapacityError("the server is still looking for its models; try again", retry_after_s=RETRY_AFTER_S)
         return self._slots[name]
 
-    async def _find(self, model_id: str) -> None:
-        pinned_bytes = sum(slot.needed_bytes for slot in self._slots.values() if slot.is_pinned)
-        is_shared = len(self._names) > 1
-        room = MemoryRoom(self.budget_bytes // len(self._names), self.budget_bytes - pinned_bytes, is_shared)
+    async def _plan(self, model_id: str, share: int, whole: int) -> LoadPlan:
+        room = MemoryRoom(share, whole, is_shared=len(self._names) > 1)
         plan = await asyncio.to_thread(plan_load, model_id, self._names[model_id], self._engine, room)
-        is_pinned = model_id in self._pinned
-        self._slots[model_id] = _ModelSlot(replace(plan, entry=replace(plan.entry, is_pinned=is_pinned)))
+        return replace(plan, entry=replace(plan.entry, is_pinned=model_id in self._pinned))
 
-    async def _load(self, slot: _ModelSlot) -> ServedModel:
+    async def _share_memory(self) -> None:
+        """Shorten contexts until all models fit together, if they can: what a small one leaves goes to the others."""
+        left, pinned_bytes = self.budget_bytes, 0
+        order = sorted(self._slots.values(), key=lambda slot: (not slot.is_pinned, slot.needed_bytes))
+        for num_before, slot in enumerate(order):
+            share = left // (len(order) - num_before)
+            if slot.needed_bytes > share:
+                slot.plan = slot.full_plan = await self._plan(slot.id, share, self.budget_bytes - pinned_bytes)
+            left -= min(slot.needed_bytes, share)
+            pinned_bytes += slot.needed_bytes if slot.is_pinned else 0
+
+    async def _load(self, slot: ModelSlot) -> ServedModel:
         """Wait for the load; it goes on when this caller gives up, because others may wait for it too."""
         if slot.loading is None:
             slot.loading = asyncio.create_task(self._load_now(slot))
@@ -151,14 +173,15 @@ class ModelPool:
             # The reason may name files of this machine: it was logged, and clients get the model's id only.
             raise ModelError(f"model {slot.id!r} could not be loaded; the server's log says why") from error
 
-    async def _load_now(self, slot: _ModelSlot) -> ServedModel:
+    async def _load_now(self, slot: ModelSlot) -> ServedModel:
         try:
             async with self._changing:
                 if self._is_closed:  # while this load waited for another
                     raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
-                await self._evict_for(slot)
+                await self._make_room(slot)
                 started = time.monotonic()
                 slot.plan, model = await _load_model(slot.plan)
+                slot.remember_digest()
                 slot.model = model
                 seconds = round(time.monotonic() - started, 3)
                 fields = with_fields(
@@ -174,54 +197,38 @@ class ModelPool:
         finally:
             slot.loading = None
 
-    async def _evict_for(self, wanted: _ModelSlot) -> None:
+    async def _make_room(self, wanted: ModelSlot) -> None:
+        """Shorten the model's context, before any other is unloaded for it, and unload as few as possible."""
         loaded = [slot for slot in self._slots.values() if slot.model is not None]
-        missing = sum(slot.needed_bytes for slot in loaded) + wanted.needed_bytes - self.budget_bytes
         idle = sorted((slot for slot in loaded if slot.is_removable), key=lambda slot: slot.used_at)
-        if missing > sum(slot.needed_bytes for slot in idle):
+        free = self.budget_bytes - sum(slot.needed_bytes for slot in loaded)
+        if await self._plan_beside(wanted, free + sum(slot.needed_bytes for slot in idle)) is None:
             raise self._no_room_error(wanted, loaded)
-        for slot in idle:
-            if missing <= 0:
-                return
-            missing -= slot.needed_bytes
+        while (plan := await self._plan_beside(wanted, free)) is None:
+            slot = idle.pop(0)
+            free += slot.needed_bytes
             log.info("model unloaded", extra=with_fields(model=slot.id, makes_room_for=wanted.id))
-            await _unload(slot)
+            await slot.unload()
+        wanted.plan = plan
 
-    def _no_room_error(self, wanted: _ModelSlot, loaded: list[_ModelSlot]) -> CapacityError:
+    async def _plan_beside(self, wanted: ModelSlot, free: int) -> LoadPlan | None:
+        """The plan of the start, or one with a shorter context; None where even that does not fit."""
+        if wanted.full_plan.entry.needed_bytes <= free:
+            return wanted.full_plan
+        plan = await asyncio.to_thread(plan_beside, wanted.id, self._names[wanted.id], self._engine, free)
+        known = wanted.full_plan.entry
+        if plan is None:
+            return None
+        return replace(plan, entry=replace(plan.entry, is_pinned=known.is_pinned, digest=known.digest))
+
+    def _no_room_error(self, wanted: ModelSlot, loaded: list[ModelSlot]) -> NoRoomForModel:
         taken = ", ".join(f"{slot.id} {show_bytes(slot.needed_bytes)}" for slot in loaded if not slot.is_removable)
         needed, budget = show_bytes(wanted.needed_bytes), show_bytes(self.budget_bytes)
-        return CapacityError(
+        return NoRoomForModel(
             f"model {wanted.id!r} needs {needed} of the server's {budget}, "
             f"and others are in use ({taken}); try again when they are idle",
             retry_after_s=RETRY_AFTER_S,
         )
-
-
-@dataclass(slots=True)
-class _ModelSlot:
-    """One configured model: not loaded, loading, or loaded."""
-
-    plan: LoadPlan
-    model: ServedModel | None = None
-    loading: asyncio.Task[ServedModel] | None = None
-    num_users: int = 0
-    used_at: int = 0  # ticks, not time: only the order counts
-
-    @property
-    def id(self) -> str:
-        return self.plan.entry.id
-
-    @property
-    def needed_bytes(self) -> int:
-        return self.plan.entry.needed_bytes
-
-    @property
-    def is_pinned(self) -> bool:
-        return self.plan.entry.is_pinned
-
-    @property
-    def is_removable(self) -> bool:
-        return self.num_users == 0 and not self.is_pinned
 
 
 async def _load_model(plan: LoadPlan) -> tuple[LoadPlan, ServedModel]:
@@ -251,16 +258,6 @@ async def _warm_up(llm: AsyncLLM, entry: CatalogEntry) -> None:
         await llm.generate(WARM_UP_TEXT, SamplingParams(max_tokens=1, temperature=0.0))
 
 
-async def _unload(slot: _ModelSlot) -> None:
-    model, slot.model = slot.model, None
-    if model is None:
-        return
-    try:
-        await model.llm.close()
-    except KvarnError:
-        log.exception("model was not unloaded cleanly", extra=with_fields(model=slot.id))
-
-
 def _pinned_id(names: Mapping[str, str], wanted: str) -> str:
     """The id of a pinned model, written as an id or as the name it was configured with."""
     for model_id, name in names.items():
@@ -274,5 +271,5 @@ def _retrieve_result(load: asyncio.Task[ServedModel]) -> None:
     _ = load.cancelled() or load.exception()
 
 
-def _ignore(_: str) -> None:
+def _ignore(_name: str, _model: str) -> None:
     pass

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvarn.errors import CapacityError
@@ -43,6 +43,7 @@ class StartupPhase:
     """One step of starting up; seconds are None while it runs."""
 
     name: str
+    model: str
     seconds: float | None
 
 
@@ -85,10 +86,10 @@ class Lifecycle:
         """What starting up consists of, up to now."""
         return tuple(self._steps)
 
-    def begin_step(self, name: str) -> None:
-        """Name what is being done to start up; ends the step before."""
+    def begin_step(self, name: str, model: str) -> None:
+        """Name what is being done to start up, and for which model; ends the step before."""
         self._end_step()
-        self._steps.append(StartupPhase(name, None))
+        self._steps.append(StartupPhase(name, model, None))
 
     def become_ready(self) -> None:
         """The warm-up is done: take requests."""
@@ -157,7 +158,7 @@ class Lifecycle:
 
     def _end_step(self) -> None:
         if self._steps and self._steps[-1].seconds is None:
-            self._steps[-1] = StartupPhase(self._steps[-1].name, self._clock() - self._step_began)
+            self._steps[-1] = replace(self._steps[-1], seconds=self._clock() - self._step_began)
         self._step_began = self._clock()
 
 

@@ -13,16 +13,15 @@ import logging
 import math
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import uvicorn
 from starlette.types import ASGIApp
 
+from kvarn import __version__
 from kvarn.errors import ConfigError
 from kvarn.observe.logs import configure_logging, with_fields
 from kvarn.observe.metrics import Metrics
@@ -33,12 +32,15 @@ from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
-from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
-from kvarn.server.http.protocol import make_protocol
+from kvarn.server.http.connections import Listener
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.process.http_server import make_http_server
 from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
+from kvarn.server.process.listening import listening, shown_address
+from kvarn.server.process.service_manager import ServiceManager
 from kvarn.server.process.settings import ServerConfig
+from kvarn.server.process.tls import Certificate
 from kvarn.server.process.watchdog import Watchdog
 from kvarn.server.process.worker_threads import WorkerThreads
 from kvarn.server.state import ServerState
@@ -60,25 +62,31 @@ def serve(config: ServerConfig, extend: Extend | None = None) -> int:
     loop = asyncio.new_event_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "kvarn-server"))
     try:
-        with _bound(config) as listener:
-            return loop.run_until_complete(_run(config, listener, extend or _unchanged))
+        certificate = None if config.tls_cert is None else Certificate(config)
+        with listening(config) as listener:
+            return loop.run_until_complete(_run(config, listener, certificate, extend or _unchanged))
     finally:
         loop.close()
 
 
-async def _run(config: ServerConfig, listener: socket.socket, extend: Extend) -> int:
-    return await ServerRun(config, listener, extend).run()
+async def _run(config: ServerConfig, listener: Listener, certificate: Certificate | None, extend: Extend) -> int:
+    return await ServerRun(config, listener, certificate, extend).run()
 
 
 class ServerRun:
     """The server process from listening to the exit code."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, extend: Extend) -> None:
+    def __init__(
+        self, config: ServerConfig, listener: Listener, certificate: Certificate | None, extend: Extend
+    ) -> None:
         self._config = config
         self._listener = listener
+        self._certificate = certificate
+        self._manager = ServiceManager()
         self._state = make_state(config)
         self._lifecycle = self._state.lifecycle
-        self._server = _make_server(self._state, extend(self._state, make_app(self._state)))
+        app = extend(self._state, make_app(self._state))
+        self._server = make_http_server(self._state, app, listener, certificate)
         models = self._state.models
         self._watchdog = Watchdog(
             lambda: [(model.id, model.llm.llm) for model in models.loaded], config.heartbeat_timeout_s
@@ -93,8 +101,11 @@ class ServerRun:
         for one in SIGNALS:
             loop.add_signal_handler(one, self._take_signal, one)
         loop.add_signal_handler(signal.SIGTSTP, self._pause)
+        if self._certificate is not None or self._manager.is_there:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         serving = asyncio.create_task(self._server.serve([self._listener]))
         ended = asyncio.create_task(self._ended.wait())
+        watched = asyncio.create_task(self._manager.keep_watchdog(lambda: self._lifecycle.stuck_model() is None))
         try:
             await self._start(ended)
             if self._lifecycle.is_started:
@@ -104,6 +115,7 @@ class ServerRun:
                 await self._drain()
         finally:
             ended.cancel()
+            watched.cancel()
             self._watchdog.stop()
             self._stop()
             await self._close(serving)
@@ -118,15 +130,20 @@ class ServerRun:
         loading.result()
         self._watchdog.start()
         self._lifecycle.become_ready()
-        names = ", ".join(self._state.models.ids)
-        _print_line(f"kvarn: serving {names} on {_url(self._listener)}")
-        steps = {step.name: round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
+        _print_line(f"kvarn: {self._status}")
+        self._manager.tell_ready(self._status)
+        steps = {f"{step.name} {step.model}": round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
         log.info("ready", extra=with_fields(models=list(self._state.models.ids), steps=steps))
+
+    @property
+    def _status(self) -> str:
+        return f"serving {', '.join(self._state.models.ids)} on {shown_address(self._listener, self._config)}"
 
     async def _drain(self) -> None:
         """Graceful shutdown: accept for the delay, refuse, wait for what runs, end it at the deadline."""
         config, lifecycle = self._config, self._lifecycle
         lifecycle.drain()
+        self._manager.tell_stopping()
         log.info("draining", extra=with_fields(requests=lifecycle.num_requests, delay_s=config.drain_delay_s))
         await asyncio.sleep(config.drain_delay_s)
         lifecycle.refuse()
@@ -169,6 +186,18 @@ class ServerRun:
             os._exit(128 + signum)
         self._ended.set()
 
+    def _reload(self) -> None:
+        """SIGHUP: read the certificate again; keys are read when their file changes."""
+        self._manager.tell_reloading()
+        try:
+            if self._certificate is not None:
+                self._certificate.read_again()
+            log.info("reloaded")
+        except ConfigError as error:
+            log.error("the certificate was not read again, the one from before stays: %s", error)
+        if self._lifecycle.is_ready:
+            self._manager.tell_ready(self._status)
+
     def _pause(self) -> None:
         """Ctrl-Z: the watchdog must not count the time for which the process stands still."""
         self._watchdog.pause()
@@ -200,7 +229,7 @@ def make_state(config: ServerConfig) -> ServerState:
     """All parts of the server; nothing is loaded yet."""
     models = ModelPool(config)
     collections, lifecycle = CollectionPool(models), Lifecycle()
-    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat)
+    metrics = Metrics(models.ids, tiers=config.tiers, compat=config.metrics_compat, version=__version__)
     return ServerState(
         config=config,
         models=models,
@@ -215,55 +244,6 @@ def make_state(config: ServerConfig) -> ServerState:
         document_reader=DocumentReader(),
         workers=WorkerThreads(),
     )
-
-
-class _Server(uvicorn.Server):
-    """Without uvicorn's signal handlers: they know no drain delay, and exit with the signal as the exit code."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _make_server(state: ServerState, app: ASGIApp) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=make_protocol(state.config, state.lifecycle, state.traffic),
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=ACCEPTED_PER_TURN,
-            proxy_headers=False,  # a client cannot claim another address
-        )
-    )
-
-
-@contextmanager
-def _bound(config: ServerConfig) -> Iterator[socket.socket]:
-    """A socket on the configured address, before anything is loaded: a port in use is reported at once."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = Listener(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((config.host, config.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port"
-            ) from None
-        listener.setblocking(False)
-        yield listener
-    finally:
-        listener.close()
-
-
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _unchanged(_: ServerState, app: ASGIApp) -> ASGIApp:

@@ -46,9 +46,16 @@ _REAL: dict[str, tuple[float, float]] = {
     "heartbeat_timeout_s": (2.0, 3600.0),
 }
 _CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
+_PATHS = {
+    "keys": "the path of a TOML file, see `kvarn keys --help`",
+    "uds": "the path of a Unix socket",
+    "tls_cert": "the path of a PEM file",
+    "tls_key": "the path of a PEM file",
+}
 _TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
+_ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _ORIGIN = re.compile(r"https?://[^\s/*,]+")
 
 
@@ -66,6 +73,11 @@ class ServerConfig:
     port: int = 8000
     keys: Path | None = None  # TOML file of `kvarn keys`; None: no key is needed, so loopback only
     insecure: bool = False  # listen beyond loopback without keys
+    uds: Path | None = None  # a Unix socket to listen on, instead of host and port
+    tls_cert: Path | None = None  # PEM: the certificate and those it rests on; TLS 1.2 and newer
+    tls_key: Path | None = None  # PEM: its key, without a password
+    root_path: str = ""  # the prefix under which a reverse proxy offers the server; with or without it, paths are found
+    behind_proxy: bool = False  # a proxy on this machine passes strangers' requests on: no connection counts as local
     unknown_fields: str = "refuse"  # refuse | ignore
     drain_delay_s: float = 5.0  # after SIGTERM new requests are still taken for this long ...
     drain_timeout_s: float = 60.0  # ... then those that run may go on for this long
@@ -109,7 +121,13 @@ class ServerConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return _is_loopback(self.host)
+        return self.uds is not None or _is_loopback(self.host)
+
+    @property
+    def takes_local(self) -> bool:
+        """Whether a connection from this machine is somebody on this machine: nothing speaks of a proxy before us."""
+        is_proxied = self.behind_proxy or self.root_path or self.allowed_hosts or self.uds is not None
+        return self.is_loopback and not is_proxied
 
     @property
     def is_open(self) -> bool:
@@ -130,9 +148,17 @@ class ServerConfig:
             )
 
     def _check_reach(self) -> None:
-        if self.keys is not None and (not isinstance(self.keys, Path) or "\0" in str(self.keys)):
-            raise ConfigError(f"keys is {self.keys!r:.60}; give the path of a TOML file, see `kvarn keys --help`")
+        for name, wanted in _PATHS.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, Path) or "\0" in str(value)):
+                raise ConfigError(f"{name} is {value!r:.60}; give {wanted}")
         _check.flag("insecure", self.insecure)
+        _check.flag("behind_proxy", self.behind_proxy)
+        if not isinstance(self.root_path, str) or not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(f"root_path is {self.root_path!r:.60}; give it as /name, without a slash at its end")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ConfigError(f"{given} is given and {missing} is not; TLS needs both")
         if self.keys is None and not self.insecure and not self.is_loopback:
             raise ConfigError(
                 f"host is {self.host}, which other machines can reach, and there are no API keys: anybody could use "
@@ -156,8 +182,9 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
     for name in _TEXTS:
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    if isinstance(given.get("keys"), str):
-        given["keys"] = _path("keys", given["keys"])
+    for name in _PATHS:
+        if isinstance(given.get(name), str):
+            given[name] = _path(name, given[name])
     return ServerConfig(**given)
 
 

@@ -1,14 +1,18 @@
-"""/health/live, /health/ready, /health/startup and /health: what a supervisor asks. Never waits for an engine."""
+"""/health/live, /health/ready, /health/startup and /health: what a supervisor asks. Never waits for an engine.
+
+They need no key; only to callers who have one, or on a server without keys, they name models.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from kvarn.server.dependencies import Models, ServerLifecycle, Settings
+from kvarn.server.dependencies import IsKnown, Models, ServerLifecycle, Settings
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.process.lifecycle import Lifecycle
 
@@ -41,21 +45,21 @@ _NOT: dict[int | str, dict[str, Any]] = {UNAVAILABLE: {"model": Health, "descrip
 
 
 @router.get("/health/live", response_model=Health, responses=_NOT, summary="Is the process worth keeping?")
-async def live(lifecycle: ServerLifecycle) -> JSONResponse:
+async def live(lifecycle: ServerLifecycle, is_known: IsKnown) -> JSONResponse:
     """503 when an engine with work shows no progress for heartbeat_timeout_s; an idle or full one is alive."""
-    return _answer(lifecycle, _why_not_alive(lifecycle))
+    return _answer(lifecycle, _why_not_alive(lifecycle), is_known)
 
 
 @router.get("/health/ready", response_model=Health, responses=_NOT, summary="Should requests be sent here?")
-async def ready(lifecycle: ServerLifecycle, models: Models, settings: Settings) -> JSONResponse:
+async def ready(lifecycle: ServerLifecycle, models: Models, settings: Settings, is_known: IsKnown) -> JSONResponse:
     """200 after the first model has computed a token, while the queues have room, until SIGTERM."""
-    return _answer(lifecycle, _why_not_ready(lifecycle, models, settings.queue_limit))
+    return _answer(lifecycle, _why_not_ready(lifecycle, models, settings.queue_limit), is_known)
 
 
 @router.get("/health", response_model=Health, responses=_NOT, summary="The same as /health/ready")
-async def health(lifecycle: ServerLifecycle, models: Models, settings: Settings) -> JSONResponse:
+async def health(lifecycle: ServerLifecycle, models: Models, settings: Settings, is_known: IsKnown) -> JSONResponse:
     """For clients that know one path only."""
-    return await ready(lifecycle, models, settings)
+    return await ready(lifecycle, models, settings, is_known)
 
 
 @router.get(
@@ -64,32 +68,47 @@ async def health(lifecycle: ServerLifecycle, models: Models, settings: Settings)
     responses={UNAVAILABLE: {"model": Startup, "description": "still starting; the body says what is being done"}},
     summary="How far is starting up?",
 )
-async def startup(lifecycle: ServerLifecycle) -> JSONResponse:
+async def startup(lifecycle: ServerLifecycle, is_known: IsKnown) -> JSONResponse:
     """503 while models are loaded, then 200 for good."""
-    steps = [{"name": step.name, "seconds": step.seconds} for step in lifecycle.steps]
+    steps = [
+        {"name": f"{step.name} {step.model}" if is_known else step.name, "seconds": step.seconds}
+        for step in lifecycle.steps
+    ]
     content: dict[str, Any] = {"status": "ok", "phase": lifecycle.phase, "steps": steps}
     if lifecycle.is_started:
         return JSONResponse(content)
     return JSONResponse({**content, "status": "starting"}, UNAVAILABLE, {"retry-after": "1"})
 
 
-def _why_not_alive(lifecycle: Lifecycle) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    """Why the answer is no; in the words for a model there is a place for its name."""
+
+    words: str
+    model: str | None = None
+
+    def told(self, is_known: bool) -> str:
+        return self.words.format((self.model if is_known else None) or "a model")
+
+
+def _why_not_alive(lifecycle: Lifecycle) -> _Reason | None:
     stuck = lifecycle.stuck_model()
-    return None if stuck is None else f"the engine of {stuck} makes no progress"
+    return None if stuck is None else _Reason("the engine of {} makes no progress", stuck)
 
 
-def _why_not_ready(lifecycle: Lifecycle, models: ModelPool, queue_limit: int) -> str | None:
+def _why_not_ready(lifecycle: Lifecycle, models: ModelPool, queue_limit: int) -> _Reason | None:
     if not lifecycle.is_ready:
-        return lifecycle.phase
+        return _Reason(lifecycle.phase)
     if (reason := _why_not_alive(lifecycle)) is not None:
         return reason
     for model in models.loaded:
         if model.llm.llm.num_waiting >= queue_limit:
-            return f"the queue of {model.id} is full"
+            return _Reason("the queue of {} is full", model.id)
     return None
 
 
-def _answer(lifecycle: Lifecycle, reason: str | None) -> JSONResponse:
+def _answer(lifecycle: Lifecycle, reason: _Reason | None, is_known: bool) -> JSONResponse:
     if reason is None:
         return JSONResponse({"status": "ok", "phase": lifecycle.phase})
-    return JSONResponse({"status": reason, "phase": lifecycle.phase}, UNAVAILABLE, {"retry-after": "1"})
+    content = {"status": reason.told(is_known), "phase": lifecycle.phase}
+    return JSONResponse(content, UNAVAILABLE, {"retry-after": "1"})
