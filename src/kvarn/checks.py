@@ -14,13 +14,25 @@ from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
 def short(value: object) -> str:
     """A value as a message shows it: 60 characters, the last three of a long one are dots."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4,300 digits
+        text = f"a {type(value).__name__} that is too large to show"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def cut(value: object) -> str:
     """A value as a message shows it: its first 60 characters."""
     return f"{value!r:.60}"
+
+
+def utf8(name: str, text: str) -> bytes:
+    """The bytes of a text that a caller gave; half of a surrogate pair is refused by the name of the parameter."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        message = f"{name} has a lone surrogate at character {error.start}; give valid Unicode"
+        raise InvalidParameter(message, field=name) from None
 
 
 @dataclass(frozen=True, slots=True)

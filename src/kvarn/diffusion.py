@@ -32,13 +32,21 @@ CanvasKind = Literal["fixed", "grow"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 CACHES: tuple[str, ...] = get_args(Cache)
 CANVASES: tuple[str, ...] = get_args(CanvasKind)
-TEMPERED: tuple[str, ...] = (
-    "low_confidence",
-    "maskgit_plus",
-    "topk_margin",
-    "entropy",
-)  # policies that alg_temp applies to
+# The fields that a policy reads, with the values its authors gave them. Other policies refuse them.
+POLICY_FIELDS: Mapping[str, Mapping[str, float]] = {
+    "low_confidence": {"alg_temp": 0.0},
+    "maskgit_plus": {"alg_temp": 0.0},
+    "topk_margin": {"alg_temp": 0.0},
+    "entropy": {"alg_temp": 0.0},
+    "threshold": {"threshold": 0.9},
+    "factor": {"factor": 1.0},
+    "entropy_exit": {"entropy_threshold": 1.5},
+    "local_leap": {"threshold": 0.9, "relaxed_threshold": 0.75, "radius": 4},
+    "hierarchy": {"threshold": 0.9, "low_threshold": 0.4},
+    "joint_threshold": {"threshold": 0.5, "edit_threshold": 0.0, "max_post_edit_steps": 16},
+}
 MAX_POOL_KERNEL = 63
+MAX_POST_EDIT_STEPS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +78,21 @@ class DiffusionParams:
     """How a diffusion model fills its canvas of masked tokens; SamplingParams.diffusion.
 
     None for block_length, cache or canvas means: 32, "dual" and "fixed" for full-attention models;
-    the model's own block, "block" and "grow" for block diffusion.
+    the model's own block, "block" and "grow" for block diffusion. None for a field of a policy means the value in
+    POLICY_FIELDS; a field that the policy does not read is refused.
     """
 
     steps: int | None = None  # over the whole canvas; None: one token per step, the threshold policies more
     block_length: int | None = None  # blocks are denoised from left to right
     policy: Policy = "low_confidence"  # which positions are filled in a step
-    threshold: float = 0.9  # threshold, local_leap, hierarchy, joint_threshold: fill from this confidence on
-    factor: float = 1.0  # factor: fill the largest n with confidence >= 1 - factor / (n + 1)
-    entropy_threshold: float = 1.5  # entropy_exit: fill below so many nats
-    relaxed_threshold: float = 0.75  # local_leap: enough within radius of a position that reaches threshold
-    radius: int = 4
-    low_threshold: float = 0.4  # hierarchy: enough for the best position of a run of masked ones
-    edit_threshold: float = 0.9  # joint_threshold: enough to replace a filled token of the block by another one
+    threshold: float | None = None  # threshold, local_leap, hierarchy, joint_threshold: fill from this confidence on
+    factor: float | None = None  # factor: fill the largest n with confidence >= 1 - factor / (n + 1)
+    entropy_threshold: float | None = None  # entropy_exit: fill below so many nats
+    relaxed_threshold: float | None = None  # local_leap: enough within radius of a position that reaches threshold
+    radius: int | None = None
+    low_threshold: float | None = None  # hierarchy: enough for the best position of a run of masked ones
+    edit_threshold: float | None = None  # joint_threshold: above it another token replaces a filled one of the block
+    max_post_edit_steps: int | None = None  # joint_threshold: passes that only edit, once a block is filled
     cache: Cache | None = None
     canvas: CanvasKind | None = None  # fixed: max_tokens rounded up to whole blocks; grow: block by block
     sparse: SparseConfig | None = None
@@ -96,22 +106,30 @@ class DiffusionParams:
         check_parameter.integer("block_length", self.block_length, 1, 2**31 - 1, optional=True)
         check_parameter.one_of("policy", self.policy, POLICIES)
         for name in ("threshold", "relaxed_threshold", "low_threshold", "edit_threshold"):
-            check_parameter.number(name, getattr(self, name), 0.0, 1.0)
-        check_parameter.number("factor", self.factor, 0.0, 1e6)
-        check_parameter.number("entropy_threshold", self.entropy_threshold, 0.0, 100.0)
-        check_parameter.integer("radius", self.radius, 1, 2**31 - 1)
+            check_parameter.number(name, getattr(self, name), 0.0, 1.0, optional=True)
+        check_parameter.number("factor", self.factor, 0.0, 1e6, optional=True)
+        check_parameter.number("entropy_threshold", self.entropy_threshold, 0.0, 100.0, optional=True)
+        check_parameter.integer("radius", self.radius, 1, 2**31 - 1, optional=True)
+        check_parameter.integer("max_post_edit_steps", self.max_post_edit_steps, 0, MAX_POST_EDIT_STEPS, optional=True)
         check_parameter.one_of("cache", self.cache, CACHES, optional=True)
         check_parameter.one_of("canvas", self.canvas, CANVASES, optional=True)
         check_parameter.number("cfg_scale", self.cfg_scale, 0.0, 100.0)
         check_parameter.number("alg_temp", self.alg_temp, 0.0, 100.0)
         check_parameter.flag("events", self.events)
-        if self.alg_temp > 0 and self.policy not in TEMPERED:
-            raise InvalidParameter(
-                f"alg_temp has no meaning for policy {self.policy!r}; use it with {', '.join(TEMPERED)}",
-                field="alg_temp",
-            )
+        self._refuse_unread()
         self._check_sparse()
         object.__setattr__(self, "pinned", _pinned(self.pinned))
+
+    def _refuse_unread(self) -> None:
+        """Refuse fields of other policies: they would be ignored."""
+        read = POLICY_FIELDS.get(self.policy, {})
+        for name in sorted({name for fields in POLICY_FIELDS.values() for name in fields} - read.keys()):
+            if getattr(self, name) is not None and not (name == "alg_temp" and self.alg_temp == 0):
+                users = [policy for policy, fields in POLICY_FIELDS.items() if name in fields]
+                raise InvalidParameter(
+                    f"{name} has no meaning for policy {self.policy!r}; leave it out, or use {' or '.join(users)}",
+                    field=name,
+                )
 
     def _check_sparse(self) -> None:
         if self.sparse is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from kvarn.checks import check_parameter, short
+from kvarn.checks import check_parameter, short, utf8
 from kvarn.diffusion import CanvasView, DiffusionParams
 from kvarn.errors import InvalidParameter
 from kvarn.structured.constraints import Constraint
@@ -243,7 +243,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if len(strings) > MAX_STOP_STRINGS:
         raise InvalidParameter(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", field="stop")
     for string in strings:
-        num_bytes = len(string.encode("utf-8", "surrogatepass"))
+        num_bytes = len(utf8("stop", string))
         if not 1 <= num_bytes <= MAX_STOP_BYTES:
             raise InvalidParameter(
                 f"stop has a string of {num_bytes:,} bytes; give 1 to {MAX_STOP_BYTES}", field="stop"
@@ -261,6 +261,8 @@ def _breakers(breakers: object) -> tuple[str, ...]:
             f"dry_sequence_breakers has {len(breakers)} strings; at most {MAX_STOP_STRINGS}",
             field="dry_sequence_breakers",
         )
+    for breaker in breakers:
+        utf8("dry_sequence_breakers", breaker)
     return tuple(breakers)
 
 

@@ -40,7 +40,8 @@ class Job:
     relaxed: float = 0.75
     radius: int = 4
     low: float = 0.4
-    edit: float = 0.9
+    edit: float = 0.0
+    edit_steps: int = 16
     lots: Lots = lambda position, step: 0.0
 
 
@@ -135,16 +136,20 @@ def parallel_block(logits: Logits, canvas: Canvas, start: int, end: int, job: Jo
     """No schedule, or one that gives a least count; at least one position in every step."""
     shares = even_shares(end - start, job.steps) if job.steps else []
     step = 0
-    while left := canvas.masked_in(start, end):
+    edits_left = job.edit_steps if job.policy == "joint_threshold" else 0
+    while (left := canvas.masked_in(start, end)) or edits_left:
+        edits_left -= not left  # a pass over a full block, which can only edit
         seen = look(logits, canvas, start, end, job, with_filled=job.policy == "joint_threshold")
         open_ = {p: seen[p] for p in left}
-        least = max(1, shares[step] if step < len(shares) else 0)
+        least = max(1 if left else 0, shares[step] if step < len(shares) else 0)
         chosen = CHOICES[job.policy](open_, job)
         worth = {p: -one.entropy if job.policy == "entropy_exit" else one.confidence for p, one in open_.items()}
         chosen |= set(best(worth, min(least, len(left))))
         for p, one in seen.items():  # joint_threshold: what was filled may change
-            if p not in open_ and one.token != canvas.tokens[p] and one.confidence >= job.edit:
+            if p not in open_ and one.token != canvas.tokens[p] and one.confidence > job.edit:
                 chosen.add(p)
+        if not chosen:
+            break
         fill(canvas, sorted(chosen), seen)
         step += 1
 

@@ -37,7 +37,7 @@ assert len(IDS) > ORIGINAL_CONTEXT  # the LongRoPE model is past its first conte
 def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     @cache
     def run(arch: str) -> Float32:
-        return _transformers_output(tiny_model(arch, tmp_path_factory.mktemp("oracle")), IDS)
+        return transformers_output(tiny_model(arch, tmp_path_factory.mktemp("oracle")), IDS)
 
     return run
 
@@ -47,20 +47,20 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 def test_logits_agree_whole_and_in_chunks(arch: str, format: Format, oracle: Oracle, tmp_path: Path) -> None:
     expected = oracle(arch)
     assert np.std(expected) > 0.1  # the random model says something
-    backend, table = _reference(tiny_model(arch, tmp_path, format))
+    backend, table = reference_of(tiny_model(arch, tmp_path, format), context=len(IDS))
     for chunks in ((len(IDS),), CHUNKS):
         assert np.abs(all_logits(backend, table, IDS, chunks) - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("format", ["safetensors", "gguf"])
 def test_encoder_states_agree(format: Format, oracle: Oracle, tmp_path: Path) -> None:
-    backend, table = _reference(tiny_model("bert", tmp_path, format))
+    backend, table = reference_of(tiny_model("bert", tmp_path, format))
     (hidden,) = hidden_states(backend, table, IDS, (len(IDS),))
     assert np.abs(hidden - oracle("bert")).max() <= TOLERANCE  # type: ignore[operator]
 
 
 def test_encoder_runs_without_a_cache(oracle: Oracle, tmp_path: Path) -> None:
-    backend, _ = _reference(tiny_model("bert", tmp_path))
+    backend, _ = reference_of(tiny_model("bert", tmp_path))
     hidden = backend.forward(batch_of([(IDS, 0), (IDS[:7], 0)], np.empty((2, 0), np.int32)))
     assert np.abs(hidden[: len(IDS)] - oracle("bert")).max() <= TOLERANCE
 
@@ -68,13 +68,13 @@ def test_encoder_runs_without_a_cache(oracle: Oracle, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["safetensors", "gguf"])
 def test_a_short_context_chooses_the_short_rope_factors(format: Format, tmp_path: Path) -> None:
     ids = IDS[: ORIGINAL_CONTEXT - 1]
-    expected = _transformers_output(tiny_model("phi3-longrope", tmp_path), ids)
-    backend, table = _reference(tiny_model("phi3-longrope", tmp_path, format), context=ORIGINAL_CONTEXT)
+    expected = transformers_output(tiny_model("phi3-longrope", tmp_path), ids)
+    backend, table = reference_of(tiny_model("phi3-longrope", tmp_path, format), context=ORIGINAL_CONTEXT)
     assert np.abs(all_logits(backend, table, ids, (len(ids),)) - expected).max() <= TOLERANCE
 
 
 def test_neighbours_in_a_ragged_batch_change_nothing(oracle: Oracle, tmp_path: Path) -> None:
-    backend, table = _reference(tiny_model("mistral", tmp_path))
+    backend, table = reference_of(tiny_model("mistral", tmp_path))
     tables = np.concatenate([table, scattered_table(64, 64)[:, 10 : 10 + table.shape[1]]])
     assert not set(tables[0]) & set(tables[1])
     backend.forward(batch_of([(IDS[:11], 0), (IDS[5:8], 0)], tables))
@@ -97,7 +97,7 @@ def test_a_folder_saved_by_transformers_describes_the_same_model(arch: str, tmp_
         np.testing.assert_array_equal(saved.weights.array(name), ours.weights.array(name))
 
 
-def _reference(path: Path, context: int | None = None) -> tuple[ReferenceBackend, npt.NDArray[np.int32]]:
+def reference_of(path: Path, context: int | None = None) -> tuple[ReferenceBackend, npt.NDArray[np.int32]]:
     source = open_weights(path)
     described = describe(source, context)
     backend = ReferenceBackend()
@@ -108,7 +108,7 @@ def _reference(path: Path, context: int | None = None) -> tuple[ReferenceBackend
     return backend, scattered_table(num_blocks, -(-len(IDS) // BLOCK_SIZE))
 
 
-def _transformers_output(folder: Path, ids: list[int]) -> Float32:
+def transformers_output(folder: Path, ids: list[int]) -> Float32:
     """Logits, or the last hidden states of an encoder. Every weight of the folder must be known to transformers."""
     model, report = _load(folder)
     missing = {name for name in report["missing_keys"] if "pooler" not in name}

@@ -72,6 +72,7 @@ def test_denoising_steps_are_counted(http: httpx.Client) -> None:
         ({"response_format": {"type": "json_object"}}, "constraint"),
         ({"diffusion": {"policy": "best"}}, "diffusion.policy"),
         ({"diffusion": {"threshold": 1.5}}, "diffusion.threshold"),
+        ({"diffusion": {"threshold": 0.8}}, "threshold has no meaning for policy 'low_confidence'"),
         ({"diffusion": {"no_such": 1}}, "diffusion.no_such"),
         ({"diffusion": {"cache": "block"}}, "cache"),
         ({"diffusion": {"cache": "dual", "sparse": {"enabled": True}}}, "sparse"),

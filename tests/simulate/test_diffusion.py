@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kvarn.diffusion import POLICIES, SparseConfig
+from kvarn.diffusion import POLICIES, POLICY_FIELDS, SparseConfig
 from kvarn.formats.weights import TensorType
 from kvarn.request import Request, RequestState
 from kvarn.types import SamplingParams
@@ -23,7 +23,10 @@ NUM_BLOCKS = 20
 
 
 def random_params(rng: np.random.Generator, arch: str) -> SamplingParams:
-    options: dict[str, Any] = {"policy": str(rng.choice(POLICIES)), "threshold": float(rng.choice([0.05, 0.9]))}
+    policy = str(rng.choice(POLICIES))
+    options: dict[str, Any] = {"policy": policy}
+    if "threshold" in POLICY_FIELDS.get(policy, {}):
+        options["threshold"] = float(rng.choice([0.05, 0.9]))
     if rng.random() < 0.3:
         options["steps"] = int(rng.integers(1, 30))
     if arch != "sdar":

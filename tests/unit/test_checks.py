@@ -52,6 +52,8 @@ def test_none_passes_only_where_it_is_optional() -> None:
     [
         (lambda: SamplingParams(top_p=2.0), "top_p"),
         (lambda: SamplingParams(stop=("",)), "stop"),
+        (lambda: SamplingParams(stop=("a\ud800",)), "stop"),
+        (lambda: SamplingParams(dry_sequence_breakers=("\n", "\ud800")), "dry_sequence_breakers"),
         (lambda: SamplingParams(min_tokens=5, max_tokens=4), "min_tokens"),
         (lambda: DiffusionParams(policy="best"), "policy"),  # type: ignore[arg-type]
     ],

@@ -107,8 +107,11 @@ def test_what_the_model_cannot_do_is_refused(llm: LLM, options: dict[str, Any]) 
 @pytest.mark.parametrize(
     "options",
     [
-        {"threshold": 1.5},
-        {"threshold": -0.1},
+        {"policy": "threshold", "threshold": 1.5},
+        {"policy": "threshold", "threshold": -0.1},
+        {"threshold": 0.9},
+        {"radius": 4},
+        {"policy": "joint_threshold", "max_post_edit_steps": 10**6},
         {"steps": 0},
         {"block_length": 0},
         {"policy": "best"},

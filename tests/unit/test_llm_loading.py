@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 import kvarn
 from kvarn import LLM
 from tests.chat_model import write_chat_model
+from tests.tiny_models import tiny_model
+from tests.unit.tokenizer.test_from_folder import saved
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +47,37 @@ def test_a_file_written_to_while_it_is_loaded_is_not_served(path: Path, tmp_path
 def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
     with pytest.raises(kvarn.ConfigError):
         LLM("no such model", **options)
+
+
+REFUSED_LOADS = """
+import sys
+from pathlib import Path
+import kvarn
+
+def status(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+def refused(path):
+    try:
+        kvarn.LLM(path, context=10**6)
+    except kvarn.ConfigError as error:
+        return error
+
+refused(sys.argv[1])  # everything is imported
+before = status("VmRSS")
+kept = [refused(sys.argv[2]) for _ in range(4)]
+assert None not in kept
+print(status("VmRSS") - before, status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and glibc")
+def test_refused_loads_give_their_memory_back_also_where_the_errors_are_kept(tmp_path: Path) -> None:
+    folders = [tiny_model(arch, tmp_path) for arch in ("llama", "mistral")]
+    for folder, size in zip(folders, (100, 60_000), strict=True):
+        words = {"a": 0} | {f"word{number:06}": number for number in range(1, size)}
+        saved(Tokenizer(models.WordLevel(words, unk_token="a")), folder)
+    command = [sys.executable, "-c", REFUSED_LOADS, *map(str, folders)]
+    kept, peak = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert kept < 0.5 * peak, (kept, peak)

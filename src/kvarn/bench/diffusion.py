@@ -41,9 +41,7 @@ class DiffusionBench:
     rounds: int = 1
 
     def params(self, way: str) -> SamplingParams:
-        diffusion = DiffusionParams(
-            block_length=self.block, threshold=self.threshold, canvas="fixed", **self._ways()[way]
-        )
+        diffusion = DiffusionParams(block_length=self.block, canvas="fixed", **self._ways()[way])
         return SamplingParams(temperature=0.0, max_tokens=self.tokens, ignore_eos=True, diffusion=diffusion)
 
     @property
@@ -52,14 +50,15 @@ class DiffusionBench:
 
     def _ways(self) -> dict[str, dict[str, Any]]:
         every: dict[str, Any] = {"steps": self.tokens}
+        sure: dict[str, Any] = {"policy": "threshold", "threshold": self.threshold}
         return {
             FULL: every | {"cache": "none"},
-            "threshold": {"cache": "none", "policy": "threshold"},
+            "threshold": sure | {"cache": "none"},
             "prefix": every | {"cache": "prefix"},
             "dual": every | {"cache": "dual"},
             "sparse": every | {"sparse": SPARSE},
-            "dual+threshold": {"cache": "dual", "policy": "threshold"},
-            "sparse+threshold": {"sparse": SPARSE, "policy": "threshold"},
+            "dual+threshold": sure | {"cache": "dual"},
+            "sparse+threshold": sure | {"sparse": SPARSE},
         }
 
 

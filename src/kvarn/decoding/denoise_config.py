@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvarn.decoding.canvas import CanvasShape
-from kvarn.decoding.remasking import RULES, RemaskingRule
-from kvarn.diffusion import Cache, DiffusionParams, SparseConfig
+from kvarn.decoding.remasking import RULES, PolicyValues, RemaskingRule
+from kvarn.diffusion import POLICY_FIELDS, Cache, DiffusionParams, SparseConfig
 from kvarn.errors import InvalidParameter
 from kvarn.models.spec import MaskedDiffusion
 from kvarn.types import SamplingParams
@@ -21,6 +21,7 @@ class DenoiseConfig:
 
     params: DiffusionParams
     rule: RemaskingRule
+    values: PolicyValues
     cache: Cache
     block_length: int
     sparse: SparseConfig
@@ -56,6 +57,7 @@ def make_denoise_config(params: DiffusionParams | None, model: MaskedDiffusion) 
     return DenoiseConfig(
         params=params,
         rule=RULES[params.policy],
+        values=policy_values(params),
         cache=cache,
         block_length=model.block or params.block_length or default,
         sparse=sparse,
@@ -97,6 +99,13 @@ def check_pinned(params: DiffusionParams, max_tokens: int, vocab_size: int) -> N
         raise InvalidParameter("every token of the answer is pinned; leave at least one to be filled in")
 
 
+def policy_values(params: DiffusionParams) -> PolicyValues:
+    """The fields of the policy, its authors' values where none is given."""
+    given = {name: getattr(params, name) for name in POLICY_FIELDS.get(params.policy, {})}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return PolicyValues(**{**POLICY_FIELDS.get(params.policy, {}), **chosen})
+
+
 def _default_cache(params: DiffusionParams, *, is_aligned: bool) -> Cache:
     if params.sparse is not None and params.sparse.enabled:
         return "sparse"
@@ -110,5 +119,7 @@ def _check_block_diffusion(params: DiffusionParams, cache: Cache, model: MaskedD
         raise InvalidParameter(
             f"block_length is {params.block_length:,}, the model's blocks have {model.block:,} tokens"
         )
+    if params.canvas == "fixed":
+        raise InvalidParameter("canvas is 'fixed', and this model denoises block by block; leave it out or use 'grow'")
     if params.cfg_scale > 0:
         raise InvalidParameter("cfg_scale cannot be honoured by a block diffusion model; leave it out")

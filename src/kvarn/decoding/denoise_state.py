@@ -77,10 +77,10 @@ class DenoiseState:
         confidences = np.exp(sampled.logprobs.astype(np.float64))
         candidates = self._masked_candidates(positions[is_masked], confidences[is_masked], sampled, is_masked)
         chosen = np.zeros(len(positions), bool)
-        chosen[is_masked] = self.config.rule.choose(candidates, self.config.params)
+        chosen[is_masked] = self.config.rule.choose(candidates, self.config.values)
         if self.config.rule.edits:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
-            chosen |= positions_to_edit(confidences, is_other, self.config.params)
+            chosen |= positions_to_edit(confidences, is_other, self.config.values)
         rows = np.flatnonzero(chosen)
         num_top = self._request.params.logprobs
         logprobs = () if num_top is None else tuple(sampled_logprob(sampled, int(row), num_top) for row in rows)
@@ -88,6 +88,7 @@ class DenoiseState:
 
     def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
         """Fill the canvas; returns, at the end of a block, its tokens and those already known after it."""
+        was_filled = not len(self.canvas.masked_in(self.block))
         self.canvas.fill(filling.positions, filling.token_ids)
         for position, logprob in zip(filling.positions.tolist(), filling.logprobs, strict=False):
             self.canvas.logprobs[position] = logprob
@@ -95,6 +96,10 @@ class DenoiseState:
         self._num_steps_reported += 1
         needed_end = self._needed_end()
         if (self.canvas.masked_in(self.block) < needed_end).any():
+            self._advance_to(self.step + 1)
+            return ()
+        self._num_edit_passes += was_filled
+        if self.config.rule.edits and self._keeps_editing(is_changed=not was_filled or len(filling.positions) > 0):
             self._advance_to(self.step + 1)
             return ()
         start = len(self._request.token_ids)
@@ -106,6 +111,10 @@ class DenoiseState:
         first = self.canvas.shape.num_prompt
         answer = self.canvas.answer(self.length)
         return CanvasView(answer, max(0, self.block.start - first), self.block.end - first, self._num_steps_reported)
+
+    def _keeps_editing(self, *, is_changed: bool) -> bool:
+        """A full block is edited until a pass changes nothing, or max_post_edit_steps of them are done."""
+        return is_changed and self._num_edit_passes < self.config.values.max_post_edit_steps
 
     def _needed_end(self) -> int:
         """Where the part of the block ends that is read: at its end, the answer's, or after a stop token.
@@ -129,6 +138,7 @@ class DenoiseState:
         self.block: CanvasBlock = shape.block_of(int(masked[0]))
         self._num_masked = len(self.canvas.masked_in(self.block))
         self.num_passes = 0
+        self._num_edit_passes = 0  # of them, those that began with a full block
         self._advance_to(0)
         return max(self.block.start, len(self._request.token_ids))
 
@@ -169,7 +179,7 @@ class DenoiseState:
         self, positions: Positions, confidences: Float64, sampled: Sampled, is_masked: Bits
     ) -> Candidates:
         rule, none = self.config.rule, np.empty(0)
-        needs_noise = rule.is_random or self.config.params.alg_temp > 0
+        needs_noise = rule.is_random or self.config.values.alg_temp > 0
         tops = np.exp(sampled.top_logprobs[is_masked].astype(np.float64)) if rule.needs_margin else none
         return Candidates(
             positions=positions,

@@ -14,8 +14,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.diffusion import DiffusionParams
-
 Bits = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 Schedule = Literal["even", "timesteps", "least"]
@@ -34,7 +32,22 @@ class Candidates:
     share: float  # of the masked positions, for random policies
 
 
-Choose = Callable[[Candidates, DiffusionParams], Bits]
+@dataclass(frozen=True, slots=True)
+class PolicyValues:
+    """The fields of DiffusionParams that policies read; those that the one in use does not read are 0."""
+
+    threshold: float = 0.0
+    factor: float = 0.0
+    entropy_threshold: float = 0.0
+    relaxed_threshold: float = 0.0
+    radius: float = 0
+    low_threshold: float = 0.0
+    edit_threshold: float = 0.0
+    max_post_edit_steps: float = 0
+    alg_temp: float = 0.0
+
+
+Choose = Callable[[Candidates, PolicyValues], Bits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,64 +71,64 @@ def best(values: Float64, count: int) -> Bits:
     return chosen
 
 
-def low_confidence(candidates: Candidates, params: DiffusionParams) -> Bits:
+def low_confidence(candidates: Candidates, values: PolicyValues) -> Bits:
     """The most probable tokens first."""
-    return _ranked(candidates.confidences, candidates, params)
+    return _ranked(candidates.confidences, candidates, values)
 
 
-def random(candidates: Candidates, _: DiffusionParams) -> Bits:
+def random(candidates: Candidates, _: PolicyValues) -> Bits:
     """Any positions."""
     return best(candidates.noise, candidates.count)
 
 
-def origin(candidates: Candidates, _: DiffusionParams) -> Bits:
+def origin(candidates: Candidates, _: PolicyValues) -> Bits:
     """Every masked position independently, with the probability that its schedule gives."""
     return candidates.noise < candidates.share
 
 
-def topk_margin(candidates: Candidates, params: DiffusionParams) -> Bits:
+def topk_margin(candidates: Candidates, values: PolicyValues) -> Bits:
     """The positions with the largest margin of the best token over the second."""
-    return _ranked(candidates.margins, candidates, params)
+    return _ranked(candidates.margins, candidates, values)
 
 
-def entropy(candidates: Candidates, params: DiffusionParams) -> Bits:
+def entropy(candidates: Candidates, values: PolicyValues) -> Bits:
     """The positions with the least entropy."""
-    return _ranked(-candidates.entropies, candidates, params)
+    return _ranked(-candidates.entropies, candidates, values)
 
 
-def threshold(candidates: Candidates, params: DiffusionParams) -> Bits:
+def threshold(candidates: Candidates, values: PolicyValues) -> Bits:
     """Every position above the confidence threshold."""
-    return (candidates.confidences >= params.threshold) | best(candidates.confidences, candidates.count)
+    return (candidates.confidences >= values.threshold) | best(candidates.confidences, candidates.count)
 
 
-def factor(candidates: Candidates, params: DiffusionParams) -> Bits:
+def factor(candidates: Candidates, values: PolicyValues) -> Bits:
     """The n most confident, for the largest n whose n-th reaches 1 - factor / (n + 1)."""
     ordered = -np.sort(-candidates.confidences)
-    reached = np.flatnonzero(ordered >= 1 - params.factor / (np.arange(len(ordered)) + 2))
+    reached = np.flatnonzero(ordered >= 1 - values.factor / (np.arange(len(ordered)) + 2))
     return best(candidates.confidences, max(candidates.count, int(reached[-1]) + 1 if len(reached) else 0))
 
 
-def entropy_exit(candidates: Candidates, params: DiffusionParams) -> Bits:
+def entropy_exit(candidates: Candidates, values: PolicyValues) -> Bits:
     """Every position below the entropy threshold."""
-    return (candidates.entropies < params.entropy_threshold) | best(-candidates.entropies, candidates.count)
+    return (candidates.entropies < values.entropy_threshold) | best(-candidates.entropies, candidates.count)
 
 
-def local_leap(candidates: Candidates, params: DiffusionParams) -> Bits:
+def local_leap(candidates: Candidates, values: PolicyValues) -> Bits:
     """Positions above the threshold, and those near them above a lower one."""
-    is_anchor = candidates.confidences >= params.threshold
+    is_anchor = candidates.confidences >= values.threshold
     distance = np.abs(candidates.positions[:, None] - candidates.positions[is_anchor])  # (candidates, anchors)
-    is_near = (distance <= params.radius).any(axis=1)
-    is_enough: Bits = is_anchor | (is_near & (candidates.confidences >= params.relaxed_threshold))
+    is_near = (distance <= values.radius).any(axis=1)
+    is_enough: Bits = is_anchor | (is_near & (candidates.confidences >= values.relaxed_threshold))
     return is_enough | best(candidates.confidences, candidates.count)
 
 
-def hierarchy(candidates: Candidates, params: DiffusionParams) -> Bits:
+def hierarchy(candidates: Candidates, values: PolicyValues) -> Bits:
     """The most confident position of every run of masked ones, halving it; and all above the threshold."""
-    chosen = (candidates.confidences > params.threshold) | best(candidates.confidences, candidates.count)
+    chosen = (candidates.confidences > values.threshold) | best(candidates.confidences, candidates.count)
     first_of_run = np.flatnonzero(np.diff(candidates.positions, prepend=-2) != 1)
     for run in np.split(np.arange(len(candidates.positions)), first_of_run[1:]):
         top = run[np.argmax(candidates.confidences[run])]
-        chosen[top] |= candidates.confidences[top] > params.low_threshold
+        chosen[top] |= candidates.confidences[top] > values.low_threshold
     return chosen
 
 
@@ -135,15 +148,15 @@ RULES: dict[str, RemaskingRule] = {
 }
 
 
-def positions_to_edit(confidences: Float64, is_other: Bits, params: DiffusionParams) -> Bits:
+def positions_to_edit(confidences: Float64, is_other: Bits, values: PolicyValues) -> Bits:
     """Filled positions whose most probable token is now another one, above edit_threshold."""
-    return is_other & (confidences >= params.edit_threshold)
+    return is_other & (confidences > values.edit_threshold)
 
 
-def _ranked(values: Float64, candidates: Candidates, params: DiffusionParams) -> Bits:
-    """The best positions; with alg_temp drawn without replacement from softmax(values / alg_temp)."""
-    if params.alg_temp == 0:
-        return best(values, candidates.count)
+def _ranked(scores: Float64, candidates: Candidates, values: PolicyValues) -> Bits:
+    """The best positions; with alg_temp drawn without replacement from softmax(scores / alg_temp)."""
+    if values.alg_temp == 0:
+        return best(scores, candidates.count)
     # The largest of log-probability + Gumbel noise are such a draw (Kool et al., ICML 2019).
     gumbel = -np.log(-np.log(np.clip(candidates.noise, 2.0**-53, 1 - 2.0**-53)))
-    return best(values / params.alg_temp + gumbel, candidates.count)
+    return best(scores / values.alg_temp + gumbel, candidates.count)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from kvarn.backends.batch import KVLayout
@@ -27,7 +28,7 @@ from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
 from kvarn.kv.table import blocks_for
-from kvarn.machine import choose_threads
+from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
@@ -56,7 +57,16 @@ class LoadedModel:
 
 def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> LoadedModel:
     """Load a local file or folder; whatever was opened is closed again when something fails."""
-    source = open_weights(path)
+    try:
+        return _load_beside_tokenizer(open_weights(path), config, progress)
+    except BaseException as error:
+        _forget_locals(error)
+        raise
+    finally:
+        release_free_memory()
+
+
+def _load_beside_tokenizer(source: WeightSource, config: EngineConfig, progress: OnLoad | None) -> LoadedModel:
     with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
         # The native load lets go of the interpreter, so the tokeniser is built meanwhile.
         tokenizer = pool.submit(_load_tokenizer, source)
@@ -133,6 +143,13 @@ def _load_tokenizer(source: WeightSource) -> Tokenizer:
     from kvarn.tokenizer import load_tokenizer
 
     return load_tokenizer(source)
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Free what the functions that failed had built: a caller that keeps the error keeps no vocabulary with it."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 def _close_quietly(tokenizer: Future[Tokenizer]) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvarn.checks import short
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
 from kvarn.formats.mapped_file import MappedFile
+from kvarn.formats.open import PICKLE_SUFFIXES
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
 from kvarn.formats.weights import TensorInfo, TensorType
@@ -193,7 +194,7 @@ def _listing(folder: str) -> list[str]:
 
 
 def _what_else(present: set[str]) -> str:
-    pickles = sorted(name for name in present if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    pickles = sorted(name for name in present if name.endswith(PICKLE_SUFFIXES))
     if pickles:
         return f"; pickle files such as {pickles[0]} are not read, because they can run code: convert to safetensors"
     ggufs = sorted(name for name in present if name.endswith(".gguf"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kvarn.errors import FormatError
@@ -12,20 +14,38 @@ from kvarn.formats.mapped_file import MappedFile
 
 MAX_JSON_BYTES = 4 << 20  # a header of 30,000 tensors
 MAX_CONTAINERS = 100_000  # lists and objects: Python needs up to 200 bytes for two of the file
+MAX_DEPTH = 64  # of lists and objects in each other; configurations have six
+MAX_DIGITS = 20  # of a whole number: 2**64 has as many
 
 
-def parse_object(data: bytes, file: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class JsonLimits:
+    """How much of a file is parsed."""
+
+    num_bytes: int = MAX_JSON_BYTES
+    num_values: int = 1_000_000
+    num_containers: int = MAX_CONTAINERS
+
+
+USUAL_LIMITS = JsonLimits()
+
+
+def parse_object(data: bytes, file: str, limits: JsonLimits = USUAL_LIMITS) -> dict[str, Any]:
     """Parse a JSON object or raise FormatError."""
-    if len(data) > MAX_JSON_BYTES:
-        raise FormatError(f"{len(data):,} bytes of JSON; at most {MAX_JSON_BYTES:,} are allowed", file=file)
-    if data.count(b"{") + data.count(b"[") > MAX_CONTAINERS:
-        raise FormatError(f"the JSON has more than {MAX_CONTAINERS:,} lists and objects", file=file)
+    _check_size(len(data), file, limits)
+    if data.count(b"{") + data.count(b"[") > limits.num_containers:
+        raise FormatError(f"the JSON has more than {limits.num_containers:,} lists and objects", file=file)
+    if data.count(b",") > limits.num_values:
+        raise FormatError(f"the JSON has more than {limits.num_values:,} values", file=file)
     try:
-        value = parse_value(data.decode("utf-8"))
+        value = _parse(data.decode("utf-8"), parse_float=_finite, parse_int=_bounded)
+        is_deep = _is_deeper(value, MAX_DEPTH)
     except RecursionError:
-        raise FormatError("the JSON is nested too deeply", file=file) from None
+        is_deep = True
     except ValueError as error:  # also UnicodeDecodeError and JSONDecodeError
         raise FormatError(f"this is not JSON: {error}", file=file) from error
+    if is_deep:
+        raise FormatError(f"the JSON is nested too deeply; at most {MAX_DEPTH} levels are allowed", file=file)
     if not isinstance(value, dict):
         raise FormatError(f"the JSON is a {type(value).__name__}, not an object", file=file)
     return value
@@ -33,8 +53,7 @@ def parse_object(data: bytes, file: str) -> dict[str, Any]:
 
 def parse_value(text: str, *, is_finite: bool = False) -> Any:
     """Parse any JSON or raise ValueError; is_finite also refuses numbers too large for a float (it costs time)."""
-    parse_float = _finite if is_finite else None
-    return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, parse_float=parse_float)
+    return _parse(text, parse_float=_finite if is_finite else None)
 
 
 def strings(value: object) -> Iterator[str]:
@@ -51,15 +70,49 @@ def strings(value: object) -> Iterator[str]:
             stack.extend(item.values())
 
 
-def read_object(path: str) -> dict[str, Any]:
-    """Parse a whole file."""
+def read_object(path: str | os.PathLike[str], limits: JsonLimits = USUAL_LIMITS) -> dict[str, Any]:
+    """Parse a whole file; only a regular one is read."""
+    name = os.fspath(path)
+    return parse_object(read_bytes(name, limits.num_bytes), name, limits)
+
+
+def read_optional(path: str | os.PathLike[str], limits: JsonLimits = USUAL_LIMITS) -> dict[str, Any]:
+    """Parse a file that may be missing; then the object is empty."""
+    return read_object(path, limits) if os.path.lexists(path) else {}
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """The bytes of a regular file, or FormatError."""
     file = MappedFile(path)
     try:
-        if file.size > MAX_JSON_BYTES:
-            raise FormatError(f"{file.size:,} bytes of JSON; at most {MAX_JSON_BYTES:,} are allowed", file=path)
-        return parse_object(file.buffer[:], path)
+        _check_size(file.size, file.path, JsonLimits(max_bytes))
+        return file.buffer[:]
     finally:
         file.close()
+
+
+def _check_size(num_bytes: int, file: str, limits: JsonLimits) -> None:
+    if num_bytes > limits.num_bytes:
+        raise FormatError(f"the file has {num_bytes:,} bytes; at most {limits.num_bytes:,} are allowed", file=file)
+
+
+def _is_deeper(value: object, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [item for part in level for item in _items(part)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: object) -> Iterable[object]:
+    """The lists and objects in a list or an object."""
+    inner = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+    return [item for item in inner if isinstance(item, list | dict)]
+
+
+def _parse(text: str, **hooks: Any) -> Any:
+    return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_refuse, **hooks)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -76,6 +129,12 @@ def _finite(digits: str) -> float:
     if math.isinf(value):
         raise ValueError(f"the number {digits:.40} is too large")
     return value
+
+
+def _bounded(digits: str) -> int:
+    if len(digits.lstrip("-")) > MAX_DIGITS:
+        raise ValueError(f"the number {digits:.40} is too large")
+    return int(digits)
 
 
 def _refuse(constant: str) -> NoReturn:

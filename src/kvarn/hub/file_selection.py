@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from kvarn.errors import DownloadError, ModelNotFound
+from kvarn.formats.open import PICKLE_SUFFIXES
 
 PREFERRED_QUANT = "Q4_K_M"
 
@@ -131,8 +132,8 @@ def _select_folder(listing: list[str], folder: str, origin: str) -> SelectedFile
 
 
 def _nothing_usable(listing: list[str], origin: str) -> str:
-    has_pickles = any(name.endswith((".bin", ".pt", ".pth", ".pkl")) for name in listing)
-    pickles = " (.bin and .pt files may be pickles, which Kvarn never loads)" if has_pickles else ""
+    has_pickles = any(name.endswith(PICKLE_SUFFIXES) for name in listing)
+    pickles = f" ({', '.join(PICKLE_SUFFIXES)} may be pickles, which Kvarn never loads)" if has_pickles else ""
     return f"{origin} holds neither a .gguf file nor config.json with .safetensors{pickles}; choose another source"
 
 

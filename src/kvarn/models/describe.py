@@ -10,7 +10,7 @@ from kvarn.errors import ConfigError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
-from kvarn.models.hparams import HParams, text_config
+from kvarn.models.hparams import HParams
 from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
@@ -19,11 +19,15 @@ from kvarn.models.tensor_shapes import check_tensors
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model that was checked. recommended: SamplingParams fields the model's authors suggest."""
+    """A model that was checked. recommended: SamplingParams fields the model's authors suggest.
+
+    notes: what a user should know about how it is run.
+    """
 
     spec: ModelSpec
     weights: WeightSource
     recommended: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def describe(source: WeightSource, context: int | None = None) -> Description:
@@ -32,23 +36,22 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
         raise ConfigError(f"context is {context}; give a positive number of tokens")
     name, architecture = find_architecture(source)
     view = _canonical(source, architecture)
-    hparams = HParams(view, name, context, architecture.hf_defaults)
+    hparams = HParams(view, name, context)
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
+    if spec.head is not None and spec.head.tied:  # some folders have a copy of the embedding as their output matrix
+        view = WeightView(source, {name: entry for name, entry in view.entries.items() if name != "output.weight"})
     if architecture.split is not None:
         view = architecture.split(spec, view)
     check_tensors(spec, view)
-    return Description(spec, view, recommended_sampling(source))
+    return Description(spec, view, recommended_sampling(source), tuple(hparams.notes))
 
 
 def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
-    """GGUF's names are canonical already; safetensors are renamed, their norms shifted, a tied head dropped."""
-    hf = source.metadata.get("hf")
-    if hf is None:
+    """GGUF's names are canonical already; safetensors are renamed and their norms shifted."""
+    if source.metadata.get("hf") is None:
         return WeightView(source, {name: renamed(info, name) for name, info in source.tensors.items()})
     entries = canonical_view(source, architecture.dialect).entries
-    if text_config(hf).get("tie_word_embeddings") is True:
-        entries.pop("output.weight", None)
     if architecture.hf_norm_offset:
         for name, entry in entries.items():
             if name.endswith("norm.weight"):

@@ -2,12 +2,11 @@
 
 A hyperparameter has one name here and two spellings: a GGUF key (after the architecture's prefix) and a key of
 config.json. Records which keys were read, so that a key that no code understood is refused and never silently ignored.
-Does not know which architecture needs which of them.
+Of config.json, only the keys that the model type has are read. Does not know which architecture needs which of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +17,8 @@ import numpy.typing as npt
 from kvarn.checks import short
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
+from kvarn.models.config_families import FAMILIES
+from kvarn.models.config_keys import changes_arithmetic
 from kvarn.models.spec import Activation
 
 
@@ -67,6 +68,8 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "rope_magnitude": HParam("rope.scaling.attn_factor", ("attention_factor",), 0, 1e3),
     "rope_beta_fast": HParam("rope.scaling.yarn_beta_fast", ("beta_fast",), 1e-3, 1e6),
     "rope_beta_slow": HParam("rope.scaling.yarn_beta_slow", ("beta_slow",), 1e-3, 1e6),
+    "rope_mscale": HParam(None, ("mscale",), 0, 1e3),
+    "rope_mscale_all_dim": HParam(None, ("mscale_all_dim",), 0, 1e3),
     "rope_low_frequency": HParam(None, ("low_freq_factor",), 1e-3, 1e6),
     "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
 }
@@ -87,32 +90,6 @@ GGUF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "expert_count": (0,),
     "expert_used_count": (0,),
 }
-HF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "quantization_config": (None,),
-    "mlp_bias": (None, False),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "use_bidirectional_attention": (None, False),
-    "position_embedding_type": (None, "absolute"),
-    "is_decoder": (None, False),
-    "add_cross_attention": (None, False),
-    "shared_expert_intermediate_size": (None, 0),
-    "n_shared_experts": (None, 0),
-    "num_experts": (None, 0),
-    "num_local_experts": (None, 0),
-    "clip_qkv": (None,),
-    "no_rope_layers": (None,),
-    "scale_logits": (None, False),
-    "input_emb_norm": (None, False),
-    "attention_layer_norm": (None, False),
-    "alibi": (None, False),
-    "include_bias": (None, False),
-    "include_qkv_bias": (None, False),
-    "multi_query_attention": (None, False),
-    "layer_norm_type": (None, "rms"),
-    "activation_type": (None, "silu"),
-    "block_type": (None, "llama"),
-}
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
     "swish": "silu",
@@ -126,30 +103,29 @@ _MISSING: Final = object()
 class HParams:
     """Reads the hyperparameters of one model, whose tensors are already under canonical names."""
 
-    def __init__(
-        self,
-        weights: WeightSource,
-        architecture: str,
-        context: int | None = None,
-        hf_defaults: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, weights: WeightSource, architecture: str, context: int | None = None) -> None:
         self.weights = weights
         self.architecture = architecture
         self.requested_context = context
+        self.notes: dict[str, None] = {}  # what a user should know about how the model is run, in order
         hf = weights.metadata.get("hf")
         self.is_gguf = hf is None
-        self._metadata = weights.metadata if hf is None else {**(hf_defaults or {}), **text_config(hf)}
+        self._family: Mapping[str, Any] = {} if hf is None else FAMILIES[architecture]
+        self._metadata = weights.metadata if hf is None else {**self._family, **text_config(hf)}
         self._read_keys: set[str] = set()
 
     def lookup(self, gguf: str | None, *hf: str, table: Mapping[str, Any] | None = None) -> tuple[str, Any]:
         """Return the spelling found and its value, or the first spelling and _MISSING; null counts as missing."""
-        names = ((f"{self.architecture}.{gguf}",) if gguf else ()) if self.is_gguf else hf
-        self._read_keys.update(names)
+        names = tuple(name for name in hf if table is not None or name in self._family)
+        if self.is_gguf:
+            names = (f"{self.architecture}.{gguf}",) if gguf else ()
+        if table is None:
+            self._read_keys.update(names)
         for name in names:
             value = (self._metadata if table is None else table).get(name)
             if value is not None:
                 return name, value
-        return (names[0] if names else (gguf or hf[0])), _MISSING
+        return (names or hf or (str(gguf),))[0], _MISSING
 
     def integer(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
         """Read an integer."""
@@ -189,12 +165,16 @@ class HParams:
 
     def activation(self, default: Activation) -> Activation:
         """Read the feed-forward activation; GGUF leaves it to the architecture."""
-        key, value = self.lookup(None, "hidden_activation", "hidden_act")
+        key, value = self.lookup(None, "hidden_activation", "hidden_act")  # a model type has one of them
         if self.is_gguf or value is _MISSING:
             return default
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.unsupported(f"{key} is {short(value)}; known are {', '.join(ACTIVATIONS)}", key)
         return ACTIVATIONS[value]
+
+    def has_key(self, hf: str) -> bool:
+        """Whether the model type has this key of config.json."""
+        return hf in self._family
 
     def has_tensor(self, tensor: str) -> bool:
         return tensor in self.weights.tensors
@@ -212,27 +192,37 @@ class HParams:
         """Check a list of positive factors."""
         try:
             array = np.asarray(values, np.float32)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self.format_error(f"{name} is {short(values)}; expected {length} numbers") from None
         if array.shape != (length,) or not np.all(np.isfinite(array) & (array > 0)):
             raise self.format_error(f"{name} must be {length} positive numbers")
         return array
 
+    def ties_head(self) -> bool:
+        """Whether the logits are made with the embedding; GGUF says so by leaving the output matrix out."""
+        if self.is_gguf:
+            return not self.has_tensor("output.weight")
+        if "weight_tying" in self._family and self.raw(None, "weight_tying") is not None:
+            return self.flag(None, "weight_tying", default=False)
+        return self.flag(None, "tie_word_embeddings", default=False)
+
     def refuse_unread_keys(self) -> None:
         """Refuse every key that would change the arithmetic and that was not read."""
-        neutral = GGUF_NEUTRAL if self.is_gguf else HF_NEUTRAL
-        prefix = f"{self.architecture}." if self.is_gguf else ""
-        unread = []
-        for key, value in self._metadata.items():
-            suffix = key.removeprefix(prefix)
-            matters = suffix not in HARMLESS if self.is_gguf else suffix in neutral
-            if key in self._read_keys or not key.startswith(prefix) or not matters:
-                continue
-            if not isinstance(value, int | float | str | None) or value not in neutral.get(suffix, ()):
-                unread.append(key)
+        unread = [
+            key for key, value in self._metadata.items() if key not in self._read_keys and self._matters(key, value)
+        ]
         if unread:
             listed = ", ".join(f"{key} = {short(self._metadata[key])}" for key in unread[:8])
             raise self.unsupported(f"the model is changed by {listed}", *unread)
+
+    def _matters(self, key: str, value: object) -> bool:
+        if not self.is_gguf:
+            return changes_arithmetic(key, value)
+        if not key.startswith(f"{self.architecture}."):
+            return False
+        suffix = key.removeprefix(f"{self.architecture}.")
+        is_plain = isinstance(value, int | float | str | None)
+        return suffix not in HARMLESS and not (is_plain and value in GGUF_NEUTRAL.get(suffix, ()))
 
     def format_error(self, message: str) -> FormatError:
         return FormatError(message, file=self.weights.path)
@@ -249,7 +239,7 @@ class HParams:
             return default
         kinds: Any = (int, np.integer) if is_integer else (int, float, np.integer, np.floating)
         is_number = isinstance(value, kinds) and not isinstance(value, bool | np.bool_)
-        if not is_number or not math.isfinite(value) or not hparam.low <= value <= hparam.high:
+        if not is_number or not hparam.low <= value <= hparam.high:  # NaN is in no range
             raise self.format_error(
                 f"{key} is {short(value)}; expected a number from {hparam.low:g} to {hparam.high:g}"
             )
@@ -257,6 +247,9 @@ class HParams:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of config.json, where a model has several parts."""
+    """Return the text part of config.json, where a model has several parts; they share the say about the head."""
     nested = config.get("text_config")
-    return nested if isinstance(nested, Mapping) else config
+    if not isinstance(nested, Mapping):
+        return config
+    shared = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    return {**shared, **nested}

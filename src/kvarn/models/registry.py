@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kvarn.errors import FormatError, UnsupportedModel
@@ -31,7 +31,7 @@ from kvarn.models.spec import ModelSpec
 class Architecture:
     """How one architecture is recognised and described.
 
-    hf_norm_offset: what safetensors subtract from norm weights. hf_defaults: what config.json may leave out.
+    hf_norm_offset: what safetensors subtract from norm weights.
     """
 
     gguf: tuple[str, ...]
@@ -40,7 +40,6 @@ class Architecture:
     dialect: Dialect = "decoder"
     hf_norm_offset: float = 0.0
     split: Callable[[ModelSpec, WeightView], WeightView] | None = None
-    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 ARCHITECTURES: Final = (
@@ -48,14 +47,7 @@ ARCHITECTURES: Final = (
     Architecture(("qwen2",), ("qwen2",), qwen2.describe),
     Architecture(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
-    Architecture(
-        ("gemma3",),
-        ("gemma3_text", "gemma3"),
-        gemma3.describe,
-        "sandwich",
-        hf_norm_offset=1.0,
-        hf_defaults=gemma3.HF_DEFAULTS,
-    ),
+    Architecture(("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
     Architecture(("bert",), ("bert",), bert.describe, "encoder"),
     Architecture(("llada",), ("llada",), llada.describe),

@@ -15,17 +15,31 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Rope
 
 Float64 = npt.NDArray[np.float64]
+
+# What config.json may say about each kind of scaling; anything else in its rope entries is refused.
+COMMON_KEYS = frozenset(
+    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned"}
+)
+SCALING_KEYS: dict[str, frozenset[str]] = {
+    "none": frozenset({"factor"}),  # no scaling, whatever the factor
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+}
+RENAMED = {"default": "none", "su": "longrope"}
 
 
 def read_rope(
     hparams: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
 ) -> Rope:
     """Build the rope of one kind of layer from the model's hyperparameters. context is the model's own."""
-    table = _parameters(hparams, kind)
+    table = _parameters(hparams, kind, context)
     dims = _rotated_dims(hparams, head_dim, table)
     base = hparams.number("rope_base", default=10000.0, table=table)
     plain = frequencies(base, dims)
@@ -52,23 +66,48 @@ def rope(style: Literal["interleaved", "half"], inverse: Float64, magnitude: flo
     return Rope(style=style, inverse_frequencies=tuple(float(f) for f in inverse), magnitude=magnitude)
 
 
-def _parameters(hparams: HParams, kind: str) -> Mapping[str, Any] | None:
+def usual_context(hparams: HParams, context: int) -> int:
+    """Return the context a model is run with where none is asked for: LongRoPE's original one, else the model's own.
+
+    Transformers chooses LongRoPE's factors anew for each prompt: the short ones up to the original context. Here one
+    choice holds for all requests, and without a larger context it is the one transformers makes.
+    """
+    table = _parameters(hparams, "full_attention", context)
+    if _scaling_kind(hparams, table) != "longrope":
+        return context
+    original = _original_context(hparams, table, context)
+    if (hparams.requested_context or 0) <= original:
+        return min(context, original)
+    return context
+
+
+def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] | None:
     """Gather config.json's rope entries, old spelling or new, flat or by kind of layer. None for GGUF."""
     if hparams.is_gguf:
         return None
-    base = hparams.raw(None, "rope_theta")
-    old: dict[str, Any] = {} if base is None else {"rope_theta": base}
-    given = hparams.raw(None, "rope_parameters", "rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise hparams.format_error(f"rope_parameters is {given!r}; expected an object")
-    nested = given.get(kind)
-    given = nested if isinstance(nested, Mapping) else given
-    shared = {key: hparams.raw(None, key) for key in ("original_max_position_embeddings", "partial_rotary_factor")}
-    return {key: value for key, value in (shared | old | dict(given)).items() if value is not None}
+    given = [hparams.raw(None, key) or {} for key in ("rope_scaling", "rope_parameters")]
+    for entry in given:
+        if not isinstance(entry, Mapping):
+            raise hparams.format_error(f"rope_parameters is {short(entry)}; expected an object")
+    flat = given[0] or given[1]
+    nested = flat.get(kind)
+    base = "rope_local_base_freq" if kind == "sliding_attention" else "rope_theta"
+    table = {"rope_theta": hparams.raw(None, base), "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor")}
+    table |= nested if isinstance(nested, Mapping) else flat
+    original = hparams.raw(None, "original_max_position_embeddings")
+    if original is not None and not isinstance(nested, Mapping):
+        table["original_max_position_embeddings"] = original  # as transformers does, whatever the inner one says
+    table.setdefault("original_max_position_embeddings", context)
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
     share = hparams.number("partial_rotary_factor", default=1.0, table=table)
+    if share != 1.0 and not hparams.has_key("partial_rotary_factor"):
+        raise hparams.unsupported(
+            f"partial_rotary_factor is {share:g}; {hparams.architecture} rotates all dimensions",
+            "partial_rotary_factor",
+        )
     dims: int = hparams.integer("rope_dims", default=int(head_dim * share), table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
         raise hparams.format_error(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
@@ -76,27 +115,44 @@ def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | No
 
 
 def _scaling_kind(hparams: HParams, table: Mapping[str, Any] | None) -> str:
+    known: tuple[str, ...] = ("none", "linear", "yarn", "longrope")
     if table is None:
-        if hparams.has_tensor("rope_factors_long.weight") or hparams.has_tensor("rope_factors_short.weight"):
-            hparams.raw("rope.scaling.type")
-            return "longrope"
-        name = hparams.raw("rope.scaling.type")
-        factor = hparams.number("rope_factor", default=None)
-        hparams.raw("rope.scaling.original_context_length")  # has no effect unless the kind of scaling uses it
-        if name is None and factor is not None:
-            name = "linear"  # the meaning of a factor without a type
-        known: tuple[str, ...] = ("none", "linear", "yarn")
+        name = _gguf_scaling(hparams)
     else:
-        name = table.get("rope_type", table.get("type"))
-        name = {"default": "none", "su": "longrope"}.get(name, name) if isinstance(name, str) else name
-        known = ("none", "linear", "llama3", "yarn", "longrope")
-    if name is None:
-        return "none"
-    if name not in known or (table or {}).keys() & {"mscale", "mscale_all_dim"}:
+        name, known = table.get("rope_type", table.get("type")), tuple(SCALING_KEYS)
+        name = RENAMED.get(name, name) if isinstance(name, str) else name
+        if name == "yarn" and hparams.architecture == "phi3":
+            name = "longrope"  # what this model type meant by it
+    name = "none" if name is None else name
+    if name not in known:
         raise hparams.unsupported(
-            f"rope scaling {name!r} is unknown; known are {', '.join(known)}", "rope.scaling.type"
+            f"rope scaling {short(name)} is unknown; known are {', '.join(known)}", "rope.scaling.type"
         )
+    if table is not None:
+        _refuse_unknown(hparams, str(name), table)
     return str(name)
+
+
+def _gguf_scaling(hparams: HParams) -> Any:
+    if hparams.has_tensor("rope_factors_long.weight") or hparams.has_tensor("rope_factors_short.weight"):
+        hparams.raw("rope.scaling.type")
+        return "longrope"
+    name = hparams.raw("rope.scaling.type")
+    factor = hparams.number("rope_factor", default=None)
+    hparams.raw("rope.scaling.original_context_length")  # has no effect unless the kind of scaling uses it
+    return "linear" if name is None and factor is not None else name  # the meaning of a factor without a type
+
+
+def _refuse_unknown(hparams: HParams, kind: str, table: Mapping[str, Any]) -> None:
+    unknown = sorted(table.keys() - COMMON_KEYS - SCALING_KEYS[kind])
+    if unknown:
+        listed = ", ".join(f"{key} = {short(table[key])}" for key in unknown[:4])
+        raise hparams.unsupported(f"rope scaling {kind!r} is changed by {listed}", *unknown)
+
+
+def _original_context(hparams: HParams, table: Mapping[str, Any] | None, context: int) -> int:
+    original: int = hparams.integer("rope_original_context", default=context, table=table)
+    return original
 
 
 def _llama3(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:
@@ -114,28 +170,55 @@ def _llama3(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, f
 def _yarn(
     hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, base: float, factor: float
 ) -> tuple[Float64, float]:
+    divide = _yarn_ramp(hparams, table, 2 * len(plain), base)
+    inverse = plain * (1.0 - divide) + plain / factor * divide
+    given = hparams.number("rope_magnitude", default=None, table=table)
+    if given is None:
+        return inverse, _yarn_magnitude(hparams, table, factor)
+    # GGUF's is a factor on top, config.json's replaces the usual one.
+    return inverse, given * _yarn_magnitude(hparams, table, factor) if hparams.is_gguf else given
+
+
+def _yarn_ramp(hparams: HParams, table: Mapping[str, Any] | None, dims: int, base: float) -> Float64:
+    """Return the share of each frequency that is divided: none of the fast ones, all of the slow ones."""
     original = hparams.integer("rope_original_context", table=table)
     fast = hparams.number("rope_beta_fast", default=32.0, table=table)
     slow = hparams.number("rope_beta_slow", default=1.0, table=table)
-    dims = 2 * len(plain)
 
     def dimension(turns: float) -> float:
         return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    first = max(math.floor(dimension(fast)), 0)
-    last = min(math.ceil(dimension(slow)), dims - 1)
-    divide = np.clip((np.arange(dims // 2) - first) / max(last - first, 0.001), 0.0, 1.0)
-    inverse = plain * (1.0 - divide) + plain / factor * divide
-    usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-    given = hparams.number("rope_magnitude", default=None, table=table)
-    if given is None:
-        return inverse, usual
-    return inverse, given * usual if hparams.is_gguf else given  # GGUF's is a factor on top, config.json's replaces it
+    first, last = dimension(fast), dimension(slow)
+    if _truncates(hparams, table):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dims - 1)
+    # Where the ramp is empty or turned round, GGUF's meaning is llama.cpp's, config.json's is transformers'.
+    width = max(last - first, 0.001) if hparams.is_gguf else (last - first) or 0.001
+    ramp: Float64 = np.clip((np.arange(dims // 2) - first) / width, 0.0, 1.0)
+    return ramp
+
+
+def _truncates(hparams: HParams, table: Mapping[str, Any] | None) -> bool:
+    value = True if table is None else table.get("truncate", True)
+    if not isinstance(value, bool):
+        raise hparams.format_error(f"truncate is {short(value)}; expected true or false")
+    return value
+
+
+def _yarn_magnitude(hparams: HParams, table: Mapping[str, Any] | None, factor: float) -> float:
+    """Return 0.1 ln(factor) + 1; with mscale and mscale_all_dim, a quotient of two of them."""
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    above, below = (hparams.number(name, default=0.0, table=table) for name in ("rope_mscale", "rope_mscale_all_dim"))
+    return magnitude(above) / magnitude(below) if above and below else magnitude(1.0)
 
 
 def _longrope(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, context: int) -> tuple[Float64, float]:
-    original: int = hparams.integer("rope_original_context", default=context, table=table)
-    length = "long" if (hparams.requested_context or context) > original else "short"
+    original = _original_context(hparams, table, context)
+    length = "long" if (hparams.requested_context or 0) > original else "short"
+    _note_longrope(hparams, length, original, context)
     if table is None:
         name = f"rope_factors_{length}.weight"
         factors = hparams.vector(name, len(plain))
@@ -147,3 +230,12 @@ def _longrope(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64,
     extended = hparams.number("rope_factor", default=context / original, table=table)
     usual = math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1.0 and original > 1 else 1.0
     return plain / factors, hparams.number("rope_magnitude", default=usual, table=table)
+
+
+def _note_longrope(hparams: HParams, length: str, original: int, context: int) -> None:
+    if length == "long":
+        note = f"LongRoPE's long factors for every text; up to {original:,} tokens the short ones are more exact"
+        hparams.notes[f"{note}: leave the context out, or give at most {original}"] = None
+    elif context > original:
+        note = f"LongRoPE's short factors, for texts of up to {original:,} tokens"
+        hparams.notes[f"{note}; a larger context, up to {context}, takes the long factors for every text"] = None

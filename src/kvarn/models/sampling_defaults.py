@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from kvarn.errors import FormatError, InvalidParameter
+from kvarn.formats.strict_json import read_optional
 from kvarn.formats.weights import WeightSource
 from kvarn.types import SamplingParams
 
@@ -39,11 +39,4 @@ def recommended_sampling(source: WeightSource) -> dict[str, Any]:
 
 def _generation_config(source: WeightSource) -> Mapping[str, Any]:
     folder = source.metadata.get("hf_folder")
-    path = None if folder is None else Path(folder) / "generation_config.json"
-    if path is None or not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise FormatError(f"generation_config.json cannot be read: {error}", file=source.path) from None
-    return config if isinstance(config, dict) else {}
+    return {} if folder is None else read_optional(os.path.join(folder, "generation_config.json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvarn.models.dimensions import Dimensions
 from kvarn.models.hparams import HParams
+from kvarn.models.rope import usual_context
 from kvarn.models.spec import Autoregressive, Block, Encoder, Head, InputEmbedding, ModelSpec, Norm, Pooling
 
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
@@ -11,6 +12,26 @@ POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 def rms_norm(hparams: HParams) -> Norm:
     return Norm("rms", hparams.number("rms_norm_eps"))
+
+
+def attention_biases(hparams: HParams) -> tuple[bool, bool]:
+    """Return whether Q, K and V, and whether the output have biases: config.json says it for all, GGUF by tensors."""
+    if hparams.is_gguf:
+        return hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
+    has_bias = hparams.flag(None, "attention_bias", default=False)
+    return has_bias, has_bias
+
+
+def one_window(hparams: HParams, dims: Dimensions) -> int | None:
+    """Read the window that all layers of a model have; layer_types may say the same, and nothing else."""
+    window: int | None = hparams.integer("sliding_window", default=0) or None
+    usual = (window is not None,) * dims.num_layers
+    if window_layers(hparams, dims, usual) != usual:
+        kind = "full_attention" if window is None else "sliding_attention"
+        raise hparams.unsupported(
+            f"layer_types differ from layer to layer; {hparams.architecture} has {kind} in all of them", "layer_types"
+        )
+    return window
 
 
 def window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -39,16 +60,22 @@ def decoder(
 ) -> ModelSpec:
     """Put a causal language model together; one made for embeddings says so by its pooling."""
     pooling = read_pooling(hparams, default=None)
+    tied = hparams.ties_head()
+    if not tied and not pooling and not hparams.has_tensor("output.weight"):
+        raise hparams.format_error(
+            "the output matrix (lm_head.weight) is missing, and tie_word_embeddings is false or not given; "
+            "download all files of the model, or set tie_word_embeddings to true if the embedding stands in for it"
+        )
     return ModelSpec(
         architecture=hparams.architecture,
         name=model_name(hparams),
         width=dims.width,
         vocab_size=dims.vocab_size,
-        context_length=dims.context_length,
+        context_length=usual_context(hparams, dims.context_length),
         embedding=InputEmbedding(scale=scale),
         blocks=blocks,
         output_norm=norm,
-        head=None if pooling else Head(tied=not hparams.has_tensor("output.weight"), softcap=softcap),
+        head=None if pooling else Head(tied=tied, softcap=softcap),
         generation=Encoder(pooling) if pooling else Autoregressive(),
     )
 

@@ -60,7 +60,8 @@ class _BosEos:
         bos_implied = model in ("llama", "bert", "gemma4") or (
             model == "gpt2" and pre_tokenizer_rule(_text(metadata, "tokenizer.ggml.pre")).adds_bos
         )
-        adds_bos = metadata.get("tokenizer.ggml.add_bos_token", bos_implied)
+        # Early files of Gemma 4 say they have no bos, which they need (llama.cpp pull request 21500).
+        adds_bos = model == "gemma4" or metadata.get("tokenizer.ggml.add_bos_token", bos_implied)
         adds_eos = metadata.get("tokenizer.ggml.add_eos_token", model == "bert")
         self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
         self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()

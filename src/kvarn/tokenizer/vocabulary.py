@@ -18,7 +18,7 @@ MAX_TOKENS = 4_000_000  # the largest vocabularies in use have about 260,000
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
-# Control tokens that end generation, whatever the metadata says about eos.
+# Control tokens that end generation, whatever the metadata says about eos; as llama.cpp lists them.
 END_OF_GENERATION_TOKENS = frozenset(
     {
         "<|im_end|>",
@@ -26,13 +26,34 @@ END_OF_GENERATION_TOKENS = frozenset(
         "<|eom_id|>",
         "<end_of_turn>",
         "<turn|>",
+        "<|tool_response>",
         "<|end|>",
         "<|endoftext|>",
         "<|end_of_text|>",
         "<|return|>",
         "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
         "<end_of_utterance>",
         "<｜end▁of▁sentence｜>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "[e~[",
+        "<eos>",
+        "</s>",
+    }
+)
+# Tokens for filling in the middle: control tokens as well, though they end nothing.
+INFILL_TOKENS = frozenset(
+    {
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|fim_repo|>"),
+        *("<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "<fim-repo>"),
+        *("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<reponame>"),
+        *("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", "<|prefix|>", "<|suffix|>", "<|middle|>"),
+        *("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "<|repo_name|>", "<|file_sep|>"),
+        *("<PRE>", "<SUF>", "<MID>", "▁<PRE>", "▁<SUF>", "▁<MID>"),
     }
 )
 
@@ -104,7 +125,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         for name, default in (("bos", 1), ("eos", 2), ("unknown", 0)):  # as sentencepiece numbers them
             if named[name] is None and default < len(tokens):
                 named[name] = default
-    token_types = _token_types(metadata, tokens, named)
+    token_types = _token_types(metadata, ids, named)
     bos_id = named["bos"] if named["bos"] is not None else named["cls"]
     eos_id = named["eos"] if named["eos"] is not None else named["seperator"]
     return Vocabulary(
@@ -126,9 +147,19 @@ def end_of_generation_ids(named: Sequence[int | None], ids: Mapping[str, int], t
         token_id = ids.get(text)
         if token_id is not None and token_types[token_id] == TokenType.CONTROL:
             found.append(token_id)
-    if {"<|return|>", "<|call|>"} <= ids.keys() and "<|end|>" in ids:
+    if ({"<|return|>", "<|call|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys()) and "<|end|>" in ids:
         found = [token_id for token_id in found if token_id != ids["<|end|>"]]  # harmony: ends a message, not the turn
     return tuple(dict.fromkeys(found))
+
+
+def mark_control(token_types: bytearray, ids: Mapping[str, int]) -> None:
+    """Make control tokens of those that a file calls user-defined, as llama.cpp does: text must not become them."""
+    for text in END_OF_GENERATION_TOKENS | INFILL_TOKENS:
+        token_id = ids.get(text)
+        if text == "</s>" and "<eos>" in ids:
+            continue  # Gemma's: a tag of HTML among others
+        if token_id is not None and token_types[token_id] == TokenType.USER_DEFINED:
+            token_types[token_id] = TokenType.CONTROL
 
 
 # As the keys spell them, "seperator" included.
@@ -170,8 +201,8 @@ def _named_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | 
     return value
 
 
-def _token_types(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[str, int | None]) -> bytes:
-    value = metadata.get("tokenizer.ggml.token_type")
+def _token_types(metadata: Mapping[str, Any], ids: Mapping[str, int], named: Mapping[str, int | None]) -> bytes:
+    value, tokens = metadata.get("tokenizer.ggml.token_type"), list(ids)
     if value is None:
         token_types = bytearray([TokenType.NORMAL]) * len(tokens)
         for token_id in named.values():
@@ -185,6 +216,7 @@ def _token_types(metadata: Mapping[str, Any], tokens: list[str], named: Mapping[
             raise FormatError(
                 f"byte token {token_id} is {tokens[token_id]!r}, it must be <0x00> to <0xFF>; get the model file again"
             )
+    mark_control(token_types, ids)
     return bytes(token_types)
 
 

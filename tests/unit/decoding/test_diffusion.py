@@ -185,7 +185,8 @@ def test_an_answer_has_exactly_the_tokens_asked_for(
     llada: DiffusionModel, dream: DiffusionModel, sdar: DiffusionModel, max_tokens: int
 ) -> None:
     for model in (llada, dream, sdar):
-        for options in ({}, {"steps": 100}, {"steps": 1}, {"policy": "entropy", "steps": 100}, {"canvas": "grow"}):
+        ways = ({}, {"steps": 100}, {"steps": 1}, {"policy": "entropy", "steps": 100}, {"canvas": "grow"})
+        for options in (*ways, {"policy": "joint_threshold"}):
             found = answer(model.engine(is_native=True), PROMPT[:1], denoise(max_tokens, **options))
             assert len(found) == max_tokens
 
@@ -197,6 +198,18 @@ def test_any_number_of_steps_ends_soon(llada: DiffusionModel, policy: str) -> No
     assert engine.stats().steps <= 8
 
 
+def test_a_full_block_is_edited_until_nothing_changes_or_its_passes_are_used_up(llada: DiffusionModel) -> None:
+    passes = {}
+    for limit in (0, 1, 16):
+        engine = llada.engine()
+        joint = {"policy": "joint_threshold", "threshold": 0.0, "max_post_edit_steps": limit}
+        assert len(answer(engine, PROMPT, denoise(4, block_length=4, **joint))) == 4
+        passes[limit] = engine.stats().steps
+    assert passes[0] == 1  # everything at once, and no more
+    assert passes[1] == 2
+    assert 2 <= passes[16] <= 17
+
+
 def test_more_steps_than_tokens_are_as_good_as_one_for_each(llada: DiffusionModel) -> None:
     expected = answer(llada.engine(), PROMPT, denoise(8, block_length=4))
     assert answer(llada.engine(), PROMPT, denoise(8, block_length=4, steps=100)) == expected
@@ -204,7 +217,14 @@ def test_more_steps_than_tokens_are_as_good_as_one_for_each(llada: DiffusionMode
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": "dual"}, {"cache": "prefix"}, {"sparse": SparseConfig()}, {"block_length": 8}, {"cfg_scale": 1.0}],
+    [
+        {"cache": "dual"},
+        {"cache": "prefix"},
+        {"sparse": SparseConfig()},
+        {"block_length": 8},
+        {"cfg_scale": 1.0},
+        {"canvas": "fixed"},
+    ],
 )
 def test_block_diffusion_refuses_what_it_has_no_use_for(sdar: DiffusionModel, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameter):

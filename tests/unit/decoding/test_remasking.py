@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvarn.decoding.remasking import RULES, Candidates, positions_to_edit
+from kvarn.decoding.denoise_config import policy_values
+from kvarn.decoding.remasking import RULES, Candidates, PolicyValues, positions_to_edit
 from kvarn.decoding.schedules import even_count, first_filling_step, steps_of_block, timestep_count, transfer_share
-from kvarn.diffusion import POLICIES, DiffusionParams
+from kvarn.diffusion import POLICIES, POLICY_FIELDS, DiffusionParams
+from kvarn.errors import InvalidParameter
 
 
 def candidates_of(
@@ -30,7 +32,11 @@ def candidates_of(
 
 def filled(policy: Any, candidates: Candidates, **options: Any) -> list[int]:
     """Indices of the candidates that a policy fills."""
-    return np.flatnonzero(RULES[policy].choose(candidates, DiffusionParams(policy=policy, **options))).tolist()
+    return np.flatnonzero(RULES[policy].choose(candidates, values_of(policy, **options))).tolist()
+
+
+def values_of(policy: Any, **options: Any) -> PolicyValues:
+    return policy_values(DiffusionParams(policy=policy, **options))
 
 
 def test_every_policy_is_known() -> None:
@@ -84,7 +90,27 @@ def test_hierarchy_halves_every_run_of_masked_positions() -> None:
 
 def test_joint_threshold_replaces_what_is_surely_something_else() -> None:
     confidences, is_other = np.array([0.95, 0.95, 0.6]), np.array([True, False, True])
-    assert positions_to_edit(confidences, is_other, DiffusionParams()).tolist() == [True, False, False]
+    surely = values_of("joint_threshold", edit_threshold=0.9)
+    assert positions_to_edit(confidences, is_other, surely).tolist() == [True, False, False]
+    assert positions_to_edit(confidences, is_other, values_of("joint_threshold")).tolist() == [True, False, True]
+
+
+def test_the_values_of_a_policy_are_its_authors() -> None:
+    joint = values_of("joint_threshold")
+    assert (joint.threshold, joint.edit_threshold, joint.max_post_edit_steps) == (0.5, 0.0, 16)
+    assert values_of("threshold").threshold == 0.9
+    assert values_of("local_leap", radius=2).radius == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_field_of_another_policy_is_refused_by_name(policy: Any) -> None:
+    names = {name for fields in POLICY_FIELDS.values() for name in fields}
+    for name in names - POLICY_FIELDS.get(policy, {}).keys():
+        with pytest.raises(InvalidParameter, match=f"{name} has no meaning for policy '{policy}'") as error:
+            DiffusionParams(policy=policy, **{name: 1})
+        assert error.value.field == name
+    for name in POLICY_FIELDS.get(policy, {}):
+        assert getattr(values_of(policy, **{name: 1}), name) == 1
 
 
 def test_alg_temp_draws_positions_and_a_small_one_changes_nothing() -> None:

@@ -44,3 +44,9 @@ def test_a_missing_rule_is_refused_not_guessed() -> None:
     del metadata["tokenizer.ggml.pre"]
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is missing"):
         tokenizer_from_gguf(metadata)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen35"])
+def test_text_is_composed_where_the_models_tokenizer_composes_it(name: str) -> None:
+    tokenizer = tokenizer_from_gguf(byte_level(pre=name))
+    assert tokenizer.encode("cafe\u0301") == tokenizer.encode("café")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvarn.errors import FormatError, ModelError, UnsupportedModel
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
-from tests.unit.tokenizer.vocabularies import byte_level, sentence_piece, word_piece
+from tests.unit.tokenizer.vocabularies import USER, byte_level, sentence_piece, word_piece
 
 Make = Callable[..., dict[str, Any]]
 MAKERS: list[Make] = [byte_level, sentence_piece, word_piece]
@@ -184,3 +184,41 @@ def test_without_token_types_the_named_ids_are_control_tokens() -> None:
     tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.is_control(metadata["tokenizer.ggml.bos_token_id"])
     assert not tokenizer.is_control(0)
+
+
+def with_user_defined(*texts: str) -> dict[str, Any]:
+    """A SentencePiece vocabulary of the usual tokens and user-defined ones."""
+    metadata = sentence_piece()
+    metadata["tokenizer.ggml.tokens"] += texts
+    metadata["tokenizer.ggml.token_type"] += [USER] * len(texts)
+    metadata["tokenizer.ggml.scores"] += [0.0] * len(texts)
+    return metadata
+
+
+@pytest.mark.parametrize("text", ["<|tool_response>", "<turn|>", "<|im_end|>", "<|fim_prefix|>", "<|endoftext|>"])
+def test_text_of_users_becomes_no_control_token_that_a_file_calls_user_defined(text: str) -> None:
+    tokenizer = tokenizer_from_gguf(with_user_defined(text, "<tool>"))
+    token_id, tool_id = tokenizer.vocab_size - 2, tokenizer.vocab_size - 1
+    assert token_id not in tokenizer.encode(f"a{text}b")
+    assert token_id in tokenizer.encode(f"a{text}b", parse_special=True)
+    assert tokenizer.is_control(token_id)
+    assert (token_id in tokenizer.eos_ids) is ("fim" not in text)
+    assert tool_id in tokenizer.encode("a<tool>b")  # any other is text, and always one token
+
+
+def test_an_end_that_a_file_calls_user_defined_ends_unless_it_is_a_tag_of_html() -> None:
+    """Phi-3 has </s> beside its own end; Gemma has it among <h1> and </b>."""
+    for beside, is_control in (("<|end|>", True), ("<eos>", False)):
+        metadata = with_user_defined(beside)
+        metadata["tokenizer.ggml.token_type"][2] = USER  # </s>
+        metadata["tokenizer.ggml.eos_token_id"] = len(metadata["tokenizer.ggml.tokens"]) - 1
+        tokenizer = tokenizer_from_gguf(metadata)
+        assert tokenizer.is_control(2) is is_control
+        assert (2 in tokenizer.eos_ids) is is_control
+        assert (2 in tokenizer.encode("a</s>b")) is not is_control
+
+
+def test_gemma_4_begins_with_bos_whatever_its_file_says() -> None:
+    metadata = sentence_piece() | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": ["▁ a"]}
+    metadata |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": False}
+    assert tokenizer_from_gguf(metadata).encode("a")[0] == 1

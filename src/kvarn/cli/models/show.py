@@ -39,7 +39,7 @@ def show(
         description = describe(source, context)
         _section("file", [("path", source.path)])
         _section("metadata", ((key, _value(value)) for key, value in source.metadata.items()))
-        _section("spec", spec_lines(description.spec))
+        _section("spec", [*spec_lines(description.spec), *(("note", note) for note in description.notes)])
         _section("tensors", tensor_lines(description.weights))
         _section("memory", memory_lines(description.spec, description.weights, context))
     finally:

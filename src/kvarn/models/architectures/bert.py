@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any, get_args
+import os
+from typing import get_args
 
+from kvarn.formats.strict_json import read_optional
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Classifier, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm, Pooling
@@ -67,18 +67,12 @@ def _generation(hparams: HParams) -> Encoder:
 def _folder_pooling(hparams: HParams) -> Pooling | None:
     """Read what sentence-transformers wrote beside the weights."""
     folder = hparams.weights.metadata.get("hf_folder")
-    path = None if folder is None else Path(folder) / "1_Pooling" / "config.json"
-    if path is None or not path.is_file():
+    config = {} if folder is None else read_optional(os.path.join(folder, "1_Pooling", "config.json"))
+    if not config:
         return None
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-        chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
-        chosen += [name for key, name in POOLING_FLAGS.items() if config.get(key) is True]
-        unknown = [
-            k for k, v in config.items() if k.startswith("pooling_mode_") and v is True and k not in POOLING_FLAGS
-        ]
-    except (ValueError, AttributeError, OSError) as error:
-        raise hparams.format_error(f"1_Pooling/config.json cannot be read: {error}") from None
+    chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
+    chosen += [name for key, name in POOLING_FLAGS.items() if config.get(key) is True]
+    unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v is True and k not in POOLING_FLAGS]
     if unknown or len(chosen) != 1 or chosen[0] not in get_args(Pooling):
         raise hparams.unsupported(f"pooling {unknown or chosen} is unknown; known are mean, cls, last", "pooling_mode")
     pooling: Pooling = chosen[0]

@@ -14,15 +14,6 @@ from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 LAYERS_OF_27B = 62
 PATTERN = 6  # every sixth layer is global
-HF_DEFAULTS = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-}
 
 
 def describe(hparams: HParams) -> ModelSpec:
@@ -31,7 +22,7 @@ def describe(hparams: HParams) -> ModelSpec:
     ropes = {False: read_rope(hparams, "half", dims.head_dim, dims.context_length), True: _local_rope(hparams, dims)}
     usual = tuple((layer + 1) % _pattern(hparams) != 0 for layer in range(dims.num_layers))
     windowed = window_layers(hparams, dims, usual)
-    window, cap = hparams.integer("sliding_window") or None, hparams.number("attn_softcap", default=0.0) or None
+    window = hparams.integer("sliding_window") or None
     scale, activation = query_scale(hparams, dims, LAYERS_OF_27B), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
@@ -39,7 +30,6 @@ def describe(hparams: HParams) -> ModelSpec:
                 layer,
                 ropes[windowed[layer]],
                 scale=scale,
-                softcap=cap,
                 window=window if windowed[layer] else None,
                 qk_norm=norm,
             ),

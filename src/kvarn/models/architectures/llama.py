@@ -6,25 +6,17 @@ from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
-from kvarn.models.spec_builder import decoder, rms_norm, window_layers
+from kvarn.models.spec_builder import attention_biases, decoder, one_window, rms_norm
 
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Llama; GGUF files hold Q and K permuted for interleaved rotation, safetensors do not."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "interleaved" if hparams.is_gguf else "half", dims.head_dim, dims.context_length)
-    window = hparams.integer("sliding_window", default=0) or None
-    windowed = window_layers(hparams, dims, (window is not None,) * dims.num_layers)
-    qkv_bias, output_bias = hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
+    window, (qkv_bias, output_bias) = one_window(hparams, dims), attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(
-                layer,
-                rope,
-                window=window if windowed[layer] else None,
-                qkv_bias=qkv_bias,
-                output_bias=output_bias,
-            ),
+            attention=dims.attention(layer, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=_feed_forward(hparams, dims, layer),
             norm=norm,
         )

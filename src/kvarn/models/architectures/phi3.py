@@ -8,14 +8,14 @@ from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
-from kvarn.models.spec_builder import decoder, rms_norm
+from kvarn.models.spec_builder import decoder, one_window, rms_norm
 
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Phi-3."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
-    window, activation = hparams.integer("sliding_window", default=0) or None, hparams.activation("silu")
+    window, activation = one_window(hparams, dims), hparams.activation("silu")
     blocks = tuple(
         Block(
             attention=dims.attention(layer, rope, window=window),

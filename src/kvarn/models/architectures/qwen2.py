@@ -14,6 +14,7 @@ def describe(hparams: HParams) -> ModelSpec:
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
     activation, windows = hparams.activation("silu"), late_windows(hparams, dims)
+    hparams.raw(None, "attention_bias")  # Q, K and V have biases, the output has none, whatever it says
     blocks = tuple(
         Block(
             attention=dims.attention(layer, rope, window=windows[layer], qkv_bias=True),
@@ -26,9 +27,14 @@ def describe(hparams: HParams) -> ModelSpec:
 
 
 def late_windows(hparams: HParams, dims: Dimensions) -> tuple[int | None, ...]:
-    """Give each layer's window: Qwen turns it on by a flag, from a certain layer on."""
+    """Give each layer's window: Qwen turns it on by a flag, in dense models from a certain layer on."""
     window = hparams.integer("sliding_window", default=0)
     is_on = window > 0 and hparams.flag(None, "use_sliding_window", default=hparams.is_gguf)
-    first = hparams.integer("first_window_layer", default=0 if hparams.is_gguf else dims.num_layers)
-    usual = tuple(layer >= first for layer in range(dims.num_layers))
-    return tuple(window if is_on and has else None for has in window_layers(hparams, dims, usual))
+    first = hparams.integer("first_window_layer", default=0)
+    usual = tuple(is_on and layer >= first for layer in range(dims.num_layers))
+    windowed = window_layers(hparams, dims, usual)
+    # Without the flag a windowed layer has no window; the layers of models with experts are all alike.
+    is_free = is_on and (hparams.is_gguf or hparams.has_key("max_window_layers"))
+    if windowed != usual and not is_free:
+        raise hparams.unsupported("layer_types names windows that the other keys do not turn on", "layer_types")
+    return tuple(window if has else None for has in windowed)

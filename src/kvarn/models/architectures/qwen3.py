@@ -8,15 +8,14 @@ from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
-from kvarn.models.spec_builder import decoder, rms_norm
+from kvarn.models.spec_builder import attention_biases, decoder, rms_norm
 
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Qwen3, dense or with experts."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
-    windows = late_windows(hparams, dims)
-    qkv_bias, output_bias = hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
+    windows, (qkv_bias, output_bias) = late_windows(hparams, dims), attention_biases(hparams)
     blocks = tuple(
         Block(
             attention=dims.attention(

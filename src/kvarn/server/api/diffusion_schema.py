@@ -6,7 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from kvarn.diffusion import MAX_POOL_KERNEL, Cache, CanvasKind, DiffusionParams, Policy, SparseConfig
+from kvarn.diffusion import (
+    MAX_POOL_KERNEL,
+    MAX_POST_EDIT_STEPS,
+    Cache,
+    CanvasKind,
+    DiffusionParams,
+    Policy,
+    SparseConfig,
+)
 from kvarn.server.api.schema import Body
 
 INT31 = 2**31 - 1
@@ -39,6 +47,7 @@ class DiffusionBody(Body):
     radius: int | None = Field(None, ge=1, le=INT31)
     low_threshold: Probability | None = None
     edit_threshold: Probability | None = None
+    max_post_edit_steps: int | None = Field(None, ge=0, le=MAX_POST_EDIT_STEPS)
     cache: Cache | None = None
     canvas: CanvasKind | None = None
     sparse: SparseBody | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from kvarn.errors import FormatError
+from kvarn.errors import FormatError, InvalidParameter
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -33,12 +33,19 @@ class TextEncoder(Protocol):
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of a text, by the tokenizers package."""
-    if len(text) < LONG_CHARACTERS:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-    # encode() holds the GIL all the time, which blocks every other thread for seconds.
-    batch: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return batch
+    try:
+        if len(text) < LONG_CHARACTERS:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+        # encode() holds the GIL all the time, which blocks every other thread for seconds.
+        batch: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return batch
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a pattern that gives up makes the package panic
+        raise InvalidParameter(
+            f"the model's tokenizer cannot encode this text: {str(error)[:120]}; write it in another way"
+        ) from error
 
 
 @contextmanager

@@ -166,7 +166,7 @@ RULES: dict[str, PreTokenizerRule] = {
     "chatglm-bpe": _gpt4,
     "glm4": PreTokenizerRule((_GPT4,), ignore_merges=True),
     "qwen2": _qwen2,
-    "qwen35": PreTokenizerRule((_QWEN35,)),
+    "qwen35": PreTokenizerRule((_QWEN35,), nfc=True),
     "stablelm2": _qwen2_plain,
     "deepseek-r1-qwen": _qwen2_plain,
     "megrez": _qwen2_plain,

@@ -1,0 +1,99 @@
+"""The keys of config.json that each model type has, with the values they have when config.json leaves them out.
+
+As the configuration classes of transformers, or the models' own, give them. A key that a model type does not have is
+never read for it: config_keys.py decides whether it may be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+_DIMENSIONS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+# None: there is no value to fall back on.
+_DECODER: Final[dict[str, Any]] = {
+    **dict.fromkeys(_DIMENSIONS),
+    "rms_norm_eps": None,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "rope_parameters": None,
+    "rope_scaling": None,
+    "original_max_position_embeddings": None,
+    "layer_types": None,
+}
+_BIAS: Final = {"attention_bias": False}
+_WINDOW: Final = {"use_sliding_window": False, "sliding_window": 4096}
+_EXPERTS: Final = {
+    "num_local_experts": None,
+    "num_experts": None,
+    "num_experts_per_tok": None,
+    "moe_intermediate_size": None,
+    "norm_topk_prob": False,
+}
+_QWEN2: Final = _DECODER | _BIAS | _WINDOW | {"max_window_layers": 28}
+_QWEN3: Final = _QWEN2 | {"head_dim": 128}
+_QWEN3_MOE: Final = _DECODER | _BIAS | _WINDOW | _EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": None}
+_GEMMA: Final = {key: value for key, value in _DECODER.items() if key != "hidden_act"} | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA3: Final = _GEMMA | {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window_pattern": 6,
+    "final_logit_softcapping": None,
+}
+_MASK: Final = {"mask_token_id": None}
+_LLADA: Final = {
+    **dict.fromkeys(("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "max_sequence_length")),
+    "embedding_size": None,
+    "weight_tying": False,
+}
+_LLADA_MOE: Final = _EXPERTS | {"expert_intermediate_size": None, "moe_layer_freq": None}
+
+FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "llama": _DECODER | _BIAS,
+        "mistral": _DECODER | {"sliding_window": 4096},
+        "mixtral": _DECODER
+        | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": None, "num_experts_per_tok": 2},
+        "qwen2": _QWEN2,
+        "qwen3": _QWEN3,
+        "qwen3_moe": _QWEN3_MOE,
+        "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        "gemma3": _GEMMA3,
+        "gemma3_text": _GEMMA3,
+        "phi3": _DECODER
+        | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
+        "bert": {
+            **dict.fromkeys(_DIMENSIONS),
+            "layer_norm_eps": None,
+            "hidden_act": "gelu",
+            "is_decoder": False,
+        },
+        "llada": _DECODER | _LLADA | _LLADA_MOE | _MASK,
+        "llada_moe": _DECODER | _LLADA_MOE | _MASK,
+        "Dream": _QWEN2 | _MASK,
+        "dream": _QWEN2 | _MASK,
+        "sdar": _QWEN3 | _MASK | {"block_size": None},
+        "sdar_moe": _QWEN3_MOE | _MASK | {"block_size": None},
+    }
+)

@@ -1,0 +1,113 @@
+"""Which keys of config.json may be there unread, and which are refused because they would change the arithmetic.
+
+1. A key that the architecture read is settled.
+2. NEUTRAL has the keys that change the arithmetic of some model: they pass with the values that change nothing.
+3. HARMLESS has keys, and endings of keys, that change nothing at inference: training, token ids, ways of computing.
+4. Every other key is refused if a word of its name is one of ARITHMETIC's and its value is not empty, 0 or 1.
+What is left (names, versions, notes of tools) passes. docs/model-files.md says the same to users.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "quantization_config": (None,),
+    "mlp_bias": (None, False),
+    "attention_bias": (None, False),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "partial_rotary_factor": (None, 1),
+    "sliding_window": (None, 0),
+    "use_sliding_window": (None, False),
+    "use_bidirectional_attention": (None, False),
+    "position_embedding_type": (None, "absolute"),
+    "is_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "shared_expert_intermediate_size": (None, 0),
+    "n_shared_experts": (None, 0),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "routed_scaling_factor": (None, 1),
+    "moe_router_score_function": (None, "softmax"),
+    "scoring_func": (None, "softmax"),
+    "clip_qkv": (None,),
+    "no_rope_layers": (None, []),
+    "block_size": (None,),
+    "block_length": (None,),
+    "bd_size": (None,),
+    "rope": (None, True),
+    "scale_logits": (None, False),
+    "input_emb_norm": (None, False),
+    "attention_layer_norm": (None, False),
+    "layer_norm_with_affine": (None, True),
+    "bias_for_layer_norm": (None, False),
+    "block_group_size": (None, 1),
+    "alibi": (None, False),
+    "include_bias": (None, False),
+    "include_qkv_bias": (None, False),
+    "multi_query_attention": (None, False),
+    "layer_norm_type": (None, "rms"),
+    "activation_type": (None, "silu"),
+    "block_type": (None, "llama"),
+}
+HARMLESS: Final = frozenset(
+    {
+        "alibi_bias_max",  # of alibi, which is neutral only when it is off
+        "attention_layer_norm_with_affine",
+        "attention_implementation",
+        "attn_implementation",
+        "attn_implementation_autoset",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "classifier_activation",
+        "dense_intermediate_size",  # where every layer has experts
+        "fuse_norm",
+        "fuse_swiglu",
+        "head_dtype",
+        "hidden_act",  # where the model type has hidden_activation, or the other way round
+        "hidden_activation",
+        "mlp_ratio",
+        "model_max_length",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "qk_layernorm",  # the tensors of these norms are required, or refused
+        "rope_full_precision",
+        "rope_interleaved",
+        "rope_local_base_freq",  # where rope_parameters has it
+        "sbert_ce_default_activation_function",
+        "tie_word_embeddings",  # of encoders: they have no head
+        "type_vocab_size",
+        "use_qk_norm",
+    }
+)
+_HARMLESS_NAME: Final = re.compile(
+    r"^_|^(init|initializer|pooler|gradient_checkpointing)(_|$)|dropout|pdrop|_loss|jitter|flash|dtype"
+    r"|_token_(id|ids|index)$"
+)
+ARITHMETIC: Final = re.compile(
+    r"(?<![a-z])(act|activation|alibi|attention|attn|base|beta|bias|bidirectional|blocks?|cap|causal|chunk|clip|conv"
+    r"|dense|depth|dims?|emb|embd|embed|embeddings?|eps|epsilon|experts?|factor|ffn|gate|gating|heads?|hidden|indexer"
+    r"|interleaved|intermediate|kv|latent|layernorm|layers?|logits?|lora|mamba|mlp|moe|mrope|multiplier|norm|normalize"
+    r"|offset|parallel|position|positional|positions|qk|qkv|query|rank|recurrent|residual|rms|rope|rotary|routed|router"
+    r"|scale|scaled|scaling|scalar|shared|sinks?|sliding|softcap|softcapping|softmax|sparse|ssm|swiglu|theta|tie|tied"
+    r"|tying|topk|windows?|yarn)(?![a-z])"
+)
+
+
+def changes_arithmetic(key: str, value: object) -> bool:
+    """Whether a key that was not read would make another model of it."""
+    if key in NEUTRAL:
+        return not any(value is neutral or value == neutral for neutral in NEUTRAL[key])
+    if key in HARMLESS or _HARMLESS_NAME.search(key):
+        return False
+    return ARITHMETIC.search(key.lower()) is not None and not _is_empty(value)
+
+
+def _is_empty(value: object) -> bool:
+    """Nothing, off, or one of something: the values of a key that is there but not used."""
+    return value is not True and (value is None or value in (False, 0, 1, "", [], {}))

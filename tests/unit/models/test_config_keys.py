@@ -1,0 +1,123 @@
+"""Keys of config.json: which of them are read, refused by name or let pass; and the context of LongRoPE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.formats.weights import WeightSource
+from kvarn.models.config_families import FAMILIES
+from kvarn.models.config_keys import changes_arithmetic
+from kvarn.models.describe import describe
+from kvarn.models.registry import ARCHITECTURES
+from tests.diffusion_models import tiny_diffusion
+from tests.tiny_models import ORIGINAL_CONTEXT, tiny_model
+from tests.unit.models.edited import Edited, edited_config
+
+HUGE = 10**400
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> WeightSource:
+    return open_weights(tiny_model("llama", tmp_path_factory.mktemp("llama")))
+
+
+def test_every_model_type_has_its_keys() -> None:
+    assert {name for entry in ARCHITECTURES for name in entry.hf} == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("residual_multiplier", 0.22),
+        ("use_qk_layernorm", True),
+        ("attention_sink_size", 4),
+        ("final_norm_eps", 1e-3),
+        ("query_scale", 0.5),
+        ("first_k_dense_layers", 3),
+        ("mlp_bias", True),
+        ("sliding_window", 4096),
+        ("partial_rotary_factor", 0.25),
+        ("rope", False),
+        ("quantization_config", {"bits": 4}),
+    ],
+)
+def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, value: Any, llama: WeightSource) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"the model is changed by {key} = ") as error:
+        describe(edited_config(llama, **{key: value}))
+    assert error.value.fields == (key,)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("residual_multiplier", 1.0),
+        ("use_qk_layernorm", False),
+        ("attention_sink_size", 0),
+        ("partial_rotary_factor", 1),
+        ("attention_probs_dropout_prob", 0.1),
+        ("router_z_loss_coef", 0.001),
+        ("pad_token_id", 7),
+        ("_attn_implementation_autoset", True),
+        ("use_flash_attention_2", True),
+        ("kv_cache_dtype", "fp8"),
+        ("transformers.js_config", {"dtype": "q4"}),
+        ("is_llama_config", True),
+        ("unsloth_fixed", True),
+        ("auto_map", {"AutoModel": "modeling.Model"}),
+    ],
+)
+def test_other_keys_pass(key: str, value: Any, llama: WeightSource) -> None:
+    assert describe(edited_config(llama, **{key: value})).spec == describe(llama).spec
+    assert not changes_arithmetic(key, value)
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "rope_theta", "rms_norm_eps", "hidden_size", "head_dim"])
+def test_a_number_of_400_digits_is_refused_and_not_an_error_of_ours(key: str, llama: WeightSource) -> None:
+    with pytest.raises(FormatError, match=f"{key} is 1000"):
+        describe(edited_config(llama, **{key: HUGE}))
+
+
+def test_factors_of_400_digits_are_refused_too(tmp_path: Path) -> None:
+    source = open_weights(tiny_model("phi3-longrope", tmp_path))
+    scaling = source.metadata["hf"]["rope_scaling"]
+    with pytest.raises(FormatError, match="short_factor"):
+        describe(edited_config(source, rope_scaling=scaling | {"short_factor": [HUGE] * 8}))
+
+
+def test_a_missing_output_matrix_is_not_made_up(llama: WeightSource) -> None:
+    without = Edited(llama, shapes={"lm_head.weight": None})
+    with pytest.raises(FormatError, match=r"\(lm_head\.weight\) is missing, and tie_word_embeddings is false"):
+        describe(without)
+    tied = edited_config(without, tie_word_embeddings=True)
+    assert describe(tied).spec.head == describe(edited_config(llama, tie_word_embeddings=True)).spec.head
+
+
+def test_a_dream_with_blocks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="block_size = 32"):
+        describe(open_weights(tiny_diffusion("dream", tmp_path, block_size=32)))
+
+
+@pytest.mark.parametrize("format", ["safetensors", "gguf"])
+def test_longrope_is_served_with_its_original_context_unless_more_is_asked_for(format: Any, tmp_path: Path) -> None:
+    source = open_weights(tiny_model("phi3-longrope", tmp_path, format))
+    usual, short, long = (describe(source, context) for context in (None, ORIGINAL_CONTEXT, ORIGINAL_CONTEXT + 1))
+    assert usual.spec == short.spec
+    assert usual.spec.context_length == ORIGINAL_CONTEXT
+    assert long.spec.context_length == 128
+    ropes = [described.spec.blocks[0].attention.rope for described in (usual, long)]
+    assert ropes[0] != ropes[1]
+    assert [len(described.notes) for described in (usual, short, long)] == [1, 1, 1]
+    assert f"up to {ORIGINAL_CONTEXT} tokens" in usual.notes[0]
+    assert "long factors for every text" in long.notes[0]
+
+
+@pytest.mark.parametrize("extra", [{"mscale_extra": 2.0}, {"short_factor": [1.0]}])
+def test_rope_entries_that_a_scaling_does_not_have_are_refused_by_name(extra: Any, llama: WeightSource) -> None:
+    scaling = {"rope_type": "yarn", "factor": 2.0, **extra}
+    with pytest.raises(UnsupportedModel, match=f"rope scaling 'yarn' is changed by {next(iter(extra))} ="):
+        describe(edited_config(llama, rope_scaling=scaling))
