@@ -36,3 +36,4 @@ class ServerState:
     traffic: Traffic
     document_reader: DocumentReader
     workers: WorkerThreads
+    body_thread: WorkerThreads  # checks large bodies

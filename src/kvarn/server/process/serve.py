@@ -214,6 +214,7 @@ def make_state(config: ServerConfig) -> ServerState:
         traffic=Traffic(),
         document_reader=DocumentReader(),
         workers=WorkerThreads(),
+        body_thread=WorkerThreads(num_threads=1, num_reserved=0),
     )
 
 
