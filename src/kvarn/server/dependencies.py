@@ -80,6 +80,7 @@ def _retrieval(state: ServerState) -> RetrievalServices:
         collections=state.collections,
         workers=state.workers,
         document_reader=state.document_reader,
+        storage=state.storage,
         prefix_warmup=state.prefix_warmup,
         metrics=state.metrics,
     )

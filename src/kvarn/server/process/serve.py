@@ -33,6 +33,7 @@ from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
+from kvarn.server.collections.storage_quota import StorageQuota
 from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
@@ -213,6 +214,7 @@ def make_state(config: ServerConfig) -> ServerState:
         generations=Generations(metrics, config.queue_limit),
         traffic=Traffic(),
         document_reader=DocumentReader(),
+        storage=StorageQuota(),
         workers=WorkerThreads(),
         body_thread=WorkerThreads(num_threads=1, num_reserved=0),
     )
