@@ -18,10 +18,12 @@
     ├── RetrievalError       a collection cannot do what is asked
     │   ├── CollectionNotFound
     │   ├── DocumentError    a document cannot be read; carries source
+    │   ├── StorageQuotaExceeded  a key's collections would hold more than its tier allows
     │   └── StorageError     disk full, read-only, damaged, in use
     ├── AuthError            no key, a wrong one, or one that may not do this (reason)
     ├── CapacityError        queue full; carries retry_after_s
-    │   └── RateLimited      more than the tier of a key allows now; carries headers
+    │   ├── RateLimited      more than the tier of a key allows now; carries headers
+    │   └── HelperUnavailable  a helper process was killed or stopped, and so was the next
     └── BackendError         the batch failed; the engine keeps serving
         └── BrokenScores     the model's scores are not numbers
 
@@ -136,6 +138,10 @@ class DocumentError(RetrievalError):
         self.source = source
 
 
+class StorageQuotaExceeded(RetrievalError):
+    """The collections of a key would hold more bytes than its tier allows."""
+
+
 class StorageError(RetrievalError):
     """The files of a collection cannot be read or written."""
 
@@ -165,6 +171,13 @@ class RateLimited(CapacityError):
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason  # "requests", "tokens" or "concurrency"
         self.headers = dict(headers or {})
+
+
+class HelperUnavailable(CapacityError):
+    """A helper process was killed or stopped from outside; what it was to do may be tried again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_s=1.0)
 
 
 class BackendError(KvarnError):

@@ -29,7 +29,7 @@ from kvarn.server.access.keys import KeyRing
 from kvarn.server.failures import failure_response
 from kvarn.server.http.connections import ACCEPTED_PER_TURN, Listener
 from kvarn.server.http.cors import BrowserPolicy
-from kvarn.server.http.json_body import read_json
+from kvarn.server.http.json_body import parse_body, read_body
 from kvarn.server.http.pipeline import RequestPipeline
 from kvarn.server.http.protocol import make_protocol
 from kvarn.server.http.traffic import Traffic
@@ -55,7 +55,7 @@ class Site:
         return JSONResponse({"status": "ok"})
 
     async def echo(self, request: Request) -> Response:
-        return JSONResponse(await read_json(request, self.config))
+        return JSONResponse(parse_body(await read_body(request, self.config), self.config.max_json_depth))
 
     async def hosts(self, request: Request) -> Response:
         return JSONResponse({"host": request.headers["host"], "url": request.url.path, "query": request.url.query})

@@ -33,6 +33,9 @@ requests_per_min = 3
 [tiers.few_tokens]
 tokens_per_min = 120
 
+[tiers.few_bytes]
+storage_bytes = 3000000
+
 [tiers.one]
 concurrency = 1
 """
@@ -48,6 +51,7 @@ KEYS = {
     "few_tokens_stream": ("few_tokens", "few"),
     "open_ended": ("few_tokens", "few"),
     "one": ("one", "one"),
+    "hoarder": ("few_bytes", "hoarder"),
     "reranker": ("few_tokens", "team-a"),
     "embedder": ("few_tokens", "few"),
     "reader": ("few_requests", "few"),

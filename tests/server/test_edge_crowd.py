@@ -54,7 +54,8 @@ def answer(one: socket.socket) -> bytes:
 
 
 def test_others_are_served_beside_2000_slow_connections(patience: float, record: Record) -> None:
-    with EdgeServer(header_timeout_s=HEADER_S, body_timeout_s=BODY_S) as server, undisturbed(server):
+    settings = {"header_timeout_s": HEADER_S, "body_timeout_s": BODY_S, "max_connections_per_address": 4096}
+    with EdgeServer(**settings) as server, undisturbed(server):
         began = time.monotonic()
         request = post("/echo", b"x" * 1000)[:-1000]
         with crowd(server, 2000) as slow:
@@ -86,29 +87,71 @@ def _serve_beside(server: EdgeServer, slow: list[socket.socket], seconds: float)
     return delays
 
 
-def test_thousands_of_idle_connections_are_bounded_and_the_rest_is_told(size: Size, patience: float) -> None:
+def test_thousands_of_idle_connections_are_bounded_and_shut_nobody_out(size: Size, patience: float) -> None:
     limit, num_idle = size(500, 4096), size(3000, 10_000)
-    with EdgeServer(max_connections=limit, header_timeout_s=120, keep_alive_s=120) as server, undisturbed(server):
+    settings = {"max_connections": limit, "max_connections_per_address": limit, "header_timeout_s": 120}
+    with EdgeServer(**settings, keep_alive_s=120) as server, undisturbed(server):
         before = server.figures()["rss_bytes"]
-        with server.client() as member:
-            assert member.send(HEALTH).reply().status == 200
-            with crowd(server, num_idle) as idle:
-                until(lambda: len(readable(idle)) >= len(idle) - limit, 60 * patience)
-                told = readable(idle)
-                assert all(answer(one).startswith(b"HTTP/1.1 503") for one in told)
-                assert len(idle) - limit <= len(told) <= len(idle) - limit + 10  # the neighbour has one or two
-                check_full(server)
-                reply = member.send(b"GET /tokens?n=10 HTTP/1.1\r\nHost: localhost\r\n\r\n").reply()
-                assert reply.body == expected_tokens(10)
-                figures = member.send(b"GET /figures HTTP/1.1\r\nHost: localhost\r\n\r\n").reply().json
-                assert figures["open"] <= limit
-                assert figures["rss_bytes"] - before < limit * 40_000
-            until(lambda: server.ask(HEALTH).status == 200, 60 * patience)
+        with crowd(server, num_idle) as idle:
+            until(lambda: len(readable(idle)) >= len(idle) - limit, 60 * patience)
+            told = readable(idle)
+            assert all(answer(one).startswith(b"HTTP/1.1 503") for one in told)
+            assert len(idle) - limit <= len(told) <= len(idle) - limit + 10  # the neighbour has one or two
+            assert server.ask(b"GET /tokens?n=10 HTTP/1.1\r\nHost: localhost\r\n\r\n").body == expected_tokens(10)
+            figures = server.figures()
+            assert figures["open"] <= limit
+            assert figures["rss_bytes"] - before < limit * 40_000
+
+
+def test_idle_connections_after_a_request_make_room_without_a_word() -> None:
+    with EdgeServer(max_connections=20) as server, undisturbed(server):
+        idle = [server.client() for _ in range(15)]
+        for one in idle:
+            assert one.send(HEALTH).reply().status == 200
+        time.sleep(0.2)  # what has waited for less makes no room
+        newcomers = [server.client() for _ in range(10)]
+        assert all(one.send(HEALTH).reply().status == 200 for one in newcomers)
+        closed = readable([one.socket for one in idle])
+        assert closed
+        assert all(answer(one) == b"" for one in closed)
+        assert set(closed) == {one.socket for one in idle[: len(closed)]}
+        for one in [*idle, *newcomers]:
+            one.socket.close()
+
+
+def test_a_busy_connection_makes_room_for_nobody_and_probes_are_answered_all_the_same() -> None:
+    busy = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with EdgeServer(max_connections=20) as server:
+        clients = [server.client().send(busy) for _ in range(20)]
+        until(lambda: server.ask(HEALTH).closes)  # it is beyond the limit
+        for _ in range(3):
+            check_full(server)
+            assert server.ask(HEALTH).status == 200
+        silent = [server.client() for _ in range(300)]  # more than are taken beyond the limit
+        assert server.ask(HEALTH).status == 200
+        assert answer(silent[0].socket).startswith(b"HTTP/1.1 503")
+        assert not readable([one.socket for one in clients])
+        for one in [*clients, *silent]:
+            one.socket.close()
+        until(lambda: not server.ask(HEALTH).closes)
+
+
+def test_one_address_has_a_share_and_others_the_rest() -> None:
+    busy = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with EdgeServer(max_connections=20, max_connections_per_address=8) as server:
+        clients = [server.client().send(busy) for _ in range(8)]
+        until(lambda: server.ask(HEALTH).closes)
+        check_full(server)
+        with socket.create_connection(("127.0.0.1", server.port), 60, ("127.0.0.2", 0)) as other:
+            other.sendall(post("/echo", b'{"a":1}'))
+            assert other.recv(65536).startswith(b"HTTP/1.1 200")
+        for one in clients:
+            one.socket.close()
 
 
 def check_full(server: EdgeServer) -> None:
-    """A client that is one too many reads why, also if it sends its request first."""
-    for data in (b"", HEALTH, post("/echo", b"x" * 100_000)):
+    """A client that is one too many reads why, whether it sends its request or not."""
+    for data in (b"", post("/echo", b"x" * 100_000)):
         with server.client() as client:
             client.try_send(data)
             reply = client.reply()

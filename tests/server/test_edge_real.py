@@ -23,6 +23,7 @@ max_buffered_bytes = 65536
 max_body_bytes = 262144
 queue_limit = 16
 max_connections = 6000
+max_connections_per_address = 6000
 [engine]
 max_running = 8
 """

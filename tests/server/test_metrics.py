@@ -243,12 +243,15 @@ def test_connections_beyond_the_limit_are_counted() -> None:
     arguments = ("--model", model_path(SMOLLM2), "--context", "512")
     with ServerProcess(*arguments, config="max_connections = 2\n") as server, server.client() as http:
         assert http.get("/health/live").status_code == 200
-        with socket.create_connection(("127.0.0.1", server.port), 10):
-            with socket.create_connection(("127.0.0.1", server.port), 10) as third:
-                assert third.recv(4096).startswith(b"HTTP/1.1 503 ")
-            families = text_string_to_metric_families(http.get("/metrics").text)
-            found = {(s.name, s.labels.get("status")): s.value for family in families for s in family.samples}
+        idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(2)]
+        assert http.get("/health/live").status_code == 200  # the first has made room, so that this is another one
+        assert idle[0].recv(4096).startswith(b"HTTP/1.1 503 ")
+        families = text_string_to_metric_families(http.get("/metrics").text)
+        found = {(s.name, s.labels.get("status")): s.value for family in families for s in family.samples}
+        for one in idle:
+            one.close()
     assert found["kvarn_http_connections_refused_total", None] == 1
+    assert found["kvarn_http_connections_evicted_total", None] == 2
     assert found["kvarn_http_connections_open", None] == 2
     assert found["kvarn_http_responses_total", "503"] == 1
 

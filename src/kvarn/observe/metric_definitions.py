@@ -125,6 +125,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _http("http_connections_open", "gauge", "Connections, those beyond the limit not counted."),
     _http("http_connections", "counter", "Connections accepted."),
     _http("http_connections_refused", "counter", "Connections beyond the limit, told so and closed."),
+    _http("http_connections_evicted", "counter", "Connections closed for others while they waited for their client."),
     _http("http_connections_dropped", "counter", "Connections ended because their client did not read."),
     _http("http_received_bytes", "counter", "Bytes that clients sent."),
     _http("http_sent_bytes", "counter", "Bytes written for clients."),

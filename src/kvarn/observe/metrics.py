@@ -54,6 +54,8 @@ class TrafficView(Protocol):
     @property
     def num_refused(self) -> int: ...
     @property
+    def num_evicted(self) -> int: ...
+    @property
     def num_dropped(self) -> int: ...
     @property
     def num_received_bytes(self) -> int: ...
@@ -84,6 +86,7 @@ class Metrics:
         store.set("http_connections_open", to=traffic.num_open)
         store.set("http_connections", to=traffic.num_accepted)
         store.set("http_connections_refused", to=traffic.num_refused)
+        store.set("http_connections_evicted", to=traffic.num_evicted)
         store.set("http_connections_dropped", to=traffic.num_dropped)
         store.set("http_received_bytes", to=traffic.num_received_bytes)
         store.set("http_sent_bytes", to=traffic.num_sent_bytes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.errors import InvalidParameter, StorageError
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
 from kvarn.retrieval.filters import parse_filter
+from kvarn.retrieval.ingest.addition import Addition
 from kvarn.retrieval.ingest.chunking import Chunking
 from kvarn.retrieval.ingest.indexer import Indexer
 from kvarn.retrieval.ingest.validation import DocumentInput, checked_batches, checked_queries
@@ -65,9 +66,13 @@ class Collection:
 
     def at_priority(self, priority: int) -> Collection:
         """The same open collection, whose texts and queries are embedded at this priority among the model's work."""
+        embedder = self._embedder
+        return self.with_embedder(embedder.at_priority(priority) if isinstance(embedder, ModelEmbedder) else embedder)
+
+    def with_embedder(self, embedder: Embedder) -> Collection:
+        """The same open collection, whose texts and queries another embedder embeds, of the same model."""
         view = copy.copy(self)
-        if isinstance(self._embedder, ModelEmbedder):
-            view._embedder = self._embedder.at_priority(priority)
+        view._embedder = embedder
         return view
 
     @property
@@ -96,6 +101,10 @@ class Collection:
                 if on_added is not None:
                     on_added(num_done)
         return report
+
+    def begin_addition(self) -> Addition:
+        """Begin to add documents in several steps, that are then stored all together or not at all."""
+        return self._indexer.addition(self.chunking, self._embedder, self._lock)
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Remove documents by id; returns how many were there."""

@@ -38,7 +38,7 @@ class Overloaded(CapacityError):
 def request_context(http: Request) -> RequestContext:
     """The context of a request that passed the pipeline."""
     state = _state(http)
-    return RequestContext(http, state.config, state.lifecycle)
+    return RequestContext(http, state.config, state.lifecycle, state.body_thread)
 
 
 async def _called(http: Request) -> AsyncIterator[RequestContext]:
@@ -81,6 +81,7 @@ def _retrieval(state: ServerState) -> RetrievalServices:
         collections=state.collections,
         workers=state.workers,
         document_reader=state.document_reader,
+        storage=state.storage,
         prefix_warmup=state.prefix_warmup,
         metrics=state.metrics,
     )

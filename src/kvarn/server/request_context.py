@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.server.api.schema import Body, parse
 from kvarn.server.http.disconnect import Deadline, while_awaited
-from kvarn.server.http.json_body import json_response, read_json, write_json
+from kvarn.server.http.json_body import json_response, parse_body, read_body, write_json
 from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from kvarn.server.models.model_pool import ModelPool, ServedModel
     from kvarn.server.process.lifecycle import Lifecycle
     from kvarn.server.process.settings import ServerConfig
+    from kvarn.server.process.worker_threads import WorkerThreads
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+THREAD_BYTES = 128 << 10  # a body of this size is checked in a thread
 
 
 class RequestContext:
     """Who sent the request, until when it may run, and what it holds: models in use, a reservation, a generation."""
 
-    def __init__(self, http: Request, config: ServerConfig, lifecycle: Lifecycle) -> None:
+    def __init__(self, http: Request, config: ServerConfig, lifecycle: Lifecycle, body_thread: WorkerThreads) -> None:
         self.id: str = http.scope[REQUEST_ID]
         self.principal: Principal = http.scope[PRINCIPAL]
         self.received_at: float = http.scope[RECEIVED_AT]
@@ -40,6 +43,8 @@ class RequestContext:
         self.held = AsyncExitStack()  # closed when the response is out
         self._http = http
         self._config = config
+        self._body_thread = body_thread
+        self._num_body_bytes = 0
         self._reservation: Reservation | None = None
 
     async def __aenter__(self) -> RequestContext:
@@ -77,7 +82,22 @@ class RequestContext:
     async def body(self, model: type[B]) -> B:
         """The body, read within the server's limits and checked."""
         with self.ends_at_stop():
-            fields = await read_json(self._http, self._config)
+            data = await read_body(self._http, self._config)
+        self._num_body_bytes = len(data)
+        return await self.on_body(lambda: self._parsed(model, data))
+
+    async def on_body(self, work: Callable[[], T]) -> T:
+        """Work whose time depends on the size of the body: at once if that is small, else in the thread for large ones.
+
+        That thread takes one at a time, paid ones first: Python runs one thread at a time, so that more of them would
+        not be faster and would delay every stream.
+        """
+        if self._num_body_bytes < THREAD_BYTES:
+            return work()
+        return await while_awaited(self, self._body_thread.run(self.principal.tier.priority, work))
+
+    def _parsed(self, model: type[B], data: bytes) -> B:
+        fields = parse_body(data, self._config.max_json_depth, model.MAX_VALUES)
         return parse(model, fields, is_lenient=self._config.unknown_fields == "ignore")
 
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kvarn.server.collections.collection_pool import CollectionPool
     from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.prefix_warmup import PrefixWarmup
+    from kvarn.server.collections.storage_quota import StorageQuota
     from kvarn.server.http.traffic import Traffic
     from kvarn.server.models.model_pool import ModelPool
     from kvarn.server.process.lifecycle import Lifecycle
@@ -35,4 +36,6 @@ class ServerState:
     prefix_warmup: PrefixWarmup
     traffic: Traffic
     document_reader: DocumentReader
+    storage: StorageQuota
     workers: WorkerThreads
+    body_thread: WorkerThreads  # checks large bodies

@@ -7,7 +7,6 @@ multipleOf of 10,000,019): found by experiment, see docs/LOG.md. The kernel's li
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvarn.errors import CapacityError, ConstraintError
+from kvarn.child_process import retried, run_child
+from kvarn.errors import ConstraintError
 from kvarn.structured.matcher import NOTHING_MAY_FOLLOW, explain
 
 
@@ -51,31 +51,21 @@ class SandboxVocabulary:
 
 
 def compile_in_sandbox(grammar: str, vocabulary: SandboxVocabulary, parser: ParserLimits, limits: SandboxLimits) -> int:
-    """Compile a grammar in a child process; the bytes it took there, or ConstraintError."""
+    """Compile a grammar in a child process; the bytes it took there, or ConstraintError.
+
+    A child that was killed or stopped is no fault of the grammar: another one tries.
+    """
     job = asdict(limits) | asdict(vocabulary) | {"grammar": grammar, "limits": asdict(parser)}
     script = Path(__file__).with_name("grammar_sandbox_child.py")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-B", str(script), _library()],
-            input=json.dumps(job).encode("utf-8"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=limits.timeout_s,
-            check=False,
-            start_new_session=True,  # Ctrl-C in a terminal must not reach it
-        )
-    except subprocess.TimeoutExpired:
-        # The child limits its own CPU time: this one did not get any.
-        message = f"the machine is too busy: the constraint was not compiled within {limits.timeout_s:g} s; try again"
-        raise CapacityError(message, retry_after_s=1.0) from None
-    except OSError as error:
-        raise CapacityError(f"no process could be started to try the constraint: {error}", retry_after_s=1.0) from error
-    if done.returncode != 0:
+    command = [sys.executable, "-I", "-S", "-B", str(script), _library()]
+    data = json.dumps(job).encode("utf-8")
+    returncode, output = retried(lambda: run_child(command, data, limits.timeout_s))
+    if returncode != 0:
         raise ConstraintError(
             f"the constraint is too complex: compiling it takes more than {limits.cpu_s} s, "
             f"{limits.memory_bytes >> 20} MiB or nests too deeply; simplify it"
         )
-    result = json.loads(done.stdout)
+    result = json.loads(output)
     problem = explain(result["problem"])
     if problem == NOTHING_MAY_FOLLOW:
         raise ConstraintError("the constraint allows no text at all; look for contradictions in it")

@@ -91,7 +91,8 @@ def limit_resources(memory_bytes: int, cpu_s: int) -> None:
 
         used_s = sum(os.times()[:2])
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + cpu_s, int(used_s) + cpu_s))
+        # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + cpu_s, int(used_s) + cpu_s + 1))
         with open("/proc/self/statm", encoding="ascii") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
 
-from kvarn.errors import DocumentError
-from kvarn.server.collections.document_reader import DocumentReader, ReadingLimits
+from kvarn.errors import CapacityError, DocumentError, HelperUnavailable
+from kvarn.server.collections.document_reader import CHILD, DocumentReader, ReadingLimits
+from tests.children import child_ids
 from tests.unit.retrieval.pdfs import bomb, make_pdf
 
 pytest.importorskip("pypdf")
@@ -27,15 +30,44 @@ def test_the_text_of_all_pages_comes_back() -> None:
         (make_pdf("Grain", 3), ReadingLimits(max_pages=2), "a.pdf: has 3 pages, at most 2 are read"),
         (make_pdf("Grain", 3), ReadingLimits(max_chars=12), "a.pdf: has more than 12 characters"),
         (bomb(30_000_000), ReadingLimits(cpu_s=1), "a.pdf: takes more than 1 s"),
-        (make_pdf("Grain"), ReadingLimits(deadline_s=0.01), "a.pdf: takes more than"),
         (bomb(30_000_000), ReadingLimits(memory_bytes=8 << 20), "a.pdf: "),
     ],
-    ids=["pages", "characters", "computing", "waiting", "memory"],
+    ids=["pages", "characters", "computing", "memory"],
 )
 def test_what_takes_too_much_is_refused_with_the_limit(data: bytes, limits: ReadingLimits, words: str) -> None:
     with pytest.raises(DocumentError) as caught:
         _read(data, limits)
     assert words in str(caught.value)
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_document() -> None:
+    with pytest.raises(CapacityError, match="too busy"):
+        _read(make_pdf("Grain"), ReadingLimits(deadline_s=0.01))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_a_child_that_is_lost_is_replaced_once(signum: signal.Signals, num_lost: int) -> None:
+    """A slow document: its child is struck as soon as it runs, and so is the second one, or it is left alone."""
+
+    async def read() -> str:
+        reader = DocumentReader(ReadingLimits(cpu_s=20))
+        reading = asyncio.ensure_future(reader.pdf_text(bomb(700_000), "a.pdf"))
+        struck: set[int] = set()
+        while not reading.done():
+            for pid in set(child_ids(CHILD.name)) - struck:
+                if len(struck) < num_lost:
+                    struck.add(pid)
+                    os.kill(pid, signum)
+            await asyncio.sleep(0.005)
+        assert len(struck) == num_lost
+        return await reading
+
+    if num_lost == 1:
+        assert asyncio.run(read())
+    else:
+        with pytest.raises(HelperUnavailable):
+            asyncio.run(read())
 
 
 def test_a_cancelled_read_kills_its_process() -> None:

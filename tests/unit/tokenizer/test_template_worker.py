@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.errors import TemplateError
+from kvarn.errors import HelperUnavailable, TemplateError
 from kvarn.tokenizer.chat.template_worker import TemplateLimits, TemplateWorker, shared_worker
 
 MAX_REFUSAL_S = 0.25
@@ -125,13 +125,43 @@ def test_a_worker_that_gets_no_processor_for_a_while_is_waited_for(worker: Templ
     assert worker._process is process
 
 
-def test_a_worker_that_never_comes_back_is_given_up() -> None:
-    worker = TemplateWorker(TemplateLimits(max_wait_s=0.2))
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells that a process was stopped")
+def test_a_stopped_worker_is_replaced_and_the_conversation_rendered(worker: TemplateWorker) -> None:
     worker.render("{{ 1 }}", {})
-    assert worker._process is not None
-    worker._process.send_signal(signal.SIGSTOP)
-    with pytest.raises(TemplateError, match="took longer"):
-        worker.render("{{ 2 }}", {})
+    process = worker._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    assert worker.render("{{ 2 }}", {}) == "2"
+    assert worker._process is not process
+    assert process.poll() == -signal.SIGKILL
+
+
+SLOW = "{% for i in range(3000) %}{% for j in range(3000) %}{% endfor %}{% endfor %}"  # ends by its CPU time
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+def test_two_workers_lost_in_a_row_are_no_fault_of_the_conversation(signum: signal.Signals) -> None:
+    worker = TemplateWorker(TemplateLimits(deadline_s=60.0, fuel=2**31))
+    lost: set[int] = set()
+    has_ended = threading.Event()
+
+    def strike() -> None:
+        while not has_ended.wait(0.01):
+            process = worker._process
+            if process is not None and worker._is_ready and process.pid not in lost:
+                lost.add(process.pid)
+                process.send_signal(signum)
+
+    worker.render("{{ 1 }}", {})
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        with pytest.raises(HelperUnavailable, match="renders chat templates"):
+            worker.render(SLOW, {})
+    finally:
+        has_ended.set()
+        striker.join()
+    assert len(lost) == 2
     assert worker.render("{{ 3 }}", {}) == "3"
     worker.close()
 

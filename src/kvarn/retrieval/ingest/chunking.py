@@ -18,6 +18,7 @@ from kvarn.retrieval.types import Document, Kind, TextChunk
 Count = Callable[[str], int]
 Span = tuple[int, int]
 MAX_HEADING_CHARS = 200
+CHARS_PER_TOKEN = 16  # a text counts at least one token for so many: of a word of megabytes some models make one token
 _BOUNDARIES = (  # from coarse to fine: where a unit that is too long is split
     re.compile(r"\n[ \t]*\n\s*"),
     re.compile(r"\n"),
@@ -53,7 +54,7 @@ class Chunking:
 
 def split(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:
     """The chunks of a document, in order; blank ones are left out."""
-    text = document.text
+    text, count = document.text, _weighed(count)
     chunks = []
     for start, end, heading in _sections(text, document.kind):
         head = heading[:MAX_HEADING_CHARS]
@@ -61,6 +62,11 @@ def split(document: Document, chunking: Chunking, count: Count) -> list[TextChun
         units = [(span, count(text[slice(*span)])) for span in _units(text, (start, end), max(room, 8), count)]
         chunks += [TextChunk(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
     return chunks
+
+
+def _weighed(count: Count) -> Count:
+    """Tokens of a text, and for long words their share: it bounds the characters of a chunk too."""
+    return lambda text: max(count(text), -(-len(text) // CHARS_PER_TOKEN))
 
 
 def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
@@ -109,7 +115,7 @@ def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> It
     """Split a span into units of at most room tokens, at the coarsest boundaries that suffice."""
     # A token has at least one character, and counting a long text is slow: split it first.
     start, end = span
-    if end - start <= room or (end - start <= 64 * room and count(text[start:end]) <= room):
+    if end - start <= room or (end - start <= CHARS_PER_TOKEN * room and count(text[start:end]) <= room):
         yield span
     elif level == len(_BOUNDARIES):
         middle = (start + end) // 2

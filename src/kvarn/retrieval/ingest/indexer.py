@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvarn.errors import InvalidParameter, RetrievalError
 from kvarn.retrieval.embedder import Embedder
+from kvarn.retrieval.ingest.addition import Addition, Digested
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.types import AddReport, Document, EmbeddedDocument, Float32
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from kvarn.retrieval.retriever import Retriever
 
 PROBE = "The mill turns grain into flour, and questions into answers."  # embedded to tell two models apart
+_NO_LOCK = nullcontext()
 MIN_PROBE_COSINE = 0.995  # another quantisation of the same model stays above
 
 
@@ -32,28 +36,17 @@ class Indexer:
         self._name = name
         self._is_same_model = False  # whether the embedding model was compared with the index's
 
+    def addition(
+        self, chunking: Chunking, embedder: Embedder, lock: AbstractContextManager[object] = _NO_LOCK
+    ) -> Addition:
+        """Begin to add documents; lock: held while they are stored."""
+        return Addition(self._index, partial(self._embedded, chunking, embedder), lock)
+
     def add(self, batch: Sequence[Document], chunking: Chunking, embedder: Embedder) -> AddReport:
         """Store the new and changed documents of a batch, equal content once; all of them or none."""
-        store = self._index.store
-        known = store.digests([document.key for document in batch])
-        fresh = [document for document in batch if known.get(document.key) != document.digest]
-        owners = dict(store.owners([document.digest for document in fresh]))
-        unique, duplicates = [], {}
-        for document in fresh:
-            owner = owners.setdefault(document.digest, document.key)
-            if owner != document.key:
-                duplicates[document.key] = owner
-            else:
-                unique.append(document)
-        num_chunks = self._put(unique, chunking, embedder)
-        num_updated = sum(document.key in known for document in unique)
-        return AddReport(
-            added=len(unique) - num_updated,
-            updated=num_updated,
-            unchanged=len(batch) - len(fresh),
-            chunks=num_chunks,
-            duplicates=duplicates,
-        )
+        addition = self.addition(chunking, embedder)
+        addition.embed(batch)
+        return addition.commit()
 
     def embed_queries(self, texts: Sequence[str], embedder: Embedder) -> Float32:
         """One unit vector per query; of a query too long for the model, the mean of its parts."""
@@ -65,22 +58,20 @@ class Indexer:
         means = [vectors[start:end].mean(axis=0) for start, end in itertools.pairwise(bounds)]
         return np.asarray([mean / max(float(np.linalg.norm(mean)), 1e-12) for mean in means], np.float32)
 
-    def _put(self, documents: Sequence[Document], chunking: Chunking, embedder: Embedder) -> int:
-        """Returns the number of chunks."""
-        if not documents:
-            return 0
+    def _embedded(
+        self, chunking: Chunking, embedder: Embedder, documents: Sequence[Digested]
+    ) -> list[EmbeddedDocument]:
         self._require_same_model(embedder)
         _require_fitting(chunking, embedder.max_tokens)
-        chunks = [split(document, chunking, embedder.count) for document in documents]
+        chunks = [split(one.document, chunking, embedder.count) for one in documents]
         vectors = embedder.embed([chunk.searchable for one in chunks for chunk in one])
         embedded, start = [], 0
-        for document, own in zip(documents, chunks, strict=True):
+        for one, own in zip(documents, chunks, strict=True):
             end = start + len(own)
-            fields = (document.key, document.source, document.digest, document.metadata)
+            fields = (one.key, one.document.source, one.digest, one.document.metadata)
             embedded.append(EmbeddedDocument(*fields, own, vectors[start:end]))
             start = end
-        self._index.put(embedded)
-        return start
+        return embedded
 
     def _require_same_model(self, embedder: Embedder) -> None:
         """Store what the first model makes of a fixed sentence; refuse a model that differs."""

@@ -9,7 +9,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ FILE = "truth.sqlite"  # not renamed: existing collections have it
 FORMAT = 1
 BUSY_TIMEOUT_S = 30.0
 MAX_VARIABLES = 500  # in one statement
+MAX_JOURNAL_BYTES = 4 << 20  # kept for the next changes, once those before are in the file
 CACHE_KIB = 65_536  # of pages: a search reads a few hundred vectors from all over the file
 # facts: values about the whole collection, see meta(). removed: chunks that an index may still hold.
 _TABLES = """
@@ -197,6 +198,14 @@ class DocumentStore:
         return rows
 
 
+def live_bytes(path: Path) -> int:
+    """The bytes of a store without the pages that removed documents have freed; it may be open elsewhere."""
+    with closing(_connect_reader(path)) as connection, _storage_errors(path):
+        names = ("page_count", "freelist_count", "page_size")
+        pages, free, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int((pages - free) * size)
+
+
 def _insert(cursor: sqlite3.Cursor, document: EmbeddedDocument, version: int) -> None:
     metadata = json.dumps(dict(document.metadata), ensure_ascii=False, sort_keys=True)
     cursor.execute(
@@ -231,6 +240,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = _connection(str(path))
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {MAX_JOURNAL_BYTES}")
     connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     return connection
 

@@ -8,7 +8,9 @@ manifest's, or rebuilds a damaged one. Knows vectors and texts; knows no models.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from kvarn.retrieval.storage.folder import FolderLock, lock_for_writing
 from kvarn.retrieval.storage.index_sync import IndexSync
 from kvarn.retrieval.types import EmbeddedDocument, Float32, Scored
 
+log = logging.getLogger("kvarn.retrieval")
+RETRY_S = 5.0
+
 
 class EmbeddedIndex:
     """A collection in one folder; the process that may change it holds the folder's lock."""
@@ -26,6 +31,7 @@ class EmbeddedIndex:
     def __init__(self, folder: Path, *, seed: int = 0, read_only: bool = False) -> None:
         self.folder = folder
         self._lock = threading.RLock()  # changes; searches need none
+        self._retry_at = 0.0  # time.monotonic() when an index that could not follow is tried again
         self._folder_lock: FolderLock | None = None if read_only else lock_for_writing(folder)
         self.is_writable = self._folder_lock is not None
         try:
@@ -59,13 +65,13 @@ class EmbeddedIndex:
         """Add or replace documents: after a crash all of them are there, or none."""
         with self._lock:
             self._agree_on_dim(documents)
-            self._sync.catch_up(self.store.put(documents))
+            self._follow(self.store.put(documents))
 
     def remove(self, document_ids: Sequence[str]) -> int:
         """Remove documents; returns how many were there."""
         with self._lock:
             num_removed, version = self.store.remove(document_ids)
-            self._sync.catch_up(version)
+            self._follow(version)
         return num_removed
 
     def dense(self, vector: Float32, k: int, where: Condition | None) -> list[Scored]:
@@ -84,12 +90,18 @@ class EmbeddedIndex:
     def sparse(self, query: str, k: int, where: Condition | None) -> list[Scored]:
         """The k best chunks by BM25."""
         self._refresh()
+        if self._sync.is_behind and time.monotonic() >= self._retry_at:
+            with self._lock:
+                self._follow(self._sync.version)
         return self._sync.sparse.search(query, k, self._allowed(where))
 
     def flush(self) -> None:
         """Save the graph and write the manifest, which makes the next open after a crash fast."""
         with self._lock:
-            self._sync.save()
+            if self._sync.is_behind:
+                self._follow(self._sync.version)
+            if not self._sync.is_behind:
+                self._sync.save()
 
     def optimise(self) -> None:
         """Rebuild both indexes from the store, without what removed documents have left."""
@@ -120,6 +132,18 @@ class EmbeddedIndex:
             version = self.store.version
             if version != self._sync.version:
                 self._sync.refresh(version)
+
+    def _follow(self, version: int) -> None:
+        """Bring the indexes to a version of the store. What the store has is stored, also if they cannot follow yet.
+
+        On a full disk the BM25 index cannot be written: it is tried again with the next change, and now and then with
+        a search.
+        """
+        try:
+            self._sync.catch_up(version)
+        except (StorageError, OSError, RuntimeError) as error:
+            self._retry_at = time.monotonic() + RETRY_S
+            log.warning("an index could not follow the documents of %s and is tried again: %s", self.folder, error)
 
     def _allowed(self, where: Condition | None) -> list[int] | None:
         """Keys that meet a condition; kept, because a hybrid search needs them twice."""

@@ -45,10 +45,15 @@ class IndexSync:
         """Bring both indexes to a version that the store has just reached; write a checkpoint if it is due."""
         self._num_changed += len(self._store.changed_since(self.version)[0]) + 1
         self.version = version
-        self._catch_up_sparse(version)  # each from its own version: one that failed the last time catches up
-        self._catch_up_dense(version)
+        self._catch_up_dense(version)  # each from its own version: one that failed the last time catches up
+        self._catch_up_sparse(version)
         if self._num_changed > MIN_CHECKPOINT_CHUNKS and self._num_changed > CHECKPOINT_SHARE * self._store.num_chunks:
             self._checkpoint()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the BM25 index could not be written the last time."""
+        return self._sparse_version < self.version and self.is_writable
 
     def refresh(self, version: int) -> None:
         """In a process that only reads: see what the writing one has committed."""

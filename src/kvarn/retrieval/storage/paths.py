@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from kvarn.config import kvarn_home
-from kvarn.errors import CollectionNotFound, InvalidParameter
-from kvarn.retrieval.storage.document_store import FILE
+from kvarn.errors import CollectionNotFound, InvalidParameter, StorageError
+from kvarn.retrieval.storage.document_store import FILE, live_bytes
 from kvarn.retrieval.storage.folder import lock_for_writing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -44,6 +44,20 @@ def list_names(parent: Path | None = None) -> list[str]:
     """The names of all collections in a folder."""
     folder = parent or tenant_folder()
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
+
+
+def stored_bytes(parent: Path) -> int:
+    """What all collections in a folder hold on disk; pages that deleted documents have freed do not count."""
+    return sum(_num_bytes(path) for path in parent.glob("*/**/*"))
+
+
+def _num_bytes(path: Path) -> int:
+    if path.name in (f"{FILE}-wal", f"{FILE}-shm"):
+        return 0  # counted with the file, and kept small
+    try:
+        return live_bytes(path) if path.name == FILE else path.stat().st_size if path.is_file() else 0
+    except (OSError, StorageError):  # merged away or dropped meanwhile
+        return 0
 
 
 def drop(name: str, parent: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Tiers of API keys: requests and tokens a minute, concurrency, priority.
+"""Tiers of API keys: requests and tokens a minute, concurrency, priority, bytes stored.
 
 Values only; limits.py enforces them.
 """
@@ -27,6 +27,7 @@ class Tier:
     requests_per_min: int | None = None
     tokens_per_min: int | None = None  # prompt and answer together
     concurrency: int | None = None  # answers, from before the body is read to the last byte
+    storage_bytes: int | None = None  # of all collections of the key's group, on disk
     max_priority: int = 0  # what a request may ask for
     priority: int = 0  # of a request that asks for none
     sees_metrics: bool = False  # /metrics covers the requests of all keys
@@ -34,7 +35,7 @@ class Tier:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ConfigError(f"a tier is called {self.name!r:.80}; give 1 to {MAX_NAME} printable characters")
-        for name in ("requests_per_min", "tokens_per_min", "concurrency"):
+        for name in ("requests_per_min", "tokens_per_min", "concurrency", "storage_bytes"):
             _check_limit.integer(self._label(name), getattr(self, name), 1, MAX_PER_MINUTE, optional=True)
         for name in ("max_priority", "priority"):
             check_setting.integer(self._label(name), getattr(self, name), -MAX_PRIORITY, MAX_PRIORITY)
@@ -59,8 +60,16 @@ UNLIMITED = Tier("unlimited", max_priority=MAX_PRIORITY, sees_metrics=True)  # o
 DEFAULT_TIERS: Mapping[str, Tier] = {
     tier.name: tier
     for tier in (
-        Tier("free", requests_per_min=60, tokens_per_min=60_000, concurrency=4),
-        Tier("pro", requests_per_min=600, tokens_per_min=1_000_000, concurrency=32, max_priority=20, priority=20),
+        Tier("free", requests_per_min=60, tokens_per_min=60_000, concurrency=4, storage_bytes=256 << 20),
+        Tier(
+            "pro",
+            requests_per_min=600,
+            tokens_per_min=1_000_000,
+            concurrency=32,
+            storage_bytes=16 << 30,
+            max_priority=20,
+            priority=20,
+        ),
         Tier("enterprise", concurrency=256, max_priority=40, priority=40, sees_metrics=True),
     )
 }

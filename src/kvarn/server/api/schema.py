@@ -11,13 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from kvarn.errors import InvalidParameter
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
+MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more takes too long and too much memory ...
+MAX_TOKEN_VALUES = 524_288  # ... except where lists of token ids are sent, which are cheap
+MAX_FOREIGN = 64  # names in one object that are no fields of ours: each would become an error of its own
 _EVENT = {
     "type": "object",
     "required": ["data"],
@@ -52,6 +55,19 @@ def engine_parameters() -> Iterator[None]:
         raise (error if error.field is None else InvalidField(str(error), error.field)) from None
 
 
+def _fail_fast(schema: Any) -> None:
+    """Let every list and dict stop at its first error: one for each of a million items takes seconds and gigabytes."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            if part.get("type") in ("list", "dict"):
+                part["fail_fast"] = True
+            parts.extend(part.values())
+        elif isinstance(part, list | tuple):
+            parts.extend(part)
+
+
 class Body(BaseModel):
     """Base of everything a client sends."""
 
@@ -64,7 +80,14 @@ class Body(BaseModel):
     )
     INERT: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[frozenset[str]] = frozenset()
+    MAX_VALUES: ClassVar[int] = MAX_VALUES  # in a whole body of this kind
     _FIELDS: ClassVar[frozenset[str]] = frozenset()  # as clients call them
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -76,6 +99,8 @@ class Body(BaseModel):
         foreign = data.keys() - cls._FIELDS if isinstance(data, dict) else ()
         if not foreign:
             return data
+        if len(foreign) > MAX_FOREIGN:
+            raise PydanticCustomError("many_fields", "", {"number": len(foreign)})
         for name in cls.REFUSED & foreign:
             if data[name] is not None:
                 raise PydanticCustomError("refused_field", "is not supported here; leave it out", {"field": name})
@@ -127,6 +152,13 @@ def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidFi
         return InvalidField(f"{name} {error['msg']}", param, "unsupported_parameter")
     if error["type"] == "extra_forbidden":
         return InvalidField(f"{name} is no field known here; leave it out", name, "unknown_field")
+    if error["type"] == "many_fields":
+        return InvalidField(
+            f"{name} has {error['ctx']['number']:,} fields that are not known here, at most {MAX_FOREIGN} are looked "
+            "at; leave them out",
+            param,
+            "too_many_fields",
+        )
     if error["type"] == "missing":
         return InvalidField(f"{name} is missing; give it", param, "missing_field")
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]

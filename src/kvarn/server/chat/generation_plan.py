@@ -85,7 +85,7 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     """Write the conversation with the model's template and encode it."""
     llm = model.llm.llm
     messages = plan.messages(chat.messages)
-    _check_length(llm, list(strings([messages, plan.template_tools])), chat.params)
+    _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
     ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
     wanted = plan.constraint(llm.tokenizer, ids, chat.params.constraint)
     with field_at_fault("tools" if plan.tools else chat.constrained_by):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PIECE_CHARACTERS = 16384
 SHORT = 8  # characters for each token of the context: encoded at once, twice what prose of the context's length has
+MAX_CHARACTERS = 64  # of a token, on average: a word of megabytes is a single token to some models, and takes seconds
 ROOM = 2  # contexts: a text of more tokens is refused without being encoded to its end
 
 
@@ -26,7 +27,8 @@ def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: 
     num_tokens = 0
     for text in texts:
         for start in range(0, len(text), PIECE_CHARACTERS):
-            num_tokens += len(llm.tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special=False))
+            piece = text[start : start + PIECE_CHARACTERS]
+            num_tokens += max(len(llm.tokenizer.encode(piece, add_special=False)), len(piece) // MAX_CHARACTERS)
             if num_tokens > limit:
                 raise InvalidField(
                     f"{param or 'the prompt'} has more than {limit:,} tokens; the context allows {llm.context:,}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvarn.server.collections.ingestion import WantedEmbedder
 from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.prefix_warmup import FrequentChat, PrefixWarmup
     from kvarn.server.collections.schema import HowBody, RetrievalBody, SearchBody
+    from kvarn.server.collections.storage_quota import StorageQuota
     from kvarn.server.models.model_pool import ModelPool, ServedModel
     from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
     from kvarn.server.request_context import RequestContext
@@ -40,16 +43,21 @@ class RetrievalServices:
     collections: CollectionPool
     workers: WorkerThreads
     document_reader: DocumentReader
+    storage: StorageQuota
     prefix_warmup: PrefixWarmup
     metrics: Metrics
 
 
 @asynccontextmanager
 async def use_collection(request: RequestContext, collections: CollectionPool, name: str) -> AsyncIterator[Collection]:
-    """Keep one of the caller's collections open while the block runs; it embeds at the caller's priority."""
+    """Keep one of the caller's collections open while the block runs; it embeds at the caller's priority, for as long
+    as the caller waits."""
     async with AsyncExitStack() as held:
         opening = held.enter_async_context(collections.use(request.principal.tenant, name))
-        yield (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
+        opened = (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
+        ended = threading.Event()
+        held.callback(ended.set)
+        yield opened.with_embedder(WantedEmbedder(opened.embedder, ended))
 
 
 async def ground(

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvarn.errors import ConfigError, DocumentError
+from kvarn.child_process import CHECK_S, StopCheck, was_killed
+from kvarn.errors import CapacityError, ConfigError, DocumentError, HelperUnavailable
 from kvarn.server.access.priority_semaphore import PrioritySemaphore
 from kvarn.server.failures import RetrievalUnavailable
 
@@ -58,7 +59,10 @@ class DocumentReader:
     async def _parsed(self, kind: Kind, data: bytes, source: str, priority: int) -> str:
         await self._slots.acquire(priority)
         try:
-            output = await self._child_output(kind, data)
+            try:
+                output = await self._child_output(kind, data)
+            except HelperUnavailable:  # no fault of the document: another child tries
+                output = await self._child_output(kind, data)
         finally:
             self._slots.release(priority)
         if not output:
@@ -73,23 +77,37 @@ class DocumentReader:
         return text
 
     async def _child_output(self, kind: Kind, data: bytes) -> bytes:
-        """All that a child process writes; nothing if it was killed."""
-        child = await asyncio.create_subprocess_exec(
-            *self._command(kind),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in a terminal must not reach it
-        )
+        """All that a child process writes; nothing if its limits ended it."""
         try:
-            output, _ = await asyncio.wait_for(child.communicate(data), self._limits.deadline_s)
-        except TimeoutError:
-            return b""
+            child = await asyncio.create_subprocess_exec(
+                *self._command(kind),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C in a terminal must not reach it
+            )
+        except OSError as error:
+            raise HelperUnavailable(f"no process could be started to read the document: {error}") from error
+        reading = asyncio.ensure_future(child.communicate(data))
+        try:
+            await self._until_done(reading, child.pid)
         finally:
+            reading.cancel()  # without effect on one that is done
             with suppress(ProcessLookupError):
                 child.kill()
-            await child.wait()
-        return output
+            returncode = await child.wait()
+        if was_killed(returncode):
+            raise HelperUnavailable("the process that reads documents was killed; try again")
+        return reading.result()[0]
+
+    async def _until_done(self, reading: asyncio.Future[tuple[bytes, bytes]], pid: int) -> None:
+        loop = asyncio.get_running_loop()
+        ends_at, stop = loop.time() + self._limits.deadline_s, StopCheck(pid)
+        while not (await asyncio.wait({reading}, timeout=min(CHECK_S, max(ends_at - loop.time(), 0.0))))[0]:
+            if stop.is_stopped():
+                raise HelperUnavailable("the process that reads documents was stopped; try again")
+            if loop.time() >= ends_at:
+                raise CapacityError("the machine is too busy to read the document; try again", retry_after_s=1.0)
 
     def _command(self, kind: Kind) -> list[str]:
         limits = self._limits

@@ -58,7 +58,8 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
 
         os.nice(NICENESS)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         with open("/proc/self/statm", encoding="ascii") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))

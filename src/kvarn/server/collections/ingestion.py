@@ -1,4 +1,4 @@
-"""Document bodies of a request to documents of a collection: texts, HTML, and PDFs in base64."""
+"""Document bodies of a request to documents of a collection: texts, HTML, and PDFs in base64; and what they cost."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvarn.errors import Cancelled
 from kvarn.server.api.schema import InvalidField
 
 if TYPE_CHECKING:
-    from kvarn.retrieval.types import Document
+    import threading
+
+    from kvarn.retrieval.embedder import Embedder
+    from kvarn.retrieval.types import Document, Float32
     from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.schema import DocumentBody
     from kvarn.server.process.worker_threads import WorkerThreads
 
+BYTES_PER_TOKEN = 16  # what is charged at least, for words of which a model makes a single token
+PIECE_CHARS = 32_768  # counted at a time: longer texts in pieces, between which the caller may have left
+EMBEDDED_AT_ONCE = 32  # chunks
 MAX_PDFS = 32  # in one request: each takes a process
 MAX_INLINE_HTML_CHARS = 16_384  # parsed here, in milliseconds at worst; more in a child that can be killed
 
@@ -32,6 +39,56 @@ async def read_documents(
     texts = {number: await _pdf_text(body, number, reader, priority) for number, body in pdfs.items()}
     texts |= await _html_texts(bodies, reader, priority)
     return await workers.run(priority, _documents, bodies, texts)
+
+
+class WantedEmbedder:
+    """An Embedder that stops, between two texts, when nobody waits for its work any more. For worker threads."""
+
+    def __init__(self, inner: Embedder, ended: threading.Event) -> None:
+        self._inner = inner
+        self._ended = ended
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    @property
+    def max_tokens(self) -> int:
+        return self._inner.max_tokens
+
+    def count(self, text: str) -> int:
+        """Of a text longer than any chunk it is the sum of its pieces, so that a word at a cut may count twice."""
+        pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
+        return sum(map(self._count, pieces))
+
+    def _count(self, text: str) -> int:
+        self._require_wanted()
+        return self._inner.count(text)
+
+    def embed(self, texts: Sequence[str]) -> Float32:
+        import numpy as np
+
+        parts = []
+        for start in range(0, max(len(texts), 1), EMBEDDED_AT_ONCE):
+            self._require_wanted()
+            parts.append(self._inner.embed(texts[start : start + EMBEDDED_AT_ONCE]))
+        return np.concatenate(parts)
+
+    def close(self) -> None:
+        """It is the other embedder's to close."""
+
+    def _require_wanted(self) -> None:
+        if self._ended.is_set():
+            raise Cancelled("the client left")
+
+
+def cost_in_bytes(text: str) -> int:
+    """The least a text is charged, in tokens."""
+    return -(-num_bytes_of(text) // BYTES_PER_TOKEN)
+
+
+def num_bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _check(body: DocumentBody, param: str) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvarn.server.api.schema import body_of
 from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, use_collection
-from kvarn.server.collections.ingestion import read_documents
+from kvarn.server.collections.ingestion import cost_in_bytes, num_bytes_of, read_documents
 from kvarn.server.collections.schema import (
     AddAnswer,
     CollectionAnswer,
@@ -51,7 +51,8 @@ async def create_collection(request: Charged, retrieval: Retrieval) -> Response:
     """Begin a collection; one that exists stays as it is."""
     body = await request.body(CollectionBody)
     chunking = await work_for(request, retrieval.workers, _chunking, body)
-    await while_awaited(request, retrieval.collections.create(request.principal.tenant, body.name, chunking))
+    async with retrieval.storage.reserved(request.principal, 0):
+        await while_awaited(request, retrieval.collections.create(request.principal.tenant, body.name, chunking))
     async with use_collection(request, retrieval.collections, body.name) as collection:
         return request.reply(await work_for(request, retrieval.workers, _described, collection))
 
@@ -81,19 +82,22 @@ async def list_documents(request: Called, retrieval: Retrieval, name: str) -> Re
 
 @router.post("/v1/collections/{name}/documents", response_model=AddAnswer, openapi_extra=body_of(DocumentsBody))
 async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
-    """Add documents, or replace those with the same id; committed a few at a time."""
+    """Add documents, or replace those with the same id: all of them, or none if one cannot be."""
     body = await request.body(DocumentsBody)
     async with use_collection(request, retrieval.collections, name) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
         priority = request.principal.tier.priority
         reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, priority)
         documents = await while_awaited(request, reading)
-        costs = await _reserve(request, retrieval.workers, collection, [document.text for document in documents])
-        meter = TokenMeter(request, retrieval.workers)
-        try:
-            report = await while_awaited(request, _add(collection, documents, costs, meter))
-        finally:
-            request.reservation.settle(meter.num_tokens)
+        texts = [document.text for document in documents]
+        num_bytes = await work_for(request, retrieval.workers, lambda: sum(map(num_bytes_of, texts)))
+        async with retrieval.storage.reserved(request.principal, num_bytes):
+            costs = await _reserve(request, retrieval.workers, collection, texts)
+            meter = TokenMeter(request, retrieval.workers)
+            try:
+                report = await while_awaited(request, _add(collection, documents, costs, meter))
+            finally:
+                request.reservation.settle(meter.num_tokens)
     retrieval.metrics.documents_added(report.added + report.updated, report.chunks)
     fields = asdict(report)
     del fields["failed"]
@@ -136,22 +140,22 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
 async def _reserve(
     request: RequestContext, workers: WorkerThreads, collection: Collection, texts: Sequence[str]
 ) -> list[int]:
-    """Count the tokens of each text for the embedding model, and reserve them."""
-    costs = await work_for(request, workers, lambda: list(map(collection.embedder.count, texts)))
-    request.reserve(sum(costs))
+    """Reserve what each text costs: its tokens for the embedding model, and at least its share of bytes."""
+    least = await work_for(request, workers, lambda: list(map(cost_in_bytes, texts)))
+    request.reserve(sum(least))  # before they are counted: that takes time too
+    costs = await work_for(request, workers, lambda: list(map(max, least, map(collection.embedder.count, texts))))
+    request.reserve(sum(costs) - sum(least))
     return costs
 
 
 async def _add(
     collection: Collection, documents: Sequence[Document], costs: Sequence[int], meter: TokenMeter
 ) -> AddReport:
-    """Add group by group: the groups after a disconnect are not embedded."""
-    from kvarn.retrieval.types import AddReport
-
-    report = AddReport()
+    """Embed group by group, of which those after a disconnect are left out; then store all of them or none."""
+    addition = collection.begin_addition()
     for group in _groups(costs):
-        report += await meter.run(sum(costs[group]), collection.add, documents[group])
-    return report
+        await meter.run(sum(costs[group]), addition.embed, documents[group])
+    return await meter.run(0, addition.commit)
 
 
 def _groups(costs: Sequence[int]) -> Iterator[slice]:

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from kvarn.server.http import refusals
-from kvarn.server.http.connections import Connections
-from kvarn.server.http.limits import LINGER_S
+from kvarn.server.http.connections import LOCAL, Connections, address_of
+from kvarn.server.http.limits import LINGER_S, SURPLUS_S
 from kvarn.server.http.refusals import Refusal
 from kvarn.server.http.request_size import RequestSize
 from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, SlowReaderCheck
@@ -43,6 +43,8 @@ class ConnectionEnd(HttpToolsProtocol):
         self._deadline: float | None = None  # of the client; None: the server is to act
         self._discards_input = False  # whatever still arrives is dropped
         self._is_last = False  # no request after those that have arrived
+        self._is_surplus = False  # beyond the limit: for a probe only
+        self.address = LOCAL
         self._num_held = 0  # bytes of bodies
         self._num_discarded = 0
         self._behind_since: float | None = None
@@ -54,12 +56,29 @@ class ConnectionEnd(HttpToolsProtocol):
         super().connection_made(self._sender)
         size = self._limits.max_buffered_bytes
         transport.set_write_buffer_limits(high=size, low=size)
+        self.address = address_of(transport.get_extra_info("peername"))
         if self._connections.admit(self):
             self._deadline = self.loop.time() + self._limits.header_timeout_s
-        elif self._connections.has_overflow_room:
-            self._answer(refusals.FULL)
+        elif self._connections.has_overflow_room():
+            self._is_surplus = self._is_last = True
+            self._deadline = self.loop.time() + SURPLUS_S
         else:
             self._send(refusals.FULL)
+            self._sender.close_now()
+
+    @property
+    def awaits_client(self) -> bool:
+        """Whether there is nothing to be answered."""
+        return self._last_unanswered() is None
+
+    def make_room(self) -> None:
+        """Close this connection, which waits for its client, for another one."""
+        has_unsent = self._sender.num_unsent > 0
+        if not self._discards_input and (self._running is None or self._request_size.has_begun):
+            self._send(refusals.FULL)  # to a client that expects no answer it would be the answer to its next request
+        if has_unsent or self._discards_input:
+            self._sender.abort()
+        else:
             self._sender.close_now()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -127,11 +146,14 @@ class ConnectionEnd(HttpToolsProtocol):
 
     def _send(self, refusal: Refusal, *, has_body: bool = True) -> None:
         self._connections.traffic.responses[refusal.status] += 1
+        self._connections.traffic.num_refused += refusal is refusals.FULL
         self._sender.write(refusal.response(has_body))
 
     def _on_deadline(self, now: float) -> None:
         if self._discards_input:
             self._sender.abort()
+        elif self._is_surplus and not self._request_size.in_body:
+            self._refuse(refusals.FULL)
         elif self._request_size.in_body and self.flow.read_paused:
             self._deadline = now + self._limits.body_timeout_s  # it is the server that does not read
         elif self._request_size.in_body:
@@ -168,6 +190,7 @@ class ConnectionEnd(HttpToolsProtocol):
 
     def _linger(self) -> None:
         self._discards_input = True
+        self._connections.wait_for_client(self)
         self._deadline = self.loop.time() + LINGER_S
         self._sender.half_close()
         self.flow.resume_reading()

@@ -1,4 +1,7 @@
-"""All connections of one server: how many there may be, and one timer that checks every deadline.
+"""All connections of one server: how many there may be, who makes room for a new one, and one timer for all deadlines.
+
+When there are too many, in all or of one address, the one that has waited longest for its client is closed, of the
+address that has most of those. While all are busy, a few more are taken for health probes; other requests are refused.
 
 No timer per connection and none per byte: a connection stores its deadline, and one tick at least each second compares
 all of them with the time.
@@ -7,7 +10,9 @@ all of them with the time.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 # a burst, thousands of new ones before any other callback runs, and before one too many can be closed.
 ACCEPTED_PER_TURN = 16
 WAITING = 2048  # held by the kernel
+MIN_WAITED_S = 0.1  # before a connection makes room: the request of a new one may have come and not been read yet
+LOCAL = ""  # the address of a peer that has none, such as a Unix socket's: it is not limited
 
 
 class Listener(socket.socket):
@@ -41,7 +48,10 @@ class Connections:
         self.on_made: Callable[[asyncio.BaseTransport], None] = _ignore  # TLS is told when its handshake is over
         self.num_body_bytes = 0  # received for requests that are not answered yet
         self._open: set[ConnectionEnd] = set()
-        self._overflow: set[ConnectionEnd] = set()
+        self._overflow: dict[ConnectionEnd, None] = {}  # beyond the limit, the oldest first
+        self._num_of: Counter[str] = Counter()  # open ones, by address
+        # Those that wait until their client sends something, by address, the longest wait first.
+        self._waiting: dict[str, dict[ConnectionEnd, float]] = {}  # since loop.time()
         self._tick: asyncio.TimerHandle | None = None
 
     @property
@@ -49,26 +59,70 @@ class Connections:
         return self.num_body_bytes <= MAX_BODIES * self.limits.max_body_bytes
 
     def admit(self, connection: ConnectionEnd) -> bool:
-        """Count a new connection; False: there are too many already, and it is only sent a refusal."""
+        """Count a new connection; False: too many are busy already, and this one may only ask for the health."""
         self._schedule(connection.loop)
-        if len(self._open) < self.limits.max_connections:
-            self._open.add(connection)
-            self.traffic.num_accepted += 1
-            self.traffic.num_open = len(self._open)
-            return True
-        self.traffic.num_refused += 1
-        self._overflow.add(connection)
-        return False
+        if not self._has_room(connection.address):
+            self._overflow[connection] = None
+            return False
+        self._open.add(connection)
+        self._num_of[connection.address] += 1
+        self.traffic.num_accepted += 1
+        self.traffic.num_open = len(self._open)
+        self.wait_for_client(connection)
+        return True
 
-    @property
     def has_overflow_room(self) -> bool:
-        """Whether a connection beyond the limit may stay for a moment, to read the refusal and send what is dropped."""
-        return len(self._overflow) <= self.limits.max_overflow
+        """Whether the newest connection beyond the limit may stay for a moment; the oldest silent one goes for it."""
+        if len(self._overflow) > self.limits.max_overflow:
+            oldest = next((one for one in self._overflow if one.awaits_client), None)
+            if oldest is None:
+                return False
+            del self._overflow[oldest]
+            oldest.make_room()
+        return True
+
+    def wait_for_client(self, connection: ConnectionEnd) -> None:
+        """From now on the client has to send something."""
+        if connection in self._open:
+            waiting = self._waiting.setdefault(connection.address, {})
+            waiting.pop(connection, None)
+            waiting[connection] = connection.loop.time()
+
+    def serve(self, connection: ConnectionEnd) -> None:
+        """From now on the server has to act, so that this connection makes room for no other."""
+        waiting = self._waiting.get(connection.address, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._waiting.pop(connection.address, None)
 
     def remove(self, connection: ConnectionEnd) -> None:
-        self._open.discard(connection)
+        self._overflow.pop(connection, None)
+        if connection not in self._open:
+            return
+        self.serve(connection)
+        self._open.remove(connection)
+        self._num_of[connection.address] -= 1
+        if not self._num_of[connection.address]:
+            del self._num_of[connection.address]
         self.traffic.num_open = len(self._open)
-        self._overflow.discard(connection)
+
+    def _has_room(self, address: str) -> bool:
+        """Whether one more connection of an address may be open, after another one has made room if need be."""
+        if address != LOCAL and self._num_of[address] >= self.limits.max_connections_per_address:
+            return self._evict(address)
+        if len(self._open) < self.limits.max_connections:
+            return True
+        return bool(self._waiting) and self._evict(max(self._waiting, key=lambda one: len(self._waiting[one])))
+
+    def _evict(self, address: str) -> bool:
+        """Close the connection of an address that has waited longest for its client; False if none waits long."""
+        oldest, since = next(iter(self._waiting.get(address, {}).items()), (None, 0.0))
+        if oldest is None or oldest.loop.time() - since < MIN_WAITED_S:
+            return False
+        self.remove(oldest)
+        self.traffic.num_evicted += 1
+        oldest.make_room()
+        return True
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._tick is None:
@@ -85,3 +139,18 @@ class Connections:
 
 def _ignore(_: asyncio.BaseTransport) -> None:
     pass
+
+
+def address_of(peer: object) -> str:
+    """Whose connection it is: an IPv4 address, or the network of an IPv6 address, of which one host has many."""
+    if not isinstance(peer, tuple):
+        return LOCAL
+    try:
+        address = ipaddress.ip_address(peer[0].partition("%")[0])
+    except ValueError:
+        return str(peer[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

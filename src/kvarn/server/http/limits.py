@@ -13,6 +13,7 @@ log = logging.getLogger("kvarn.server.http")
 MAX_URL_BYTES = 8192
 MAX_PIPELINED = 16  # requests that wait behind the one being answered
 MAX_BODIES = 32  # bodies of the largest size that are held at a time
+SURPLUS_S = 1.0  # a connection beyond the limit has so long to send the head of a probe
 LINGER_S = 2.0  # a refused client may still send for this long, so that it can read the refusal
 MIN_TAKEN_BYTES = 64 << 10  # a client that reads takes so much, or all there is, within write_timeout_s
 CHUNK_OVERHEAD = 8  # bytes on the wire for one of the body: chunks of a single byte need six ...
@@ -36,9 +37,10 @@ class ConnectionLimits:
     max_header_bytes: int
     max_headers: int
     max_connections: int
+    max_connections_per_address: int
     max_body_bytes: int
     max_handshakes: int = 0  # connections that are not counted yet, because TLS begins
-    max_overflow: int = 256  # connections beyond the limit that get time to read the refusal; more are closed at once
+    max_overflow: int = 256  # connections beyond the limit, for health probes and for reading the refusal
 
     @classmethod
     def of(cls, config: ServerConfig) -> ConnectionLimits:
@@ -52,6 +54,7 @@ class ConnectionLimits:
             max_header_bytes=config.max_header_bytes,
             max_headers=config.max_headers,
             max_connections=config.max_connections,
+            max_connections_per_address=config.max_connections_per_address or _share(config.max_connections),
             max_body_bytes=config.max_body_bytes,
             max_handshakes=0 if config.tls_cert is None else MAX_HANDSHAKES,
         )
@@ -61,6 +64,11 @@ class ConnectionLimits:
         """Between two checks of all deadlines: an eighth of the shortest, at most a second."""
         shortest = min(self.header_timeout_s, self.body_timeout_s, self.keep_alive_s, self.write_timeout_s)
         return min(1.0, shortest / 8)
+
+
+def _share(max_connections: int) -> int:
+    """Connections of one address by default: a quarter of all, or 64, so that one client has room on a small server."""
+    return min(max_connections, max(64, max_connections // 4))
 
 
 def fit_descriptors(limits: ConnectionLimits) -> ConnectionLimits:

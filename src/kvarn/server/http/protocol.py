@@ -25,7 +25,7 @@ from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descri
 from kvarn.server.http.refusals import Refusal, Refused
 from kvarn.server.http.request_head import check_headers, read_target, without_upgrade
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.process.lifecycle import Lifecycle
+from kvarn.server.process.lifecycle import Lifecycle, is_probe
 from kvarn.server.process.settings import ServerConfig
 
 log = logging.getLogger("kvarn.server.http")
@@ -97,6 +97,10 @@ class LimitedProtocol(ConnectionEnd):
             return
         check_headers(version, self.headers)
         target = read_target(method, self.url, self.headers)
+        if self._is_surplus:
+            if not is_probe(target.url.partition(b"?")[0].decode("ascii")):
+                raise Refused(refusals.FULL)
+            self.headers.append((b"connection", b"close"))  # as if the client had asked for it: it is told so
         self.url = target.url
         if target.host is not None:
             self.headers[:] = [(b"host", target.host), *(pair for pair in self.headers if pair[0] != b"host")]
@@ -109,6 +113,7 @@ class LimitedProtocol(ConnectionEnd):
         if target.is_server:
             self.scope["path"], self.scope["raw_path"] = "*", b"*"
         self._request_size.end_head()
+        self._connections.serve(self)
         self._deadline = self.loop.time() + self._limits.body_timeout_s
         # A response before the end of the body must be the last: the rest of the body would be read as a request.
         self._wants_keep_alive = self.cycle.keep_alive
@@ -146,7 +151,9 @@ class LimitedProtocol(ConnectionEnd):
         if self.pipeline:
             self._running, app = self.pipeline.pop()
             self._start_asgi_task(self._running, app)
-        elif self._request_size.has_begun:
+            return
+        self._connections.wait_for_client(self)
+        if self._request_size.has_begun:
             self._deadline = self.loop.time() + self._limits.header_timeout_s
         else:
             self._is_idle = True

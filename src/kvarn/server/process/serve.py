@@ -32,6 +32,7 @@ from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.collections.document_reader import DocumentReader
 from kvarn.server.collections.prefix_warmup import PrefixWarmup
+from kvarn.server.collections.storage_quota import StorageQuota
 from kvarn.server.http.connections import Listener
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
@@ -242,7 +243,9 @@ def make_state(config: ServerConfig) -> ServerState:
         generations=Generations(metrics, config.queue_limit),
         traffic=Traffic(),
         document_reader=DocumentReader(),
+        storage=StorageQuota(),
         workers=WorkerThreads(),
+        body_thread=WorkerThreads(num_threads=1, num_reserved=0),
     )
 
 

@@ -90,6 +90,7 @@ class ServerConfig:
     max_header_bytes: int = 32768
     max_headers: int = 100
     max_connections: int = 4096
+    max_connections_per_address: int | None = None  # of one host; None: a quarter of all, at least 64
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 64
     max_n: int = 16  # choices of one request
@@ -114,6 +115,7 @@ class ServerConfig:
             _check.one_of(name, getattr(self, name), accepted)
         for name in _TEXTS:
             _check_texts(name, getattr(self, name))
+        _check.integer("max_connections_per_address", self.max_connections_per_address, 1, 2**20, optional=True)
         _check.integer("memory_bytes", self.memory_bytes, 1 << 20, 2**50, optional=True)
         self._check_names()
         self._check_reach()

@@ -1,7 +1,8 @@
 """The serving process's side of the helper process that renders chat templates.
 
 Frames on its pipes, lengths little-endian: request = length (4) + JSON; response = status (1) + length (4) + text.
-A worker that is late, dies or sends malformed frames is killed and replaced; the caller gets TemplateError.
+A worker that uses up its time, breaks or sends malformed frames is killed and replaced; the caller gets TemplateError.
+One that was killed or stopped by others is replaced and asked again; the second time it is HelperUnavailable.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvarn.errors import TemplateError
+from kvarn.child_process import CHECK_S, StopCheck, exit_code, retried, was_killed
+from kvarn.errors import HelperUnavailable, TemplateError
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -62,11 +64,7 @@ class TemplateWorker:
         """Return the template rendered with context, or raise TemplateError."""
         request = _serialise({"template": template, "context": context})
         with self._lock:
-            try:
-                return self._request(request)
-            except BrokenPipeError:  # it died while idle and has not seen the request: retry with a new one
-                self._kill()
-                return self._request(request)
+            return retried(lambda: self._request(request))
 
     def close(self) -> None:
         """End the process."""
@@ -75,9 +73,7 @@ class TemplateWorker:
 
     def _request(self, request: bytes) -> str:
         process = self._ensure_started()
-        if not self._is_ready:
-            self._receive(process, CpuDeadline(process.pid, self._limits.start_s, 0.0), "did not start")
-            self._is_ready = True
+        self._await_ready(process)
         cpu_s = self._limits.deadline_s + len(request) / self._limits.bytes_per_s
         deadline = CpuDeadline(process.pid, cpu_s, self._limits.max_wait_s)
         self._send(process, len(request).to_bytes(4, "little") + request, deadline)
@@ -85,6 +81,15 @@ class TemplateWorker:
         if status != 0:
             raise TemplateError(f"the model's chat template cannot write this conversation: {text}; {REMEDY}")
         return text
+
+    def _await_ready(self, process: Popen[bytes]) -> None:
+        if self._is_ready:
+            return
+        try:
+            self._receive(process, CpuDeadline(process.pid, self._limits.start_s, 0.0), "did not start")
+        except TemplateError:  # no conversation was sent yet
+            self._lose("did not start")
+        self._is_ready = True
 
     def _ensure_started(self) -> Popen[bytes]:
         if self._process is None:
@@ -98,8 +103,11 @@ class TemplateWorker:
         unsent = memoryview(data)
         while unsent:
             if not deadline.wait(target, select.POLLOUT):
-                self._restart_and_raise("was not ready in time")
-            unsent = unsent[os.write(target, unsent[:65536]) :]
+                self._lose("was not ready in time")
+            try:
+                unsent = unsent[os.write(target, unsent[:65536]) :]
+            except BrokenPipeError:
+                self._lose("has died")
 
     def _receive(self, process: Popen[bytes], deadline: CpuDeadline, timeout_reason: str) -> tuple[int, str]:
         assert process.stdout is not None
@@ -113,18 +121,26 @@ class TemplateWorker:
         received = bytearray()
         while len(received) < count:
             if not deadline.wait(source, select.POLLIN):
+                if not deadline.is_used_up:
+                    self._lose("stood still")
                 self._restart_and_raise(timeout_reason)
             chunk = os.read(source, min(count - len(received), 1 << 20))
             if not chunk:
+                if self._process is not None and was_killed(exit_code(self._process)):
+                    self._lose("was killed")
                 self._restart_and_raise("broke its helper process, most likely by using too much memory,")
             received += chunk
         return bytes(received)
 
-    def _restart_and_raise(self, what: str) -> None:
+    def _restart_and_raise(self, what: str) -> NoReturn:
         self._kill()
         self._process = _spawn(self._limits)  # so that the next caller does not wait for the start
         self._is_ready = False
         raise TemplateError(f"the model's chat template {what} and was stopped; {REMEDY}")
+
+    def _lose(self, what: str) -> NoReturn:
+        self._kill()
+        raise HelperUnavailable(f"the process that renders chat templates {what}; try again")
 
     def _kill(self) -> None:
         process, self._process = self._process, None
@@ -156,26 +172,34 @@ class CpuDeadline:
 
     def __init__(self, pid: int, cpu_s: float, max_wait_s: float) -> None:
         self._pid = pid
+        self._stop = StopCheck(pid)
         self._cpu_s = cpu_s
         self._cpu_time_before_s = _cpu_time_s(pid)
         self._deadline = time.monotonic() + cpu_s
         self._latest = self._deadline + max_wait_s
+        self.is_used_up = False  # whether the worker took the time; else it was stopped, or never got the CPU
 
     def wait(self, pipe: int, event: int) -> bool:
-        """Wait until a pipe is ready; False when the worker has used up its time."""
+        """Wait until a pipe is ready; False when the time is over, or the worker stopped."""
         poller = select.poll()
         poller.register(pipe, event)
         while True:
-            if poller.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
+            if poller.poll(min(CHECK_S, max(0.0, self._deadline - time.monotonic())) * 1000):
                 return True
+            if self._stop.is_stopped():
+                return False
+            if time.monotonic() < self._deadline:
+                continue
             left_s = self._left_s()
-            if left_s <= 0:
+            self.is_used_up = left_s <= 0
+            if self.is_used_up or time.monotonic() >= self._latest:
                 return False
             self._deadline = min(time.monotonic() + left_s, self._latest)
 
     def _left_s(self) -> float:
+        """CPU time that is left; none where the system does not report it."""
         cpu_time_s = _cpu_time_s(self._pid)
-        if cpu_time_s is None or self._cpu_time_before_s is None or time.monotonic() >= self._latest:
+        if cpu_time_s is None or self._cpu_time_before_s is None:
             return 0.0
         return self._cpu_s - (cpu_time_s - self._cpu_time_before_s)
 

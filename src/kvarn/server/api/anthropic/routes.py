@@ -41,8 +41,8 @@ async def create_message(
     """Answer a conversation, whole or as a stream."""
     body = await request.body(MessagesBody)
     model = await request.use_model(models, body.model)
-    chat = _conversation(model, body, settings.max_n)
-    plan = chat.output_plan(model)
+    chat = await request.on_body(lambda: _conversation(model, body, settings.max_n))
+    plan = await request.on_body(lambda: chat.output_plan(model))
     prepare = partial(chat_submission, model, chat, plan)
     generation = await generations.begin(request, model, [prepare], RequestOptions())
     stream = MessageStream(f"msg_{request.id}", model.id, generation.usage().prompt_tokens)
@@ -60,8 +60,8 @@ async def count_tokens(request: Charged, models: Models, settings: Settings) -> 
     """Count the tokens of a conversation as the model would read it."""
     body = await request.body(CountTokensBody)
     model = await request.use_model(models, body.model)
-    chat = _conversation(model, body, settings.max_n)
-    plan = chat.output_plan(model)
+    chat = await request.on_body(lambda: _conversation(model, body, settings.max_n))
+    plan = await request.on_body(lambda: chat.output_plan(model))
     submission = await in_thread(request, lambda: chat_submission(model, chat, plan))
     return request.reply({"input_tokens": len(submission.prompt_ids)})
 

@@ -24,6 +24,9 @@ class TextBlock(Body):
     citations: None = None
 
 
+TextBlocks = Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+
+
 class ThinkingBlock(Body):
     """What the model thought in an earlier turn; its template decides whether it reads it again."""
 
@@ -50,7 +53,7 @@ class ToolResultBlock(Body):
     REFUSED: ClassVar[frozenset[str]] = frozenset({"toolset_name"})
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    content: str | list[TextBlock] = ""
+    content: str | TextBlocks = ""
     is_error: bool = False
 
 
@@ -128,7 +131,7 @@ class CountTokensBody(Body):
     )
     model: str
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[TextBlock] | None = None
+    system: str | TextBlocks | None = None
     tools: Annotated[list[MessageTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Annotated[ThinkingOn | ThinkingOff, Field(discriminator="type")] | None = None

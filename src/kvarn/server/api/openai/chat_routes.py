@@ -29,13 +29,13 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = await request.body(ChatBody)
-    chat = conversation_of(body, settings.max_n)
+    chat = await request.on_body(lambda: conversation_of(body, settings.max_n))
     model = await request.use_model(models, body.model)
     grounded = None
     if body.retrieval is not None:
         grounded = await ground(request, retrieval, model, chat, body)
         chat = with_messages(chat, grounded)
-    plan = chat.output_plan(model)
+    plan = await request.on_body(lambda: chat.output_plan(model))
     generation = await generations.begin(
         request, model, [partial(chat_submission, model, chat, plan)], options_of(body)
     )

@@ -12,6 +12,8 @@ from kvarn.server.collections.schema import RetrievalBody
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128
+MAX_PARTS = 4096  # of one message
+MAX_TEMPLATE_KWARGS = 64
 MAX_SCHEMA_NAME = 64
 
 
@@ -32,7 +34,8 @@ class TextPart(Body):
     text: str
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)]
 Speaker = Annotated[
     str | None, Field(description="Told to the chat template; without effect on models whose template does not read it")
 ]
@@ -195,8 +198,8 @@ class ChatBody(SamplingBody):
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     store: Never | None = None
     retrieval: RetrievalBody | None = None
 

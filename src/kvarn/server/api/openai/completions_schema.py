@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from kvarn.server.api.openai.chat_schema import ChatLogprob
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
-from kvarn.server.api.schema import Answer
+from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer
 
 Prompts = list[str] | list[list[int]]
 MAX_PROMPTS = 1024
@@ -40,7 +40,8 @@ def _is_id(value: object) -> bool:
 
 
 _TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT31}, "minItems": 1}
+_ID = {"type": "integer", "minimum": 0, "maximum": INT31}
+_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": MAX_TOKEN_VALUES}
 _PROMPT_SCHEMA = {
     "anyOf": [
         _TEXT,
@@ -54,6 +55,7 @@ _PROMPT_SCHEMA = {
 class CompletionBody(SamplingBody):
     """Texts to continue. Without max_tokens an answer has at most 16 tokens, as at OpenAI."""
 
+    MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
     INERT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
     REFUSED: ClassVar[frozenset[str]] = frozenset({"suffix", "messages", "tools", "response_format"})
     prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_PROMPT_SCHEMA)]  # Prompts

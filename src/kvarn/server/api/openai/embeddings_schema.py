@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer, Body
 
 MAX_INPUTS = 2048
 Inputs = list[str] | list[list[int]]  # of one kind, none of them empty
@@ -35,7 +35,7 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_TOKEN_VALUES}
 _TEXT = {"type": "string", "minLength": 1}
 _INPUT_SCHEMA = {
     "anyOf": [
@@ -50,6 +50,7 @@ _INPUT_SCHEMA = {
 class EmbeddingsBody(Body):
     """What to embed, and how."""
 
+    MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
     INERT: ClassVar[frozenset[str]] = frozenset({"user"})
     model: str
     input: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_INPUT_SCHEMA)]  # Inputs

@@ -36,9 +36,9 @@ async def create_response(
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = await request.body(ResponsesBody)
-    chat = conversation_of(parse(ChatBody, chat_fields(body)), settings.max_n)
+    chat = await request.on_body(lambda: conversation_of(parse(ChatBody, chat_fields(body)), settings.max_n))
     model = await request.use_model(models, body.model)
-    plan = chat.output_plan(model)
+    plan = await request.on_body(lambda: chat.output_plan(model))
     prepare, options = partial(chat_submission, model, chat, plan), RequestOptions(limit_field="max_output_tokens")
     generation = await generations.begin(request, model, [prepare], options)
     stream = ResponseStream(echo_of(body, f"resp_{request.id}", model.id, int(time.time())))

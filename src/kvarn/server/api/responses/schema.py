@@ -6,12 +6,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from kvarn.server.api.openai.chat_schema import MAX_TOOLS
+from kvarn.server.api.openai.chat_schema import MAX_PARTS, MAX_TOOLS
 from kvarn.server.api.openai.sampling_schema import INT31, TopLogprobs
 from kvarn.server.api.schema import Answer, Body
 
 MAX_ITEMS = 4096
+MAX_METADATA = 256
+MAX_INCLUDED = 16
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -21,6 +24,9 @@ class ResponseTextPart(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"annotations", "logprobs", "parsed", "prompt_cache_breakpoint"})
     type: Literal["input_text", "output_text"]
     text: str
+
+
+ResponseTextParts = Annotated[list[ResponseTextPart], Field(max_length=MAX_PARTS)]
 
 
 class ReasoningPart(Body):
@@ -36,7 +42,7 @@ class MessageItem(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[ResponseTextPart]
+    content: str | ResponseTextParts
 
 
 class FunctionCallItem(Body):
@@ -56,7 +62,7 @@ class FunctionOutputItem(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "caller", "name"})
     type: Literal["function_call_output"]
     call_id: Name
-    output: str | list[ResponseTextPart]
+    output: str | ResponseTextParts
 
 
 class ReasoningItem(Body):
@@ -64,7 +70,7 @@ class ReasoningItem(Body):
 
     INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "summary"})
     type: Literal["reasoning"]
-    content: list[ReasoningPart] | None = None
+    content: Annotated[list[ReasoningPart], Field(max_length=MAX_PARTS)] | None = None
     encrypted_content: None = None
 
 
@@ -146,8 +152,8 @@ class ResponsesBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: TopLogprobs | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    metadata: dict[str, str] | None = None
+    include: Annotated[list[Included], Field(max_length=MAX_INCLUDED)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     stream: bool | None = None
     store: Literal[False] | None = None
     background: Literal[False] | None = None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Tool
+from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, MAX_TOOLS, ChatMessage, TemplateKwargs, Tool
 from kvarn.server.api.openai.sampling_schema import TokenId
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer, Body
 
-MAX_TOKENS = 2**20
 _TEMPLATES: frozenset[str] = frozenset({"chat_template"})  # a template from a request is never run
 
 
@@ -22,7 +21,7 @@ class ChatTextBody(Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
 class TokenizeBody(Body):
@@ -34,7 +33,7 @@ class TokenizeBody(Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -42,8 +41,10 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Tokens to be turned into text."""
 
+    MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
+
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_VALUES)]
     skip_special_tokens: bool = False
 
 
