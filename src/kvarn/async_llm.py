@@ -17,6 +17,7 @@ from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
 from kvarn.prompts import Prompt, Prompts, TokenIds, is_single, listed
+from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
 
@@ -98,6 +99,11 @@ class AsyncLLM:
         if is_single(given):
             return (await self._complete([partial(self.llm.submissions.of_prompt, given, params)]))[0]
         return await self._complete([partial(self.llm.submissions.of_prompt, one, params) for one in given])
+
+    async def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
+        """Write what fits between two texts; for models with fill-in-the-middle tokens."""
+        prepare = partial(self.llm.submissions.of_infill, Infill(prefix, suffix), params, self.llm.context)
+        return (await self._complete([prepare]))[0]
 
     async def chat(
         self,

@@ -22,6 +22,7 @@ from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
 from kvarn.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
 from kvarn.submissions import Submissions
+from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
 
@@ -164,6 +165,12 @@ class LLM:
                 handle.cancel()
             raise
         return completions[0] if is_one else completions
+
+    def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
+        """Write what fits between two texts; for models with fill-in-the-middle tokens."""
+        submission = self.submissions.of_infill(Infill(prefix, suffix), params, self.context)
+        (handle,) = self._client.submit_all([submission], OutputCollector(keeps_events=False))
+        return EventStream(handle).completion()
 
     def chat(
         self,

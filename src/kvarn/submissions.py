@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
-from kvarn.models.spec import Encoder, ModelSpec
+from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 from kvarn.prompts import Prompt, TokenIds, is_messages, whole_numbers
 from kvarn.structured.compiler import ConstraintCompiler
+from kvarn.tokenizer.fim import Infill, fim_prompt, require_fim
 from kvarn.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
+
+INFILL_ROOM = 512  # tokens left for a middle without max_tokens where other files would fill the context
 
 
 class Submissions:
@@ -53,6 +56,19 @@ class Submissions:
         ids = self._tokenizer.encode_chat(messages, tools=tools)
         return self.of_ids(ids, params, tenant, starts_text=True)
 
+    def of_infill(self, infill: Infill, params: SamplingParams | None, context: int, *, tenant: str = "") -> Submission:
+        """Take two texts, for the model to write what fits between them; it stops where its middle ends."""
+        self.require_generator("fill in the middle")
+        if isinstance(self._spec.generation, MaskedDiffusion):
+            raise UnsupportedModel(
+                f"{self._spec.name!r} is a diffusion model and fills in around tokens that are pinned; give those "
+                "tokens of the answer as diffusion.pinned, and no suffix"
+            )
+        params = params or SamplingParams()
+        answer = min(INFILL_ROOM if params.max_tokens is None else params.max_tokens, context // 2)
+        ids = fim_prompt(self._tokenizer, infill, context - answer, is_truncated=params.truncate == "left")
+        return self.of_ids(ids, with_fim_stops(self._tokenizer, params).replace(truncate=None), tenant)
+
     def of_ids(
         self, ids: TokenIds, params: SamplingParams | None, tenant: str = "", *, starts_text: bool = False
     ) -> Submission:
@@ -70,6 +86,12 @@ class Submissions:
         """Refuse what an encoder cannot do; what: the verb, such as chat."""
         if isinstance(self._spec.generation, Encoder):
             raise UnsupportedModel(f"{self._spec.name!r} is an encoder and cannot {what}; use embed, or another model")
+
+
+def with_fim_stops(tokenizer: Tokenizer, params: SamplingParams) -> SamplingParams:
+    """Parameters of an answer that ends with the model's middle, too."""
+    stop_ids = require_fim(tokenizer).stop_ids
+    return params.replace(stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *stop_ids))))
 
 
 def encoded(tokenizer: Tokenizer, prompt: object) -> list[int]:

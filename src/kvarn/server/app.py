@@ -14,6 +14,7 @@ from kvarn import __version__
 from kvarn.errors import KvarnError
 from kvarn.server.access.auth import Authenticator
 from kvarn.server.api.anthropic import routes as messages
+from kvarn.server.api.llama_server import infill_routes
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
 from kvarn.server.api.system import health, metrics, requests, tokens
@@ -30,8 +31,8 @@ from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
-    *(chat_routes, completions_routes, responses, messages, embeddings_routes, rerank_routes, collections),
-    *(models, tokens, requests, health, metrics),
+    *(chat_routes, completions_routes, infill_routes, responses, messages, embeddings_routes, rerank_routes),
+    *(collections, models, tokens, requests, health, metrics),
 )
 
 

@@ -17,6 +17,7 @@ from kvarn.formats.strict_json import MAX_JSON_BYTES, JsonLimits, read_bytes, re
 from kvarn.tokenizer.encoders.bytelevel import text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
+from kvarn.tokenizer.fim import find_fim_tokens
 from kvarn.tokenizer.folder_sandbox import try_tokenizer
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import (
@@ -133,6 +134,7 @@ def _with_bos_eos(vocabulary: Vocabulary, config: Mapping[str, Any], generation:
         bos_id=bos_id,
         eos_id=eos_id,
         eos_ids=end_of_generation_ids(named, vocabulary.ids, vocabulary.token_types),
+        fim=find_fim_tokens(vocabulary.ids),
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import InvalidParameter
 from kvarn.tokenizer.encoders.encoder import TextEncoder
+from kvarn.tokenizer.fim import FimTokens
 from kvarn.tokenizer.special_tokens import SpecialMatcher
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
 
@@ -78,6 +79,11 @@ class Tokenizer:
         return self._parts.chat_template
 
     @property
+    def fim(self) -> FimTokens | None:
+        """The tokens for filling in the middle; None: the model was not trained for it."""
+        return self._vocabulary.fim
+
+    @property
     def drops_first_space(self) -> bool:
         """Whether decoding from the start of a text removes one leading space."""
         return self._encoder.drops_first_space
@@ -85,7 +91,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return the ids of text, with bos and eos where the model wants them.
 
-        parse_special lets control tokens written in text become control tokens; for text of our own only.
+        parse_special lets control tokens written in text become control tokens; for text that may do so only.
         """
         ids = self.encode_marked(_checked(text), parse_special=parse_special)
         return [*self._parts.prefix_ids, *ids, *self._parts.suffix_ids] if add_special else ids

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Any, cast
 
 from kvarn.errors import FormatError
+from kvarn.tokenizer.fim import FIM_KEYS, FimTokens, find_fim_tokens
 
 MAX_TOKENS = 4_000_000  # the largest vocabularies in use have about 260,000
 
@@ -82,6 +83,7 @@ class Vocabulary:
     eos_id: int | None = None
     unk_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    fim: FimTokens | None = None
 
     def of_type(self, *token_types: TokenType) -> list[int]:
         """Ids of all tokens of these types, ascending."""
@@ -137,6 +139,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         eos_id=eos_id,
         unk_id=named["unknown"],
         eos_ids=end_of_generation_ids((eos_id, named["eot"], named["eom"]), ids, token_types),
+        fim=find_fim_tokens(ids, named),
     )
 
 
@@ -163,7 +166,7 @@ def mark_control(token_types: bytearray, ids: Mapping[str, int]) -> None:
 
 
 # As the keys spell them, "seperator" included.
-_NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask")
+_NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "cls", "mask", *FIM_KEYS)
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chat_model import write_chat_model
 from tests.unit.cli.conftest import COMMAND, Kvarn
 
 FIXED = ("--temperature", "0", "--max-tokens", "8")
@@ -65,6 +66,15 @@ def test_raw_leaves_out_the_template(kvarn: Kvarn, model: str) -> None:
     assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 5
     done = kvarn("run", "-m", model, *FIXED, "--json", "hello")
     assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 8
+
+
+def test_a_suffix_asks_for_what_fits_between(kvarn: Kvarn, model: str, tmp_path: Path) -> None:
+    keys = {f"tokenizer.ggml.fim_{name}_token_id": 257 + place for place, name in enumerate(("pre", "suf", "mid"))}
+    coder = str(write_chat_model(tmp_path / "coder.gguf", **keys))
+    done = kvarn("run", "-m", coder, *FIXED, "--json", "--suffix", "end", "hello")
+    assert json.loads(done.stdout)["usage"]["prompt_tokens"] == len("helloend") + 3
+    assert_one_sentence(kvarn("run", "-m", model, "--suffix", "end", "hello"), "no tokens for filling in the middle")
+    assert kvarn("run", "-m", coder, "--suffix", "end", "--system", "Be brief.", "hello").returncode == 2
 
 
 def test_a_seed_repeats_an_answer(kvarn: Kvarn, model: str) -> None:

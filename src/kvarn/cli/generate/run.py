@@ -12,10 +12,14 @@ from kvarn.cli.generate.diffusion_options import diffusion_params
 from kvarn.cli.terminal.options import EngineOptions, Model, SamplingOptions, System, open_llm, stats_line
 from kvarn.cli.terminal.text import Writer, read_prompt, require_utf8
 from kvarn.config import DEFAULT_MODEL
-from kvarn.types import Completion
+from kvarn.tokenizer.fim import Infill
+from kvarn.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.engine.client import EventStream
+    from kvarn.llm import LLM
+
+Asked = str | list[dict[str, str]] | Infill
 
 
 def run(
@@ -25,6 +29,9 @@ def run(
     system: System = None,
     sampling: SamplingOptions,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    suffix: Annotated[
+        str | None, typer.Option(help="Write what fits between the prompt and this text; without the chat template.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show how a diffusion model fills in its answer.")] = False,
     diffusion: Annotated[
         list[str], typer.Option("--diffusion", metavar="NAME=VALUE", help="How a diffusion model denoises; repeatable.")
@@ -33,19 +40,31 @@ def run(
     engine: EngineOptions,
 ) -> None:
     """Answer one prompt. Text goes to stdout as it comes, speed to stderr."""
-    if raw and system is not None:
-        raise typer.BadParameter("--system is part of the chat template, which --raw leaves out; drop one of them")
+    if (raw or suffix is not None) and system is not None:
+        other = "--raw leaves" if suffix is None else "--suffix leaves"
+        raise typer.BadParameter(f"--system is part of the chat template, which {other} out; drop one of them")
     if watch and as_json:
         raise typer.BadParameter("--watch shows the answer on the way, --json only at its end; drop one of them")
     params = sampling.params().replace(diffusion=diffusion_params(diffusion, wants_events=watch))
     text = read_prompt(prompt)
-    request = text if raw else _messages(text, system)
-    with open_llm(model, engine) as llm, llm.stream(request, params) as events:
+    if suffix is not None:
+        request: Asked = Infill(text, require_utf8(suffix, "--suffix"))
+    else:
+        request = text if raw else _messages(text, system)
+    with open_llm(model, engine) as llm, _stream(llm, request, params) as events:
         if watch:
             completion = watch_canvas(events, llm.tokenizer)
         else:
             completion = _print_json(events, llm.spec.name) if as_json else _print_text(events)
     print(stats_line(completion), file=sys.stderr)
+
+
+def _stream(llm: LLM, request: Asked, params: SamplingParams) -> EventStream:
+    if not isinstance(request, Infill):
+        return llm.stream(request, params)
+    from kvarn.engine.client import EventStream
+
+    return EventStream(llm.client.submit(llm.submissions.of_infill(request, params, llm.context)))
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

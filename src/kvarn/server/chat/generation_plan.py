@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvarn.engine.submission import Submission
-from kvarn.errors import ConstraintError, InvalidParameter
+from kvarn.errors import ConstraintError, InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
 from kvarn.server.api.schema import InvalidField, engine_parameters
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.submissions import with_fim_stops
 from kvarn.tokenizer.chat.template import encode_messages
+from kvarn.tokenizer.fim import Infill
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -95,15 +97,36 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
 
 
 def text_submission(
-    model: ServedModel, prompt: str | Sequence[int], params: SamplingParams, constrained_by: str | None = None
+    model: ServedModel,
+    prompt: str | Sequence[int],
+    params: SamplingParams,
+    constrained_by: str | None = None,
+    *,
+    parse_special: bool = False,
 ) -> Submission:
-    """Encode a text, or take token ids as they are."""
+    """Encode a text, or take token ids as they are. parse_special: control tokens in the text are control tokens."""
     llm = model.llm.llm
     if isinstance(prompt, str):
         _check_length(llm, [prompt], params)
-        prompt = llm.tokenizer.encode(prompt)
+        prompt = llm.tokenizer.encode(prompt, parse_special=parse_special)
+    if llm.tokenizer.fim is not None and llm.tokenizer.fim.middle in prompt:
+        params = with_fim_stops(llm.tokenizer, params)
     with field_at_fault(constrained_by):
         return llm.submissions.of_ids(prompt, params)
+
+
+def infill_submission(
+    model: ServedModel, infill: Infill, params: SamplingParams, constrained_by: str | None = None, *, field: str
+) -> Submission:
+    """Ask for the text between two others; field: the name of what stands after."""
+    llm = model.llm.llm
+    _check_length(llm, [infill.prefix, infill.suffix], params)
+    check_bounded(llm, [file.text for file in infill.files], "input_extra", room=TRUNCATED_ROOM)
+    try:
+        with field_at_fault(constrained_by):
+            return llm.submissions.of_infill(infill, params, llm.context)
+    except UnsupportedModel as error:
+        raise InvalidField(str(error), field, "unsupported_by_model") from None
 
 
 @contextmanager

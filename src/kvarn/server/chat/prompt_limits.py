@@ -38,7 +38,7 @@ def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: 
                 )
 
 
-def encode_bounded(llm: LLM, text: str, param: str, *, add_special: bool = True, room: int = ROOM) -> list[int]:
+def encode_bounded(llm: LLM, text: str, param: str) -> list[int]:
     """Token ids of a text that is not much too long for the model."""
-    check_bounded(llm, [text], param, room=room)
-    return llm.tokenizer.encode(text, add_special=add_special)
+    check_bounded(llm, [text], param)
+    return llm.tokenizer.encode(text)

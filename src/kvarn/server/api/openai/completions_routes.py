@@ -16,9 +16,12 @@ from kvarn.server.api.openai.envelope import Envelope
 from kvarn.server.api.openai.translation import constraint_field, options_of, text_params
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation import Generation
-from kvarn.server.chat.generation_plan import text_submission
+from kvarn.server.chat.generation_plan import Prepare, infill_submission, text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
+from kvarn.server.models.model_pool import ServedModel
+from kvarn.tokenizer.fim import Infill
+from kvarn.types import SamplingParams
 
 router = APIRouter(tags=["completions"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
@@ -34,8 +37,7 @@ async def completions(
     body = await request.body(CompletionBody)
     params = text_params(body, settings.max_n)
     model = await request.use_model(models, body.model)
-    field = constraint_field(body)
-    prepare = [partial(text_submission, model, prompt, params, field) for prompt in body.prompt]
+    prepare = [_prepare(model, prompt, params, body) for prompt in body.prompt]
     generation = await generations.begin(request, model, prepare, options_of(body))
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
     prompts = _as_read(generation, body)
@@ -47,6 +49,15 @@ async def completions(
     if generation.plan.has_scores:
         return await request.reply_from_thread(lambda: writer.answer(results, generation.usage()))
     return request.reply(writer.answer(results, generation.usage()))
+
+
+def _prepare(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:
+    """What is sent with a suffix is filled in, everything else continued."""
+    field = constraint_field(body)
+    if body.suffix:
+        assert isinstance(prompt, str)
+        return partial(infill_submission, model, Infill(prompt, body.suffix), params, field, field="suffix")
+    return partial(text_submission, model, prompt, params, field, parse_special=bool(body.parse_special))
 
 
 def _as_read(generation: Generation, body: CompletionBody) -> list[tuple[str, Sequence[int]]]:

@@ -57,8 +57,12 @@ class CompletionBody(SamplingBody):
 
     MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
     INERT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"suffix", "messages", "tools", "response_format"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "response_format"})
     prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_PROMPT_SCHEMA)]  # Prompts
+    suffix: str | None = Field(None, description="What follows the answer; for models that fill in the middle")
+    parse_special: bool | None = Field(
+        None, description="Control tokens written in the prompt are control tokens, not text; default false"
+    )
     max_tokens: int | None = Field(None, ge=0, le=INT31, description="0 with echo only: nothing is generated")
     echo: bool | None = Field(None, description="The prompt stands before the answer")
     logprobs: TopLogprobs | None = None

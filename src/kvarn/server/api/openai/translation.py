@@ -82,6 +82,8 @@ def text_params(body: CompletionBody, max_n: int) -> SamplingParams:
         raise InvalidField("stream_options is given without stream; set stream to true", "stream_options")
     if body.stream and (body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)):
         raise InvalidField("logprobs of the prompt do not come in streams; set stream to false", "stream")
+    if body.suffix:
+        _check_suffix(body)
     max_tokens = DEFAULT_TEXT_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and not body.echo:
         raise InvalidField("max_tokens is 0; give at least 1, or set echo to get the prompt only", "max_tokens")
@@ -97,6 +99,15 @@ def text_params(body: CompletionBody, max_n: int) -> SamplingParams:
         logprobs=body.logprobs,
         prompt_logprobs=scores,
     )
+
+
+def _check_suffix(body: CompletionBody) -> None:
+    """What makes no sense for a text between two others."""
+    if not all(isinstance(prompt, str) for prompt in body.prompt):
+        raise InvalidField("suffix is given with token ids as a prompt; give the prompt as text", "suffix")
+    for name in ("echo", "parse_special"):
+        if getattr(body, name):
+            raise InvalidField(f"suffix and {name} exclude each other; leave one of them out", name)
 
 
 def _params(body: SamplingBody, max_n: int, **more: Any) -> SamplingParams:

@@ -21,7 +21,7 @@ from kvarn.server.api.system.tokens_schema import (
     TokenizeBody,
 )
 from kvarn.server.chat.output.output_plan import OutputPlan
-from kvarn.server.chat.prompt_limits import check_bounded, encode_bounded
+from kvarn.server.chat.prompt_limits import check_bounded
 from kvarn.server.dependencies import Charged, Models
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.models.model_pool import ModelPool, ServedModel
@@ -31,7 +31,7 @@ from kvarn.tokenizer.chat.template import ChatRequest, encode_chat, render_chat
 T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
 COUNTED_ROOM = 16  # contexts: texts longer than the model's may be counted, within reason
-_OF_TEXTS = frozenset({"add_special_tokens"})
+_OF_TEXTS = frozenset({"add_special_tokens", "parse_special"})
 _OF_CHATS = frozenset({"tools", "add_generation_prompt", "chat_template_kwargs"})
 
 
@@ -87,7 +87,9 @@ def _tokenized(model: ServedModel, body: TokenizeBody, ids: list[int]) -> dict[s
 def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
     llm = model.llm.llm
     if body.prompt is not None:
-        return encode_bounded(llm, body.prompt, "prompt", add_special=body.add_special_tokens, room=COUNTED_ROOM)
+        check_bounded(llm, [body.prompt], "prompt", room=COUNTED_ROOM)
+        special = {"add_special": body.add_special_tokens, "parse_special": body.parse_special}
+        return llm.tokenizer.encode(body.prompt, **special)
     chat = _chat(model, body)
     check_bounded(llm, list(strings([chat.messages, chat.tools])), "messages", room=COUNTED_ROOM)
     return encode_chat(llm.tokenizer, chat)

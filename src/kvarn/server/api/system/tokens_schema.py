@@ -35,6 +35,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     chat_template_kwargs: TemplateKwargs | None = None
     add_special_tokens: bool = True
+    parse_special: bool = False
     return_token_strs: bool = False
 
 
