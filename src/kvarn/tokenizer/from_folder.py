@@ -24,6 +24,7 @@ from kvarn.tokenizer.vocabulary import (
     Vocabulary,
     end_of_generation_ids,
     token_as_bytes,
+    unused_text,
 )
 
 MAX_FILE_BYTES = 256 << 20
@@ -109,7 +110,7 @@ def _vocabulary(texts: Mapping[int, str], added: Sequence[_AddedToken], num_rows
         token_types[token_id] = TokenType.BYTE if BYTE_TOKEN.fullmatch(text) else TokenType.NORMAL
     for token in added:
         token_types[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
-    tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(token_types))]
+    tokens = [texts.get(token_id, unused_text(token_id)) for token_id in range(len(token_types))]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     return Vocabulary(tokens=tokens, token_types=bytes(token_types), ids=ids)
 
