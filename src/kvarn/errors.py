@@ -25,7 +25,8 @@
     │   ├── RateLimited      more than the tier of a key allows now; carries headers
     │   └── HelperUnavailable  a helper process was killed or stopped, and so was the next
     └── BackendError         the batch failed; the engine keeps serving
-        └── BrokenScores     the model's scores are not numbers
+        ├── BrokenScores     the model's scores are not numbers
+        └── AnswerError      one answer's tokens, text or constraint failed; the others go on
 
 A message says what happened, with which value, and what to do about it.
 """
@@ -186,3 +187,7 @@ class BackendError(KvarnError):
 
 class BrokenScores(BackendError):
     """The model's scores are not numbers."""
+
+
+class AnswerError(BackendError):
+    """One answer could not be followed: its tokens, their text, its stop strings or its constraint failed."""

@@ -2,6 +2,7 @@
 
 POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
+POST /fault/unreadable?token=K&where=W  the bytes of token K cannot be read by the engine (text) or the server (scores)
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
 POST /fault/close                  the prefix warm-up and the collections will not close without an error
@@ -65,6 +66,8 @@ class FaultRoutes:
         if kind in ("raise", "nan"):
             break_pass = _raising if kind == "raise" else _not_a_number
             await _on_engine(llm, lambda engine: _wrap_forward(engine, step, count, break_pass))
+        elif kind == "unreadable":
+            _make_unreadable(llm, int(query["token"]), query["where"])
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
         elif kind == "close":
@@ -128,6 +131,20 @@ def _wrap_forward(
 
 def _raising(_: Callable[[Any], Any], batch: Any) -> Any:
     raise RuntimeError("injected: the pass failed")
+
+
+def _make_unreadable(llm: LLM, token_id: int, where: str) -> None:
+    """Only one place is broken: the engine's thread reads text, the event loop writes scores."""
+    tokenizer: Any = llm.tokenizer
+    real = type(tokenizer).token_bytes.__get__(tokenizer)
+
+    def token_bytes(wanted: int) -> bytes:
+        is_engine = threading.current_thread().name == "kvarn-engine"
+        if wanted == token_id and is_engine == (where == "text"):
+            raise RuntimeError("injected: a token that cannot be read")
+        return bytes(real(wanted))
+
+    tokenizer.token_bytes = token_bytes
 
 
 def _not_a_number(real: Callable[[Any], Any], batch: Any) -> Any:

@@ -7,6 +7,7 @@ alone gives the same bytes, so whatever was delivered must be a prefix of the or
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,12 @@ class History:
         return "".join(event.text for event in self.of("delta"))
 
     @property
+    def waited(self) -> tuple[float, float]:
+        """From when until when the client waited for its first token; inf: it never came."""
+        first = self.of("delta")
+        return self.of("submit")[0].at, first[0].at if first else math.inf
+
+    @property
     def num_delivered(self) -> int:
         return sum(event.num_tokens for event in self.of("delta"))
 
@@ -60,6 +67,28 @@ def violations(history: History, oracle: str) -> list[str]:
     if not history.of("accept"):
         return ["neither accepted nor refused"]
     return [*_wrong_end(history), *_wrong_text(history, oracle), *_wrong_usage(history), *_wrong_cancel(history)]
+
+
+def misplaced_failures(history: History, *, is_at_fault: bool) -> list[str]:
+    """A request at fault ends with an error, and no other does."""
+    has_failed = bool(history.of("error"))
+    if has_failed == is_at_fault or history.of("leave", "cancel", "refuse"):
+        return []
+    return ["it failed for the fault of another" if has_failed else "it was at fault and did not fail"]
+
+
+def inversions(higher: Sequence[History], lower: Sequence[History], max_overtaken: int) -> list[str]:
+    """Requests of higher priority that waited for their first token while others got theirs.
+
+    max_overtaken: lower ones that the step in flight, and their share of the time, may bring to their first token.
+    """
+    wrong = []
+    for high in higher:
+        since, until = high.waited
+        before = [low for low in lower if since < low.waited[1] < until]
+        if len(before) > max_overtaken:
+            wrong.append(f"{len(before)} lower ones had their first token in the {until - since:.2f} s it waited")
+    return wrong
 
 
 def _wrong_end(history: History) -> list[str]:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.conftest import Record, Size
-from tests.server.history import Event, History, ask, violations
+from tests.server.history import Event, History, ask, inversions, misplaced_failures, violations
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 SEED = 20
@@ -62,6 +62,27 @@ def test_the_checker_finds_what_is_wrong(index: int, events: list[Event], words:
     history = _good()
     history.events[index : index + 1] = events
     assert any(words in found for found in violations(history, "abc")), violations(history, "abc")
+
+
+def _first_token(submitted_at: float, first_at: float | None) -> History:
+    deltas = [] if first_at is None else [Event("delta", first_at, "a", 1)]
+    return History({}, [Event("submit", submitted_at), *deltas])
+
+
+def test_the_checker_finds_lower_priorities_that_were_served_first() -> None:
+    lower = [_first_token(0.0, at) for at in (0.5, 1.5, 2.5, None)]
+    assert inversions([_first_token(1.0, 3.0)], lower, max_overtaken=2) == []
+    assert "2 lower ones" in inversions([_first_token(1.0, 3.0)], lower, max_overtaken=1)[0]
+    assert len(inversions([_first_token(1.0, None)], lower, max_overtaken=1)) == 1
+    assert inversions([_first_token(1.0, 1.2)], lower, max_overtaken=0) == []
+
+
+def test_the_checker_finds_who_failed_for_another() -> None:
+    failed, fine = _good(), _good()
+    failed.events[5] = Event("error", 0.4, "internal_error")
+    assert misplaced_failures(failed, is_at_fault=True) == misplaced_failures(fine, is_at_fault=False) == []
+    assert "the fault of another" in misplaced_failures(failed, is_at_fault=False)[0]
+    assert "did not fail" in misplaced_failures(fine, is_at_fault=True)[0]
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +186,51 @@ def test_every_history_under_faults_is_explained_by_the_oracle(
     assert ends["cancelled"] >= 1
     assert ends["leave"] >= 1
     _check_nothing_is_left(faulty, before, patience)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("what", ["text", "scores"])
+def test_a_token_that_cannot_be_read_fails_the_answers_that_have_it_and_no_others(
+    faulty: ServerProcess, what: str, size: Size, patience: float
+) -> None:
+    """what: the text is read by the engine, the scores are written by the server."""
+    bodies = _bodies()
+    with faulty.client() as http:
+        http.post("/fault/slow?seconds=0")  # no fault of another test is left over
+        answers = [http.post("/v1/completions", json=body).json()["choices"][0] for body in bodies]
+        before = http.get("/fault/state").json()
+        token, owners = _telling_token([answer["logprobs"]["tokens"] for answer in answers])
+        (token_id,) = http.post("/tokenize", json={"prompt": token, "add_special_tokens": False}).json()["tokens"]
+        assert http.post(f"/fault/unreadable?token={token_id}&where={what}").status_code == 200
+    try:
+        with ThreadPoolExecutor(6) as threads:
+            clients = [threads.submit(Client(faulty, number, size(6, 30)).run, bodies) for number in range(6)]
+            kept = [one for client in clients for one in client.result()]
+    finally:
+        with faulty.client() as http:
+            http.post("/fault/unreadable?token=-1&where=text")
+    wrong = [
+        (found, history)
+        for index, history in kept
+        for found in [
+            *violations(history, answers[index]["text"]),
+            *misplaced_failures(history, is_at_fault=index in owners),
+        ]
+    ]
+    assert not wrong, wrong[:3]
+    assert {index for index, history in kept if history.of("error")} <= owners
+    assert any(history.of("error") for _, history in kept)
+    assert any(history.of("finish") and index not in owners for index, history in kept)
+    _check_nothing_is_left(faulty, before, patience)
+
+
+def _telling_token(answers: Sequence[Sequence[str]]) -> tuple[str, set[int]]:
+    """A token of plain letters that some of the answers have and others do not, and which have it."""
+    for token in sorted({token for answer in answers for token in answer if token.strip().isalpha()}):
+        owners = {index for index, answer in enumerate(answers) if token in answer}
+        if 0 < len(owners) < len(answers):
+            return token, owners
+    raise AssertionError("all answers have the same tokens")
 
 
 def _check_nothing_is_left(server: ServerProcess, before: Mapping[str, int], patience: float) -> None:

@@ -73,4 +73,4 @@ def test_a_crowd_changes_nobodys_answer(arch: str, tmp_path: Path, size: Size) -
         if request.state is RequestState.FINISHED:
             found = answer(model.engine(is_native=True), request.prompt_ids, request.params)
             assert request.output_ids == found, request.params.diffusion
-    assert sum(request.state is RequestState.FINISHED for request in requests) > num_wanted / 2
+    assert sum(request.state is RequestState.FINISHED for request in requests) > num_wanted / 3

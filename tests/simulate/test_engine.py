@@ -6,8 +6,9 @@ interrupted or compute nonsense; pools of 2 to 500 blocks. After each: the cache
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from kvarn.backends.fake import FakeBackend
 from kvarn.config import POLICIES
 from kvarn.engine.engine import Engine
+from kvarn.engine.scheduling.plan import StepPlan
 from kvarn.errors import InvalidParameter, PromptTooLong
 from kvarn.request import Request, RequestState
 from kvarn.types import Completion, FinishReason, SamplingParams
@@ -44,6 +46,16 @@ class World:
         self.num_steps = 0
         self.num_ended = 0
         self.longest = 0
+        self.num_ranked = 0  # pairs of prompts one of which outranks the other
+        plan = self.engine.scheduler.plan
+
+        def observed() -> StepPlan:
+            first = self.engine.scheduler._live.waiting.peek()
+            found = plan()
+            self.check_ranks(found, None if first is None or first.state is RequestState.RUNNING else first)
+            return found
+
+        self.engine.scheduler.plan = observed  # type: ignore[method-assign]
 
     def submit(self) -> None:
         if len(self.open) >= MAX_OPEN:
@@ -115,6 +127,47 @@ class World:
         num_alive = sum(not request.is_ended for request, _ in self.open.values())
         assert self.engine.scheduler.num_running + self.engine.scheduler.num_waiting == num_alive
 
+    def check_ranks(self, plan: StepPlan, first: Request | None) -> None:
+        """No prompt was given rows while a higher one, also one that waits and could have started, was given none.
+
+        first: of the queue, if it still waits. Those behind it wait for it, whatever their priority.
+        """
+        scheduler, policy, now = self.engine.scheduler, self.engine.scheduler._policy, self.engine._clock()
+        parts = [*plan.entries, *([] if plan.layerwise is None else [plan.layerwise.entry])]
+        served = {entry.span.request.id: entry.span.request for entry in parts}
+        prompts = [request for request in scheduler._live.running.values() if request.is_prefilling]
+        for low, high in itertools.product(prompts, prompts if first is None else [*prompts, first]):
+            if low.priority >= high.priority or not policy.is_background(low, high.priority, now):
+                continue
+            self.num_ranked += 1
+            could_have = high is not first or (policy.may_displace(high, low) and self.has_room(high))
+            if low.id in served and high.id not in served and could_have:
+                assert self.is_excused(high, served.values()), f"{low.id} was given rows before {high.id}"
+
+    def has_room(self, waiting: Request) -> bool:
+        """Whether it fits in the place of those it may displace, beside the next tokens of the others."""
+        kv, policy = self.engine.kv, self.engine.scheduler._policy
+        running = self.engine.scheduler._live.running.values()
+        staying = [other for other in running if not policy.may_displace(waiting, other)]
+        held = {block_id for other in staying for block_id in kv.block_ids(other.id).tolist()}
+        growth = [kv.blocks_for(len(other.token_ids) + 1) - len(kv.block_ids(other.id)) for other in staying]
+        wanted = kv.blocks_for(len(waiting.token_ids)) + sum(max(0, blocks) for blocks in growth)
+        has_place = len(staying) < self.engine.config.max_running
+        return has_place and wanted <= kv.num_blocks - len(held)
+
+    def is_excused(self, high: Request, served: Iterable[Request]) -> bool:
+        """It waits for a prefix that others compute, goes layer by layer, or the step was earned by low priorities."""
+        scheduler = self.engine.scheduler
+        running = scheduler._live.running.values()
+        top = max(request.priority for request in running)
+        is_low = high.priority < top and scheduler._policy.is_background(high, top, self.engine._clock())
+        block = high.prompt_ids[: self.engine.kv.block_size]
+        return (
+            scheduler._layerwise.holds(high)
+            or (scheduler._fairness._part == "prompts" and not is_low)
+            or any(other.prompt_ids[: len(block)] == block for other in served)
+        )
+
     def check_order(self, keys: dict[str, Place]) -> None:
         """Nobody was taken from the queue while one before it was left there."""
         left = {name: place for name, place in queue_of(self.engine).items() if place == keys.get(name)}
@@ -159,7 +212,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("pools", POOLS)
 def test_whatever_happens_every_request_gets_the_answer_it_would_get_alone(pools: str, size: Size) -> None:
     rng, num_operations = random.Random(pools), size(1_400, 36_000)
-    num_ended = num_preemptions = num_hits = longest = 0
+    num_ended = num_preemptions = num_hits = longest = num_ranked = 0
     for _ in range(num_operations // 200):
         world = World(rng, POOLS[pools])
         for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=200):
@@ -170,11 +223,13 @@ def test_whatever_happens_every_request_gets_the_answer_it_would_get_alone(pools
         num_ended += world.num_ended
         num_preemptions += stats.preemptions
         num_hits += stats.prefix_hit_tokens
+        num_ranked += world.num_ranked
         longest = max(longest, world.longest)
     print(f"{pools}: {num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, at most {longest} steps")
     assert num_ended > num_operations // 20
     assert num_preemptions > num_operations // 100
     assert num_hits > num_operations // 100
+    assert num_ranked > num_operations // 200
 
 
 def queue_of(engine: Engine) -> dict[str, Place]:

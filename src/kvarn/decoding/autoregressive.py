@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvarn.backends.batch import NO_TOKEN, Sampled, SampleRows
+from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.custom_sampling import commit_custom_sample
-from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, Span
+from kvarn.backends.unused_ids import NO_UNUSED_IDS
+from kvarn.decoding.custom_sampling import commit_custom_sample, commit_token
+from kvarn.decoding.decoder import AnswerBounds, Commit, Span, failed_commit
 from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
@@ -21,6 +22,8 @@ from kvarn.sampling.dry import Breakers
 from kvarn.types import SamplingParams
 
 Encode = Callable[[str], Sequence[int]]
+
+CANNOT_PREPARE = "what this answer's next token depends on (penalties, constraint) failed"
 
 
 class AutoregressiveDecoder:
@@ -43,6 +46,7 @@ class AutoregressiveDecoder:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.backend = backend
+        self.unused = NO_UNUSED_IDS
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
@@ -93,24 +97,41 @@ class AutoregressiveDecoder:
         commits = self._sample_in_backend(plain, hidden) if plain else {}
         for row, span in rows:
             if span.request.params.sampler is not None:
-                state = self._state(span.request)
-                commits[span.request.id] = commit_custom_sample(self.backend, hidden[row : row + 1], span, state)
+                commits[span.request.id] = self._sample_by_function(span, hidden[row : row + 1])
         return commits
 
+    def _sample_by_function(self, span: Span, hidden: Hidden) -> Commit:
+        try:
+            state = self._state(span.request)
+            params = self.unused.masked(state.row(span.request))
+        except BaseException as error:
+            return failed_commit(span.request, CANNOT_PREPARE, error)
+        return commit_custom_sample(self.backend, hidden, span, state, params)
+
     def _sample_in_backend(self, sampled_rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
-        spans = [span for _, span in sampled_rows]
+        commits: dict[str, Commit] = {}
+        ready: list[tuple[int, Span]] = []
+        params: list[RowSampling] = []
+        for row, span in sampled_rows:
+            try:
+                params.append(self._state(span.request).row(span.request))
+            except BaseException as error:
+                commits[span.request.id] = failed_commit(span.request, CANNOT_PREPARE, error)
+            else:
+                ready.append((row, span))
+        if not ready:
+            return commits
+        spans = [span for _, span in ready]
         wanted = [span.request.params.logprobs for span in spans if span.request.params.logprobs is not None]
-        states = [self._state(span.request) for span in spans]
-        params = tuple([state.row(span.request) for state, span in zip(states, spans, strict=True)])
         num_top = min(max(wanted, default=0), self._vocab_size)
-        rows = SampleRows(
-            np.array([row for row, _ in sampled_rows], np.int32), params, num_top, want_logprobs=bool(wanted)
-        )
+        numbers = np.array([row for row, _ in ready], np.int32)
         started_at = self._clock()
-        sampled = self.backend.sample(hidden, rows)
+        sampled = self.unused.sample(self.backend, hidden, SampleRows(numbers, tuple(params), num_top, bool(wanted)))
         self.backend_s += self._clock() - started_at
         token_ids = sampled.token_ids.tolist()
-        return {span.request.id: _commit(span, states[i], token_ids[i], sampled, i) for i, span in enumerate(spans)}
+        for i, span in enumerate(spans):
+            commits[span.request.id] = _commit(span, self._state(span.request), token_ids[i], sampled, i)
+        return commits
 
     def _add_prompt_logprobs(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
         """Add prompt log-probabilities to the commits of requests that want them."""
@@ -164,7 +185,7 @@ def _commit(span: Span, state: SamplingState, token_id: int, sampled: Sampled, r
         return Commit(span.request, 0, error=state.error or _broken_logits(span))
     num_top = span.request.params.logprobs
     logprob = None if num_top is None else sampled_logprob(sampled, row, num_top)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
+    return commit_token(span, state, token_id, logprob)
 
 
 def _broken_logits(span: Span) -> BackendError:

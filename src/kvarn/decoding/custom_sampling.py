@@ -1,25 +1,27 @@
-"""Rows sampled by a registered Python sampler: a failure of the sampler ends its own request only."""
+"""Rows sampled by a registered Python sampler, and the commit of a token: a failure ends its own request only."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from kvarn.backends.batch import RowSampling
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.decoder import Commit, CommittedToken, Span
+from kvarn.decoding.decoder import Commit, CommittedToken, Span, failed_commit
 from kvarn.decoding.sampling_state import SamplingState
 from kvarn.errors import BackendError
 from kvarn.sampling.custom_samplers import find_sampler, run_sampler
 from kvarn.types import TokenLogprob
 
 
-def commit_custom_sample(backend: Backend, hidden: Hidden, span: Span, state: SamplingState) -> Commit:
-    """Commit the token that the request's sampler returns; hidden is one row."""
+def commit_custom_sample(
+    backend: Backend, hidden: Hidden, span: Span, state: SamplingState, row: RowSampling
+) -> Commit:
+    """Commit the token that the request's sampler returns; hidden is one row, sampled as row says."""
     params = span.request.params
     assert params.sampler is not None
     logits = backend.logits(hidden)[0]
     if not np.isfinite(logits).all():
         return _failed(span, f"the model's scores at position {span.end - 1:,} are not numbers", None)
-    row = state.row(span.request)
     if state.error is not None:
         return Commit(span.request, 0, error=state.error)
     try:
@@ -31,7 +33,16 @@ def commit_custom_sample(backend: Backend, hidden: Hidden, span: Span, state: Sa
         scored = backend.score(hidden, np.array([token_id], np.int32), min(params.logprobs, len(logits)))
         pairs = zip(scored.top_ids[0].tolist(), scored.top_logprobs[0].tolist(), strict=True)
         logprob = TokenLogprob(token_id, float(scored.logprobs[0]), tuple(pairs))
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, state.accept_token(token_id)),))
+    return commit_token(span, state, token_id, logprob)
+
+
+def commit_token(span: Span, state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> Commit:
+    """Commit a sampled token, once the request's constraint has taken it."""
+    try:
+        ends_answer = state.accept_token(token_id)
+    except BaseException as error:
+        return failed_commit(span.request, f"the constraint failed on token {token_id}", error)
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, ends_answer),))
 
 
 def _failed(span: Span, message: str, cause: Exception | None) -> Commit:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvarn.backends.protocol import Backend, Hidden
+from kvarn.backends.unused_ids import UnusedIds
 from kvarn.diffusion import CanvasView
-from kvarn.errors import KvarnError
+from kvarn.errors import AnswerError, KvarnError
 from kvarn.request import Finish, Request
 from kvarn.types import SamplingParams, TokenLogprob
 
@@ -106,6 +107,18 @@ class Commit:
     finish: Finish | None = None  # the last token ends the answer
 
 
+def failed_commit(request: Request, what: str, cause: BaseException) -> Commit:
+    """The end of the one request whose own tokens, text or constraint failed; Ctrl-C is raised again.
+
+    Called with whatever was raised: a panic of a library in Rust is no Exception.
+    """
+    if isinstance(cause, KeyboardInterrupt | SystemExit):
+        raise cause
+    failure = AnswerError(f"{what}: {str(cause)[:200] or type(cause).__name__}; ask again, or another model")
+    failure.__cause__ = cause
+    return Commit(request, 0, error=failure)
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
     """The longest answer to a prompt, and the slots of each of its sequences in the KV cache then."""
@@ -118,6 +131,7 @@ class Decoder(Protocol):
     """One generation method: autoregressive, diffusion."""
 
     backend: Backend  # that samples the tokens
+    unused: UnusedIds  # that are never chosen, and that no caller may name
     backend_s: float  # seconds that commit() has spent in the backend, ever
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     has_divisible_spans: bool  # a span may be cut down to one row; False: it is computed whole or not at all

@@ -14,7 +14,8 @@ import numpy as np
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.decoder import AnswerBounds, Commit, KeptPart, Reach, Span
+from kvarn.backends.unused_ids import NO_UNUSED_IDS
+from kvarn.decoding.decoder import AnswerBounds, Commit, KeptPart, Reach, Span, failed_commit
 from kvarn.decoding.denoise_config import (
     DEFAULT_TOKENS,
     DenoiseConfig,
@@ -52,6 +53,7 @@ class DiffusionDecoder:
     ) -> None:
         """context: positions a canvas may have."""
         self.backend = backend
+        self.unused = NO_UNUSED_IDS
         self._model = model
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
@@ -66,7 +68,7 @@ class DiffusionDecoder:
         config = make_denoise_config(params.diffusion, self._model)
         if params.max_tokens is None and config.is_fixed:
             max_tokens = min(max_tokens, max(DEFAULT_TOKENS, params.min_tokens))
-        check_pinned(config.params, max_tokens, self._vocab_size)
+        check_pinned(config.params, max_tokens)
         shape = config.shape(len(prompt_ids), len(prompt_ids) + max_tokens, self._context)
         return AnswerBounds(max_tokens, sequence_lengths(config, shape.length, self._shift))
 
@@ -99,7 +101,7 @@ class DiffusionDecoder:
         parts = self._sample(spans, hidden)
         fillings = [self._decide(span, part) for span, part in zip(spans, parts, strict=True)]
         # Nothing has changed up to here: a step that fails in the backend is computed again.
-        return [self._apply(span, filling) for span, filling in zip(spans, fillings, strict=True)]
+        return [self._apply_alone(span, filling) for span, filling in zip(spans, fillings, strict=True)]
 
     def restart(self, request: Request) -> None:
         request.denoising = None
@@ -150,7 +152,7 @@ class DiffusionDecoder:
         guides = np.array(guide_rows, np.int32) if max(guide_rows, default=-1) >= 0 else None
         batch_rows = SampleRows(np.array(rows, np.int32), tuple(params), min(num_top, self._vocab_size), True, guides)
         started_at = time.perf_counter()
-        sampled = self.backend.sample(hidden, batch_rows)
+        sampled = self.unused.sample(self.backend, hidden, batch_rows)
         self.backend_s += time.perf_counter() - started_at
         return _split_by_span(sampled, [len(span.outputs) for span in spans])
 
@@ -175,6 +177,13 @@ class DiffusionDecoder:
         if (sampled.token_ids == NO_TOKEN).any():
             return _broken_scores(span)
         return self._state(span.request).decide(sampled)
+
+    def _apply_alone(self, span: Span, filling: Filling | BrokenScores | None) -> Commit:
+        """Other requests of the step have changed by now: whatever fails here ends this one."""
+        try:
+            return self._apply(span, filling)
+        except BaseException as error:
+            return failed_commit(span.request, "this answer's canvas could not be filled", error)
 
     def _apply(self, span: Span, filling: Filling | BrokenScores | None) -> Commit:
         request = span.request

@@ -20,7 +20,7 @@ from kvarn.types import SamplingParams
 class Admission:
     """The bounds of one model on one machine. Any thread may ask: only constants are read."""
 
-    vocab_size: int
+    vocab_size: int  # ids of the model, those that no token has included
     context: int  # tokens of prompt and answer together
     decoder: Decoder  # knows which parameters it honours and what it computes for them
     kv: KVCache  # its size
@@ -38,13 +38,20 @@ class Admission:
         return replace(submission, admitted=Admitted(prompt_ids, bounds.max_tokens))
 
     def check_tokens(self, field: str, token_ids: Iterable[int]) -> None:
-        where = "the prompt" if field == "prompt" else field
+        """Refuse what is no id of a token; field: where the caller wrote it."""
+        where, unused = "the prompt" if field == "prompt" else field, self.decoder.unused.ids
         for token_id in token_ids:
             is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
             if not is_id or not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(
                     f"token id {token_id!r:.40} in {where} is outside the vocabulary; "
                     f"give 0 to {self.vocab_size - 1:,}",
+                    field=field,
+                )
+            if token_id in unused:
+                raise InvalidParameter(
+                    f"token id {token_id:,} in {where} stands for no token: {len(unused):,} of the model's "
+                    f"{self.vocab_size:,} ids are padding or holes in its vocabulary; give the id of a token",
                     field=field,
                 )
 
@@ -57,6 +64,8 @@ class Admission:
         self.check_tokens("prompt", prompt_ids)
         self.check_tokens("stop_token_ids", params.stop_token_ids)
         self.check_tokens("logit_bias", params.logit_bias)
+        if params.diffusion is not None:
+            self.check_tokens("pinned", params.diffusion.pinned.values())
         if not prompt_ids:
             raise InvalidParameter("the prompt is empty; give at least one token")
         if params.sampler is not None:

@@ -111,8 +111,8 @@ class Engine:
             number=number,
             constraint=submission.constraint,
         )
+        self.stream.open(request, submission)  # before it is charged: what fails here costs nothing
         self._rate_limiter.admit(request, self.scheduler.num_waiting, self.scheduler.num_waiting_beside)
-        self.stream.open(request, submission)
         self.scheduler.submit(request)
         return request
 

@@ -251,7 +251,12 @@ class AsyncAnswers:
             await self._arrival.wait()
 
     def _add(self, index: int, event: TokenEvent) -> None:
-        if self._on_arrival is None or self._on_arrival(index, event):
+        try:
+            is_kept = self._on_arrival is None or self._on_arrival(index, event)
+        except Exception as error:  # the events of other answers come through the same bridge
+            self.fail(error)
+            return
+        if is_kept:
             self._ready.append((index, event))
             self._arrival.set()
 

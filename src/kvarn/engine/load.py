@@ -16,6 +16,7 @@ from kvarn.backends.batch import KVLayout
 from kvarn.backends.pooling import ClassifierWeights
 from kvarn.backends.protocol import Backend
 from kvarn.backends.select import device_memory, device_weights, make_backend, require_support
+from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Decoder
@@ -93,7 +94,7 @@ def _load(
         backend.load(spec, weights, progress)
         kv = _reserve(backend, spec, memory, config)
         context = min(memory.context, kv.max_tokens)
-        words = tokenizer.result()
+        words = tokenizer.result().padded(spec.vocab_size)
         decoder = _make_decoder(backend, spec, words, description.recommended, context)
         engine = Engine(
             backend,
@@ -122,11 +123,16 @@ def _make_decoder(
     """The way of generating that the model was trained for."""
     if isinstance(spec.generation, MaskedDiffusion):
         defaults = SamplingDefaults(**{"temperature": 0.0, "top_p": 1.0, **recommended})
-        return DiffusionDecoder(
+        diffusion = DiffusionDecoder(
             backend, spec.generation, spec.vocab_size, words.eos_ids, defaults=defaults, context=context
         )
+        # A mask token need not be in the tokenizer's table; prompts may hold it, and it is never chosen anyway.
+        diffusion.unused = UnusedIds.of(spec.vocab_size, words.unused_ids - {spec.generation.mask_id})
+        return diffusion
     encode = partial(words.encode, add_special=False)
-    return AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, SamplingDefaults(**recommended), encode)
+    decoder = AutoregressiveDecoder(backend, spec.vocab_size, words.eos_ids, SamplingDefaults(**recommended), encode)
+    decoder.unused = UnusedIds.of(spec.vocab_size, words.unused_ids)
+    return decoder
 
 
 def text_stream(tokenizer: Tokenizer) -> Stream:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvarn.decoding.decoder import Commit, CommittedToken
+from kvarn.decoding.decoder import Commit, CommittedToken, failed_commit
 from kvarn.diffusion import CanvasView
 from kvarn.engine.stop_strings import StopMatcher
 from kvarn.engine.submission import Submission
 from kvarn.request import Finish, Request
 from kvarn.types import FinishReason, TokenEvent
+
+log = logging.getLogger("kvarn.engine")
+
+MAX_NAMED = 4  # tokens in an error; a diffusion model commits a block of them
 
 
 class TextDecoder(Protocol):
@@ -48,8 +53,8 @@ class Stream:
         request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
 
     def read(self, commits: Iterable[Commit]) -> list[Commit]:
-        """Add texts and ends to commits; tokens after an end are dropped."""
-        return [self._read(commit) for commit in commits]
+        """Add texts and ends to commits; tokens after an end are dropped. What cannot be read fails its request."""
+        return [self._read_alone(commit) for commit in commits]
 
     def events(self, commits: Iterable[Commit]) -> list[TokenEvent]:
         """One event per token, the last one with the completion; called when the ends have been applied."""
@@ -60,7 +65,24 @@ class Stream:
 
     def end(self, requests: Sequence[Request]) -> list[TokenEvent]:
         """Last events of requests that ended without a token: cancelled or failed."""
-        return [self._last_event(request, self._flush(request.text)) for request in requests]
+        return [self._last_event(request, self._rest(request)) for request in requests]
+
+    def _read_alone(self, commit: Commit) -> Commit:
+        try:
+            return self._read(commit)
+        except BaseException as error:
+            said = [token.token_id for token in commit.tokens[:MAX_NAMED]]
+            return failed_commit(commit.request, f"the text of tokens {said} of this answer could not be read", error)
+
+    def _rest(self, request: Request) -> str:
+        """The text held back of an ended request, if there is one that can be read."""
+        try:
+            return self._flush(request.text)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # what failed it before, mostly; its end is told all the same
+            log.exception("the end of the text of request %s cannot be read", request.id)
+            return ""
 
     def _read(self, commit: Commit) -> Commit:
         request = commit.request

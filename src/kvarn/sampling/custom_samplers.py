@@ -2,7 +2,7 @@
 
 A sampler is a function sampler(logits, token_ids, draw) -> token id:
     logits     float32 (vocabulary), with bias and penalties applied, before temperature; yours to change.
-               -inf: the request's constraint does not allow that token, and choosing it is an error
+               -inf: choosing that token is an error; no token has this id, or the constraint does not allow it
     token_ids  prompt and answer so far
     draw()     the next of the random numbers in [0, 1) that belong to this request's seed and this position
 With these it gives the same token whenever the request is run again, whatever else is in the batch.
@@ -60,5 +60,7 @@ def run_sampler(function: SamplerFunction, logits: Float32, row: SamplingRow, to
     if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):
         raise ValueError(f"it returned {token_id!r:.80}, not a token id below {len(logits)}")
     if row.mask is not None and not is_allowed(row.mask, int(token_id)):
-        raise ValueError(f"it returned token {token_id}, which the constraint does not allow (its logit was -inf)")
+        raise ValueError(
+            f"it returned the id {token_id}, which no token has or the constraint does not allow (its logit was -inf)"
+        )
     return int(token_id)

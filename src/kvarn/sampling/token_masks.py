@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,14 @@ UInt32 = npt.NDArray[np.uint32]
 def num_words(vocab_size: int) -> int:
     """Number of 32-bit words of a mask."""
     return -(-vocab_size // 32)
+
+
+def mask_without(token_ids: Collection[int], vocab_size: int) -> UInt32:
+    """The mask of all tokens but these."""
+    allowed = np.zeros(32 * num_words(vocab_size), np.bool_)
+    allowed[:vocab_size] = True
+    allowed[list(token_ids)] = False
+    return np.packbits(allowed, bitorder="little").view("<u4").astype(np.uint32)
 
 
 def is_allowed(mask: UInt32, token_id: int) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import CapacityError, ConstraintError
 from kvarn.observe.histogram import SECONDS, Histogram, HistogramSnapshot
-from kvarn.sampling.token_masks import num_words
+from kvarn.sampling.token_masks import UInt32
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.structured.grammar_sandbox import ParserLimits, SandboxLimits, SandboxVocabulary, compile_in_sandbox
 from kvarn.structured.matcher import GrammarMatcher, explain
@@ -47,11 +47,11 @@ class CompiledConstraint:
     """A constraint ready to use; every answer starts its own matcher."""
 
     start: LLMatcher
-    num_words: int
+    allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
 
     def matcher(self) -> GrammarMatcher:
-        return GrammarMatcher(self.start, self.num_words)
+        return GrammarMatcher(self.start, self.allowed)
 
 
 class ConstraintCompiler:
@@ -139,7 +139,7 @@ class ConstraintCompiler:
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, num_words(self._vocab_size), size)
+        compiled = CompiledConstraint(start, tokens.allowed, size)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:

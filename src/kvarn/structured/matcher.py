@@ -22,11 +22,14 @@ UInt32 = npt.NDArray[np.uint32]
 
 
 class GrammarMatcher:
-    """Follows the tokens of one answer; start is a matcher at the beginning, which stays there."""
+    """Follows the tokens of one answer; start is a matcher at the beginning, which stays there.
 
-    def __init__(self, start: LLMatcher, num_words: int) -> None:
+    allowed: the ids that tokens have. A grammar may name any other by its number.
+    """
+
+    def __init__(self, start: LLMatcher, allowed: UInt32) -> None:
         self._start = start
-        self._num_words = num_words
+        self._allowed = allowed
         self._matcher = start.deep_copy()
         self._num_accepted = 0
         self.error: ConstraintError | None = None  # why nothing may follow
@@ -34,9 +37,10 @@ class GrammarMatcher:
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> UInt32:
         """One bit per token that may follow token_ids; no bit at a dead end, and then error says why."""
         self._advance_to(token_ids, num_prompt)
-        mask = np.zeros(self._num_words, np.uint32)
+        mask = np.zeros_like(self._allowed)
         if self.error is None:
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            mask &= self._allowed
             # A failed matcher allows the end of the text, whatever the grammar says: look at its error first.
             if self._matcher.is_error() or not mask.any():
                 self._fail()

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from kvarn.errors import ConstraintError
+from kvarn.sampling.token_masks import mask_without
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -20,6 +21,8 @@ class GrammarTokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def unused_ids(self) -> frozenset[int]: ...
     @property
     def eos_ids(self) -> tuple[int, ...]: ...
     @property
@@ -35,14 +38,17 @@ class TokenTable:
     is_tokenizer_wrapper = True
 
     def __init__(self, tokenizer: GrammarTokenizer, vocab_size: int) -> None:
-        known = range(min(vocab_size, tokenizer.vocab_size))
+        known = [i for i in range(min(vocab_size, tokenizer.vocab_size)) if i not in tokenizer.unused_ids]
         # Control tokens are no text: allowed only where a grammar names them. The end token is one, even where the
         # file marks it as a normal token.
-        self.eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id in known)
+        self.eos_ids = tuple(token_id for token_id in tokenizer.eos_ids if token_id < vocab_size)
         if not self.eos_ids:
             raise ConstraintError("the model has no token that ends a text, so no answer could end; use another model")
         self.special_token_ids = [i for i in known if tokenizer.is_control(i) or i in self.eos_ids]
-        self.tokens = [tokenizer.token_bytes(i) for i in known] + [b""] * (vocab_size - len(known))
+        self.allowed = mask_without(set(range(vocab_size)).difference(known), vocab_size)
+        self.tokens = [b""] * vocab_size
+        for token_id in known:
+            self.tokens[token_id] = tokenizer.token_bytes(token_id)
         self._special = frozenset(self.special_token_ids)
         self._require_bytes()
         self.eos_token_id = self.eos_ids[0]

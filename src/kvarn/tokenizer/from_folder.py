@@ -28,6 +28,7 @@ from kvarn.tokenizer.vocabulary import (
     end_of_generation_ids,
     mark_control,
     token_as_bytes,
+    unused_text,
 )
 
 # The largest tokenizer.json in use, of 262,000 tokens, has 33 MB, 0.6 million lists and 1.8 million commas.
@@ -115,7 +116,7 @@ def _vocabulary(texts: Mapping[int, str], added: Sequence[_AddedToken], num_rows
         token_types[token_id] = TokenType.BYTE if BYTE_TOKEN.fullmatch(text) else TokenType.NORMAL
     for token in added:
         token_types[token.id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
-    tokens = [texts.get(token_id, f"[UNUSED_{token_id}]") for token_id in range(len(token_types))]
+    tokens = [texts.get(token_id, unused_text(token_id)) for token_id in range(len(token_types))]
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     mark_control(token_types, ids)
     return Vocabulary(tokens=tokens, token_types=bytes(token_types), ids=ids)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,17 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of ids."""
         return len(self._vocabulary.tokens)
+
+    @cached_property
+    def unused_ids(self) -> frozenset[int]:
+        """Ids that stand for no token: holes and padding; never one that ends a text."""
+        return frozenset(self._vocabulary.of_type(TokenType.UNUSED)) - {*self.eos_ids, self.bos_id}
+
+    def padded(self, num_rows: int) -> Tokenizer:
+        """The same tokenizer for a model with num_rows ids, those without a token unused."""
+        if num_rows <= self.vocab_size:
+            return self
+        return Tokenizer(replace(self._parts, vocabulary=self._vocabulary.padded(num_rows)))
 
     @property
     def bos_id(self) -> int | None:

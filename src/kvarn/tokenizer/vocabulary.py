@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, cast
 
@@ -89,6 +89,19 @@ class Vocabulary:
         """Ids of all tokens of these types, ascending."""
         wanted = re.compile(b"[" + b"".join(re.escape(bytes([token_type])) for token_type in token_types) + b"]")
         return [match.start() for match in wanted.finditer(self.token_types)]
+
+    def padded(self, num_tokens: int) -> Vocabulary:
+        """The same vocabulary with unused ids at its end; their texts are found by nobody."""
+        new = range(len(self.tokens), num_tokens)
+        tokens = [*self.tokens, *(unused_text(token_id) for token_id in new)]
+        token_types = self.token_types + bytes([TokenType.UNUSED]) * len(new)
+        scores = None if self.scores is None else [*self.scores, *(0.0 for _ in new)]
+        return replace(self, tokens=tokens, token_types=token_types, scores=scores)
+
+
+def unused_text(token_id: int) -> str:
+    """What stands in the place of a token that is not there."""
+    return f"[UNUSED_{token_id}]"
 
 
 def token_as_bytes(token: str) -> bytes:

@@ -188,8 +188,8 @@ def test_no_choice_is_forked_from_a_request_whose_copy_is_still_to_be_made() -> 
     plan = scheduler.plan()
     (entry,) = plan.entries
     assert entry.copies
-    assert not scheduler._can_fork({leader.id: entry}, leader)
-    assert scheduler._can_fork({}, leader)
+    assert not scheduler._starter._can_fork({leader.id: entry}, leader)
+    assert scheduler._starter._can_fork({}, leader)
 
 
 def test_what_a_failed_request_computed_is_not_found_by_others() -> None:

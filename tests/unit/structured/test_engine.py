@@ -36,6 +36,7 @@ class ByteWords:
     """The vocabulary of the fake engine: token i is the byte i, and 0 ends an answer."""
 
     vocab_size = VOCAB
+    unused_ids: frozenset[int] = frozenset()
     eos_ids = (EOS,)
     bos_id = None
 

@@ -1,4 +1,4 @@
-"""Which running requests take part in a step: low priorities sit out steps, prompts get rows by time.
+"""Which requests take part in a step: low priorities sit out steps, prompts get rows by time, the highest first.
 
 Knows priorities and times; knows no block.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Span
-from kvarn.engine.scheduling.pacing import BackgroundShare, Pacer
+from kvarn.engine.scheduling.pacing import BackgroundShare, Pacer, RecentPriority
 from kvarn.engine.scheduling.policy import Policy
 from kvarn.request import Clock, Request
 
@@ -36,6 +36,7 @@ class FairShare:
         self._pacer = pacer
         self._clock = clock
         self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
+        self._recent = RecentPriority()
         self._background: frozenset[str] = frozenset()
         self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
         self._part: Part | None = None  # of the background in the step being planned ...
@@ -45,6 +46,7 @@ class FairShare:
 
     def take(self, running: Collection[Request], first_waiting: Request | None) -> StepShares:
         """Choose the requests of the next step; first_waiting would start next."""
+        self._recent.see(max((request.priority for request in running), default=None), self._clock())
         self._background = self._find_background(running)
         is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
         self._is_owed = is_low_waiting or bool(self._background)
@@ -67,6 +69,8 @@ class FairShare:
         if self._part == "prompts":
             return self._pacer.background_rows(shares.num_disturbed, self._extent)
         rows = self._pacer.prompt_rows(shares.num_disturbed)
+        if self._recent.is_expected:
+            rows = min(rows, self._pacer.short_rows(shares.num_disturbed))
         return rows if self._part != "decodes" else math.ceil((1 - self._extent) * rows)
 
     def extra_s(self, shares: StepShares) -> float:
@@ -74,13 +78,34 @@ class FairShare:
         if self._part == "prompts":
             return self._pacer.background_extra_s(shares.num_disturbed, self._extent)
         seconds = self._pacer.extra_s(shares.num_disturbed)
+        if self._recent.is_expected:
+            seconds = min(seconds, self._pacer.short_s)
         return seconds if self._part != "decodes" else (1 - self._extent) * seconds
 
-    def includes(self, request: Request, running: Collection[Request]) -> bool:
-        """Whether a request that has just started takes part at once."""
+    def includes(self, requests: Iterable[Request], running: Collection[Request]) -> bool:
+        """Whether one of these would take part in the step if it started."""
         if self._part in ("prompts", "all"):
             return True
-        return not self._is_low(request, running)
+        top, now = max((other.priority for other in running), default=-math.inf), self._clock()
+        return any(one.priority >= top or not self._policy.is_background(one, int(top), now) for one in requests)
+
+    def is_above_all(self, waiting: Request, running: Collection[Request]) -> bool:
+        """Whether a waiting request makes low priorities of some that run, and none of them is as high."""
+        is_higher = all(waiting.priority > other.priority for other in running)
+        return is_higher and self._is_above_one(waiting, running)
+
+    def goes_first(self, waiting: Request, prompts: Collection[Request], running: Collection[Request]) -> bool:
+        """Whether a waiting request gets rows of this step before one of the prompts in it."""
+        if self._part == "prompts" and not self._is_low(waiting, running):
+            return False  # the step is for low priorities
+        return self.includes([waiting], running) and self._is_above_one(waiting, prompts)
+
+    def in_order(self, prompts: Collection[Request]) -> list[Request]:
+        """The prompts of a step in the order in which they get rows: those of low priority last."""
+        top, now = max((request.priority for request in prompts), default=0), self._clock()
+        return sorted(
+            prompts, key=lambda request: (self._policy.is_background(request, top, now), self._policy.order(request))
+        )
 
     def observe(
         self, spans: Sequence[Span], seconds: float, layerwise: Request | None = None, layerwise_s: float = 0.0
@@ -124,6 +149,10 @@ class FairShare:
     def _is_low(self, request: Request, running: Collection[Request]) -> bool:
         top = max((other.priority for other in running), default=request.priority)
         return request.priority < top and self._policy.is_background(request, top, self._clock())
+
+    def _is_above_one(self, request: Request, others: Iterable[Request]) -> bool:
+        priority, now = request.priority, self._clock()
+        return any(o.priority < priority and self._policy.is_background(o, priority, now) for o in others)
 
     def _find_background(self, running: Collection[Request]) -> frozenset[str]:
         top = max((request.priority for request in running), default=0)

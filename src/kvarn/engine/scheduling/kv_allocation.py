@@ -42,19 +42,26 @@ class KVAllocation:
         companion = None if reach.companion is None else self.entry(reach.companion)
         return BatchEntry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
 
+    def could_fit(self, request: Request, num_computed: int, staying: Iterable[Request], num_leaving: int) -> bool:
+        """Whether it might if others left the blocks they hold; those they share with anybody would stay."""
+        return self._num_wanted(request, num_computed, staying) <= self._kv.num_free + num_leaving
+
     def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
         """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
+        return self._num_wanted(request, num_computed, running) <= self._kv.num_free
+
+    def num_blocks(self, request: Request) -> int:
+        """Blocks a request holds now."""
+        names = (request.id, *self._extra_sequences.get(request.id, ()))
+        return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
+
+    def _num_wanted(self, request: Request, num_computed: int, running: Iterable[Request]) -> int:
         kv = self._kv
         wanted = sum(map(kv.blocks_for, self._decoder.slots_to_start(request))) - num_computed // kv.block_size
         for other in running:
             needed = sum(map(kv.blocks_for, self._decoder.slots_to_continue(other)))
-            wanted += max(0, needed - self._num_blocks(other))
-        return wanted <= kv.num_free
-
-    def _num_blocks(self, request: Request) -> int:
-        """Blocks a request holds now."""
-        names = (request.id, *self._extra_sequences.get(request.id, ()))
-        return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
+            wanted += max(0, needed - self.num_blocks(other))
+        return wanted
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Release all sequences; forget: their blocks are not found by later requests."""

@@ -25,9 +25,10 @@ class LiveRequests:
         self.forks = ForkGroups()
         self.running: dict[str, Request] = {}
         self.allocation = KVAllocation(kv, decoder)
+        self.kv = kv
+        self.layerwise = layerwise
+        self.num_preemptions = 0
         self._decoder = decoder
-        self._kv = kv
-        self._layerwise = layerwise
 
     def __iter__(self) -> Iterator[Request]:
         return chain(self.waiting, self.forks, self.running.values())
@@ -52,10 +53,11 @@ class LiveRequests:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits again, keeps its tokens and will give the same answer."""
         del self.running[request.id]
-        self._layerwise.leave(request)
+        self.layerwise.leave(request)
         self.allocation.release(request, forget=request.params.free_cache_on_finish)
         self._decoder.restart(request)
         request.preempt()
+        self.num_preemptions += 1
         self.waiting.push(request)
 
     def start_forks(self, leader: Request, max_running: int) -> Iterator[Request]:
@@ -64,7 +66,7 @@ class LiveRequests:
             if leader.num_prompt == 1 or len(self.running) >= max_running:
                 self.waiting.push(follower)
                 continue
-            self._kv.fork(follower.id, leader.id, leader.num_prompt - 1)
+            self.kv.fork(follower.id, leader.id, leader.num_prompt - 1)
             yield follower
 
     def reap(self, now: float) -> list[Request]:
@@ -80,7 +82,7 @@ class LiveRequests:
 
     def remove(self, request: Request, *, forget_blocks: bool = False) -> None:
         """Remove an ended request; if others wait for its prompt, the first of them leads the rest."""
-        self._layerwise.leave(request)
+        self.layerwise.leave(request)
         if self.running.pop(request.id, None) is None:
             if request in self.waiting:
                 self.waiting.remove(request)

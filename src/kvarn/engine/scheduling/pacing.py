@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+MIN_ROWS = 8  # of a prompt in a step that is kept short: as many share the work of a kernel
 FIRST_ROWS = 16  # of a prompt beside decodes, as long as nothing is known about their cost
 MAX_GROWTH, MAX_SHRINK = 1.25, 0.7  # of the chunk from step to step: one outlier must not delay the others
 STEADY = 0.95  # a step that took about the time allowed keeps its rows
@@ -24,6 +25,8 @@ MIN_REFRESH_STEPS = 16
 BACKGROUND_EXTRA = 0.2  # the same for low priorities, which come now and then
 BACKGROUND_DECODES = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_CREDIT = 16  # times prefill_ms: saved up before low priorities run beside a prompt of higher ones
+SHORT_SHARE = 1 / 3  # of prefill_ms: the steps of low priorities while higher ones come and go
+RECENT_S = 10.0  # a priority that ran this long ago is expected again
 DECODE_EXTENT = 4  # times their share: the part of the time added to a step that they take beside decodes
 RETRY_EVERY = 64  # a number of low decodes that was too slow once is tried again: the machine may have been busy
 
@@ -83,6 +86,19 @@ class Pacer:
         """Whether prompts wait until a step of these decodes alone was measured."""
         base = self._bases.get(_bucket(num_decodes))
         return base is None or base.num_wanted > 0
+
+    @property
+    def short_s(self) -> float:
+        """How long a step takes that a request of higher priority may have to wait for."""
+        return SHORT_SHARE * self._prefill_s
+
+    def short_rows(self, num_decodes: int) -> int:
+        """Prompt rows of such a step; a prompt advances even where the decodes alone take longer."""
+        row_s = self.row_s if num_decodes else self._alone_row_s
+        if row_s is None:
+            return FIRST_ROWS
+        extra_s = self.short_s - (self.base_s(num_decodes) or 0.0)
+        return max(MIN_ROWS, min(int(extra_s / max(row_s, 1e-9)), self._max_rows))
 
     def background_rows(self, num_decodes: int, part: float) -> int:
         """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
@@ -168,13 +184,18 @@ class Pacer:
 
     def seconds_for(self, num_tokens: int) -> float:
         """Seconds a prompt would take alone; 0.0 as long as nothing is known."""
-        samples = self._alone or self._beside
-        return _row_s(samples) * num_tokens if samples else 0.0
+        return (self._alone_row_s or 0.0) * num_tokens
 
     @property
     def row_s(self) -> float | None:
         """Seconds per prompt row, beside decodes if that is known."""
         samples = self._beside or self._alone
+        return _row_s(samples) if samples else None
+
+    @property
+    def _alone_row_s(self) -> float | None:
+        """The same without decodes if that is known."""
+        samples = self._alone or self._beside
         return _row_s(samples) if samples else None
 
     def _learn_beside(self, base: _Base, num_decodes: int, num_prompt_rows: int, seconds: float) -> None:
@@ -185,6 +206,23 @@ class Pacer:
         base.num_surprises = base.num_surprises + 1 if is_surprise else 0
         if base.age >= REFRESH_STEPS or (base.num_surprises >= 2 and base.age >= MIN_REFRESH_STEPS):
             base.num_wanted = 2
+
+
+class RecentPriority:
+    """The highest priority that ran lately: while lower ones run alone, another of its kind is expected."""
+
+    def __init__(self) -> None:
+        self.is_expected = False
+        self._priority = 0
+        self._seen_at = -math.inf
+
+    def see(self, priority: int | None, now: float) -> None:
+        """The highest priority that runs now; None: nothing does."""
+        if priority is None:
+            return
+        if priority >= self._priority or now - self._seen_at > RECENT_S:
+            self._priority, self._seen_at = priority, now
+        self.is_expected = priority < self._priority
 
 
 class BackgroundShare:

@@ -22,6 +22,9 @@ class BatchEntry:
     companion: BatchEntry | None = None  # of the span's companion
 
 
+Draft = dict[str, BatchEntry]  # a step being planned: by request id, in the order of planning
+
+
 @dataclass(frozen=True, slots=True)
 class LayerwisePart:
     """A chunk that advances for some seconds beside the batch; its copies are made when it begins."""

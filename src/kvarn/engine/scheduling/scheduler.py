@@ -7,7 +7,7 @@ preempted and waits again. The last one in the policy's order is never a victim 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
@@ -15,15 +15,14 @@ from kvarn.engine.scheduling.fairness import FairShare, StepShares
 from kvarn.engine.scheduling.layerwise_prefill import LayerwisePrefill
 from kvarn.engine.scheduling.live_requests import LiveRequests
 from kvarn.engine.scheduling.pacing import Pacer
-from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
+from kvarn.engine.scheduling.plan import BatchEntry, Draft, LayerwisePart, StepPlan, make_plan
 from kvarn.engine.scheduling.policy import make_policy
 from kvarn.engine.scheduling.prefix_reuse import PrefixReuse
 from kvarn.engine.scheduling.row_budget import RowBudget
+from kvarn.engine.scheduling.starter import Starter
 from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request
-
-Draft = dict[str, BatchEntry]  # by request id, in the order of planning
 
 
 class Scheduler:
@@ -41,7 +40,6 @@ class Scheduler:
         """publishes: computed blocks may serve other requests, which holds for models that read left to right."""
         self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, config.max_batch_tokens)
         self.prefix_reuse = PrefixReuse(kv, finds_prefixes=publishes and config.prefix_cache)
-        self.num_preemptions = 0
         self._decoder = decoder
         self._kv = kv
         self._config = config
@@ -52,7 +50,7 @@ class Scheduler:
         self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order)
         self._row_budget = RowBudget(config.max_batch_tokens)
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
-        self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
+        self._starter = Starter(self._live, self.prefix_reuse, self._policy, config.max_running)
 
     @property
     def has_work(self) -> bool:
@@ -78,6 +76,11 @@ class Scheduler:
         return len(self._live.running)
 
     @property
+    def num_preemptions(self) -> int:
+        """Ever."""
+        return self._live.num_preemptions
+
+    @property
     def wait_s(self) -> float:
         """How long the first request of an idle engine still waits for others to share its first step."""
         if self._live.running or not self.num_waiting or self.num_waiting >= self._config.max_running:
@@ -97,6 +100,7 @@ class Scheduler:
     def reprioritise(self, request: Request, priority: int) -> None:
         """Change the priority of a request, in whatever state it is."""
         request.priority = priority
+        self._starter.forget_refusal()
         if request in self._live.waiting:
             self._live.waiting.rekey(request)
 
@@ -105,6 +109,7 @@ class Scheduler:
         if self.wait_s > 0:
             return StepPlan()
         draft: Draft = {}
+        self._start_highest(draft)
         shares = self._fairness.take(self._live.running.values(), self._live.waiting.peek())
         if not self._decoder.has_divisible_spans:
             self._place_whole_spans(draft, shares)
@@ -129,7 +134,7 @@ class Scheduler:
             self._apply_commit(commit)
             if request.num_computed >= request.num_prompt:
                 for follower in self._live.start_forks(request, self._config.max_running):
-                    self._run(follower, request.num_prompt - 1)
+                    self._starter.run(follower, request.num_prompt - 1)
             if commit.finish is not None:
                 request.finish(commit.finish)
                 self._live.remove(request)
@@ -156,7 +161,6 @@ class Scheduler:
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits again, keeps its tokens and will give the same answer."""
         self._live.preempt(request)
-        self.num_preemptions += 1
 
     def fail(self, request: Request, error: KvarnError) -> None:
         request.fail(error)
@@ -178,10 +182,11 @@ class Scheduler:
         """Spans that cannot be divided: least recently served first, then waiting requests, within the row budget."""
         budget, waiting = self._row_budget, self._live.waiting
         budget.open()
-        for request in sorted([*shares.decodes, *shares.prompts], key=lambda request: request.served_in):
+        requests = [*shares.decodes, *self._with_higher(draft, shares.prompts, self._config.max_batch_tokens)]
+        for request in sorted(requests, key=lambda request: request.served_in):
             self._place_whole(draft, request)
-        while budget.has_rows and (first := waiting.peek()) is not None and self._start(draft, first):
-            if self._fairness.includes(first, self._live.running.values()):
+        while budget.has_rows and (first := waiting.peek()) is not None and self._start_in_order(draft, first):
+            if self._fairness.includes([first], self._live.running.values()):
                 self._place_whole(draft, first)
         if not draft and budget.first_refused is not None:
             self._place(draft, budget.first_refused, self._decoder.least_rows(budget.first_refused))
@@ -198,7 +203,7 @@ class Scheduler:
             return False
         num_rows = min(self._config.max_batch_tokens - len(draft), self._fairness.prompt_rows(shares))
         budget = num_rows
-        for request in sorted(shares.prompts, key=self._policy.order):
+        for request in self._fairness.in_order(self._with_higher(draft, shares.prompts, num_rows)):
             if self._layerwise.holds(request):
                 continue
             if not (shares.num_disturbed and self._layerwise.wants(request, budget)):
@@ -224,69 +229,47 @@ class Scheduler:
         while (copies := self._live.allocation.extend(span)) is None:
             assert self.num_running > 1, f"request {request.id} was accepted and does not fit alone"
             victim = self._policy.victim(self._live.running.values())
-            self._drop(draft, victim)
+            self._starter.drop(draft, victim)
             if victim is request:
                 return None
         return self._live.allocation.entry(span, copies)
-
-    def _drop(self, draft: Draft, victim: Request) -> None:
-        draft.pop(victim.id, None)
-        self.preempt(victim)
 
     def _start_waiting(self, draft: Draft, budget: int) -> int:
         """Start requests while there are rows for them, strictly in the queue's order; returns the rows taken."""
         num_rows = 0
         while num_rows < budget and (request := self._live.waiting.peek()) is not None:
-            if not self._start(draft, request):
+            if not self._start_in_order(draft, request):
                 break
-            if self._fairness.includes(request, self._live.running.values()):
+            if self._fairness.includes([request], self._live.running.values()):
                 num_rows += self._place(draft, request, budget - num_rows)
         return num_rows
 
-    def _start(self, draft: Draft, request: Request) -> bool:
-        """Move the first waiting request to the running ones, if there is room for it."""
-        if self._live.running and self._refused == (request.id, self._kv.num_free):
-            return False  # nothing has changed since it found too few
-        while self.num_running >= self._config.max_running:
-            if not self._displace(draft, request):
-                return False
-        leader = request.fork_of if request.fork_of and self._can_fork(draft, request.fork_of) else None
-        num_computed = self.prefix_reuse.take_over(request, leader)
-        if self.prefix_reuse.is_being_computed(request, num_computed, self._computing(draft)):
-            self._kv.release(request.id)
-            return False
-        while not self._live.allocation.fits(request, num_computed, self._live.running.values()):
-            if not self._displace(draft, request):
-                self._kv.release(request.id)
-                self._refused = (request.id, self._kv.num_free)
-                return False
-        self._live.waiting.remove(request)
-        self._run(request, num_computed)
-        return True
+    def _start_highest(self, draft: Draft) -> None:
+        """A waiting request above all that run starts before the step is divided: at once they are its background."""
+        first = self._live.waiting.peek()
+        if first is not None and self._fairness.is_above_all(first, self._live.running.values()):
+            self._starter.start(draft, first)
 
-    def _run(self, request: Request, num_computed: int) -> None:
-        if request.started_at is None:
-            self.prefix_reuse.count(request, num_computed)
-        self._live.start(request, num_computed)
+    def _with_higher(self, draft: Draft, prompts: Sequence[Request], max_rows: int) -> list[Request]:
+        """The prompts of a step, and waiting requests that outrank one of them, which start."""
+        found, num_rows, running = list(prompts), 0, self._live.running
+        while num_rows < max_rows and (first := self._live.waiting.peek()) is not None:
+            if not self._fairness.goes_first(first, prompts, running.values()) or not self._starter.start(draft, first):
+                break
+            found.append(first)
+            num_rows += max(self._decoder.least_rows(first), len(first.token_ids) - first.num_computed)
+        return found
 
-    def _displace(self, draft: Draft, request: Request) -> bool:
-        """Make room for a waiting request by preempting a lower one, if there is one."""
-        if not self._live.running:
-            return False
-        victim = self._policy.victim(self._live.running.values())
-        if not self._policy.may_displace(request, victim):
-            return False
-        self._drop(draft, victim)
-        return True
+    def _start_in_order(self, draft: Draft, request: Request) -> bool:
+        """Start the first in the queue if it would get rows now, or if it stands before one that would.
 
-    def _can_fork(self, draft: Draft, leader: Request) -> bool:
-        """A pending block copy would be lost if its leader were dropped from the draft: do not fork such a leader."""
-        return leader.id in self._live.running and not (leader.id in draft and draft[leader.id].copies)
-
-    def _computing(self, draft: Draft) -> list[Request]:
-        """The requests whose rows this step computes, as far as it is planned."""
-        planned = [entry.span.request for entry in draft.values()]
-        return planned if self._layerwise.chunk is None else [*planned, self._layerwise.chunk.request]
+        Started without rows it would only take a place and blocks.
+        """
+        running = self._live.running.values()
+        is_included = self._fairness.includes([request], running)
+        if not is_included and self._config.policy != "priority":  # with it, those behind are no higher
+            is_included = self._fairness.includes(self._live.waiting, running)
+        return is_included and self._starter.start(draft, request)
 
     def _apply_commit(self, commit: Commit) -> None:
         request = commit.request
