@@ -72,6 +72,7 @@ class FakeBackend:
     """
 
     name = "fake"
+    min_prompt_rows = 1
     progress = 0
 
     def __init__(

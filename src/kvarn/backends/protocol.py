@@ -20,6 +20,7 @@ class Backend(Protocol):
     """An interpreter of ModelSpec."""
 
     name: str
+    min_prompt_rows: int  # rows of a prompt that take about as long as one, where a step's cost is mostly fixed
 
     @property
     def progress(self) -> int:

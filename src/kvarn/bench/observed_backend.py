@@ -53,6 +53,7 @@ class ObservedBackend:
         self._backend = backend
         self._observer = observer
         self.name = backend.name
+        self.min_prompt_rows = backend.min_prompt_rows
 
     def forward(self, batch: Batch) -> Hidden:
         started = time.perf_counter()

@@ -68,15 +68,20 @@ class ModelShape:
     tied: bool = True
     qkv_bias: bool = False
     mask_id: int | None = None  # of a diffusion model
+    key_length: int | None = None  # of a head, where it is not width / heads
+    qk_norm: bool = False
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.heads
+        return self.key_length or self.width // self.heads
 
 
 SHAPES: dict[str, ModelShape] = {
     "smollm2-135m": ModelShape("llama", 30, 576, 1536, 9, 3, 49152, 8192, 1e5, 1e-5, "smollm"),
     "qwen2.5-0.5b": ModelShape("qwen2", 24, 896, 4864, 14, 2, 151936, 32768, 1e6, 1e-6, "qwen2", qkv_bias=True),
+    "qwen3-0.6b": ModelShape(
+        "qwen3", 28, 1024, 3072, 16, 8, 151936, 40960, 1e6, 1e-6, "qwen2", key_length=128, qk_norm=True
+    ),
     "llama-3.2-1b": ModelShape("llama", 16, 2048, 8192, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe"),
     "llama-3.1-8b": ModelShape("llama", 32, 4096, 14336, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe", tied=False),
     # LLaDA-8B with a quarter of its width and FFN, half its layers, and all of its vocabulary
@@ -106,20 +111,22 @@ def write_shape(
 
 def shapes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor."""
-    width, hidden, kv = shape.width, shape.hidden, shape.kv_heads * shape.head_dim
+    width, hidden, q, kv = shape.width, shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     block: dict[str, tuple[int, ...]] = {
         "attn_norm.weight": (width,),
-        "attn_q.weight": (width, width),
+        "attn_q.weight": (q, width),
         "attn_k.weight": (kv, width),
         "attn_v.weight": (kv, width),
-        "attn_output.weight": (width, width),
+        "attn_output.weight": (width, q),
         "ffn_norm.weight": (width,),
         "ffn_gate.weight": (hidden, width),
         "ffn_up.weight": (hidden, width),
         "ffn_down.weight": (width, hidden),
     }
     if shape.qkv_bias:
-        block |= {"attn_q.bias": (width,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+        block |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
+    if shape.qk_norm:
+        block |= {"attn_q_norm.weight": (shape.head_dim,), "attn_k_norm.weight": (shape.head_dim,)}
     found: dict[str, tuple[int, ...]] = {"token_embd.weight": (shape.vocab, width), "output_norm.weight": (width,)}
     if not shape.tied:
         found["output.weight"] = (shape.vocab, width)
@@ -208,6 +215,8 @@ def _metadata(shape: ModelShape, type: str, name: str) -> dict[str, Any]:
         f"{arch}.attention.head_count": shape.heads,
         f"{arch}.attention.head_count_kv": shape.kv_heads,
         f"{arch}.attention.layer_norm_rms_epsilon": shape.eps,
+        f"{arch}.attention.key_length": shape.head_dim,
+        f"{arch}.attention.value_length": shape.head_dim,
         f"{arch}.rope.dimension_count": shape.head_dim,
         f"{arch}.rope.freq_base": shape.rope_base,
         f"{arch}.vocab_size": shape.vocab,

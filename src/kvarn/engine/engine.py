@@ -46,7 +46,9 @@ class Engine:
         self.stream = stream
         self.admission = admission
         self.config = config
-        self.scheduler = Scheduler(decoder, kv, config, publishes=publishes, clock=clock)
+        self.scheduler = Scheduler(
+            decoder, kv, config, publishes=publishes, clock=clock, min_prompt_rows=backend.min_prompt_rows
+        )
         self._rate_limiter = RateLimiter(config, clock)
         self._meter = StepMeter()
         self._clock = clock

@@ -38,6 +38,7 @@ class NativeBackend:
     """One model in the C++ core."""
 
     name = "native"
+    min_prompt_rows = 1
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         if isa and isa not in _native.isa_names():

@@ -34,6 +34,7 @@ class ReferenceBackend:
     """Interprets a ModelSpec with NumPy."""
 
     name = "reference"
+    min_prompt_rows = 1
     progress = 0
 
     def __init__(self, *, dense: bool = True) -> None:

@@ -34,6 +34,7 @@ from kvarn.models.spec import FeedForward, ModelSpec, Pooling
 
 log = logging.getLogger("kvarn.backends")
 
+GPU_PROMPT_ROWS = 256  # fewer do not take less time: launching their kernels does
 KERNELS = "kvarn.backends.torch.cuda"  # imports Triton, so only where there is a GPU
 
 
@@ -45,6 +46,7 @@ class TorchBackend:
     def __init__(self, device: Device, threads: int) -> None:
         self.device = device
         self.progress = 0
+        self.min_prompt_rows = GPU_PROMPT_ROWS if device.kind == "cuda" else 1
         self._model: Model | None = None
         self._cache: DeviceCache | None = None
         self._graphs: StepGraphs | None = None

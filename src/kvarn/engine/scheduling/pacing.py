@@ -52,8 +52,10 @@ class Pacer:
     |<------------ at most max_stretch x that, and never longer than prefill_s ------------>|
     """
 
-    def __init__(self, max_stretch: float, prefill_s: float, max_rows: int) -> None:
+    def __init__(self, max_stretch: float, prefill_s: float, max_rows: int, min_rows: int = 1) -> None:
+        """min_rows: fewer rows of a prompt are not worth a step, since they would not take less time."""
         self._max_stretch = max_stretch
+        self._min_rows = min_rows
         self._prefill_s = prefill_s
         self._max_rows = max_rows
         self._bases: dict[int, _Base] = {}
@@ -71,7 +73,7 @@ class Pacer:
         base, extra_s = self._bases.get(_bucket(num_decodes)), self.extra_s(num_decodes)
         if base is None or extra_s == 0:
             return 0
-        return max(1, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
+        return max(self._min_rows, min(self._steered_rows(base.median_s, extra_s), self._max_rows))
 
     def extra_s(self, num_decodes: int) -> float:
         """Seconds for prompts in the next step beside num_decodes others; 0: first measure a step without them."""
@@ -98,7 +100,7 @@ class Pacer:
         if row_s is None:
             return FIRST_ROWS
         extra_s = self.short_s - (self.base_s(num_decodes) or 0.0)
-        return max(MIN_ROWS, min(int(extra_s / max(row_s, 1e-9)), self._max_rows))
+        return max(MIN_ROWS, self._min_rows, min(int(extra_s / max(row_s, 1e-9)), self._max_rows))
 
     def background_rows(self, num_decodes: int, part: float) -> int:
         """Prompt rows of a step in which low priorities take part: it takes no longer than one without them may.
@@ -110,7 +112,7 @@ class Pacer:
             return 0
         samples = self._beside or self._alone
         rows = int(extra_s / max(_row_s(samples, COST_QUANTILE), 1e-9)) if samples else FIRST_ROWS
-        return max(1, min(rows, self._max_rows))
+        return max(self._min_rows, min(rows, self._max_rows))
 
     def background_extra_s(self, num_decodes: int, part: float) -> float:
         """Seconds for prompts in such a step; 0: not known yet."""

@@ -36,9 +36,11 @@ class Scheduler:
         *,
         publishes: bool = True,
         clock: Clock = time.perf_counter,
+        min_prompt_rows: int = 1,
     ) -> None:
         """publishes: computed blocks may serve other requests, which holds for models that read left to right."""
-        self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, config.max_batch_tokens)
+        max_rows = config.max_batch_tokens
+        self.pacer = Pacer(config.max_stretch, config.prefill_ms / 1000, max_rows, min(min_prompt_rows, max_rows))
         self.prefix_reuse = PrefixReuse(kv, finds_prefixes=publishes and config.prefix_cache)
         self._decoder = decoder
         self._kv = kv
