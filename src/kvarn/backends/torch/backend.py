@@ -81,6 +81,7 @@ class TorchBackend:
         for rope in self._loaded.ropes:
             rope.reserve(max_tokens)
         self._graphs = self._make_graphs(max_tokens)
+        self._warm_up(layout.block_size, num_blocks)
         return num_blocks
 
     @torch.inference_mode()
@@ -165,7 +166,16 @@ class TorchBackend:
         if type(model.ops) is PlainOps or not is_dense:
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
-        return cast(StepGraphs, module.DecodeGraphs(model, self._paged, max_tokens))
+        return cast(StepGraphs, module.CapturedSteps(model, self._paged, max_tokens))
+
+    def _warm_up(self, block_size: int, num_blocks: int) -> None:
+        """Compile and capture before the first request: a step that takes seconds would mislead the scheduler."""
+        if self._graphs is None:
+            return
+        module = importlib.import_module(f"{KERNELS}.graphs")
+        for batch in module.warm_up_batches(block_size, num_blocks):
+            self.forward(batch)
+        self.synchronise()
 
     @property
     def _loaded(self) -> Model:

@@ -50,7 +50,7 @@ class Ops(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a captured decode step leaves on the device; all but hidden is overwritten by the next one."""
+    """What a captured step leaves on the device; all but hidden is overwritten by the next one."""
 
     hidden: Tensor  # (rows, width)
     logits: Tensor | None  # (rows, vocabulary); None for a model without a head
@@ -58,10 +58,10 @@ class Decoded:
 
 
 class StepGraphs(Protocol):
-    """Decode steps that are launched as one."""
+    """Steps that are launched as one."""
 
     def run(self, batch: Batch) -> Decoded | None:
-        """Compute a decode step; None where the batch is something else or too large."""
+        """Compute a step; None where it is of no shape that is captured."""
 
 
 @dataclass(frozen=True, slots=True)

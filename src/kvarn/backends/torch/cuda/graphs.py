@@ -1,7 +1,7 @@
-"""Captured decode steps: a batch of one row per sequence is one copy to the device and one launch.
+"""Captured steps: a batch is one copy to the device and one launch, whatever decodes and prompts are in it.
 
-A graph is captured when its size is first met: for so many rows, and for so many pieces of keys where sequences are few
-enough that their pieces are computed side by side. All graphs read the same inputs and share one pool of memory.
+Batches are padded to few shapes; a graph is captured when its shape is first met. All graphs read the same inputs and
+share one pool of memory, so only one of them may be under way.
 """
 
 from __future__ import annotations
@@ -12,15 +12,43 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvarn.backends.batch import Batch
+from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.step import PagedTiles, Step, token_slots
+from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots
 
-TOKEN, POSITION, SLOT, CONTEXT, SHIFT, COUNT = range(6)  # what is staged of every row
-PADDING = np.array([0, 0, -1, 0, 0, 0], np.int32)  # a row without queries and without a slot
+MAX_SEQUENCES = 256
+PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
+OUTPUTS = (16, 256)  # rows of such a step whose states are wanted
+# The staged arrays, one after the other in one buffer, and what stands in them where a batch has nothing.
+PADDING = {
+    "token": 0,
+    "position": 0,
+    "slot": -1,
+    "context": 0,
+    "shift": 0,
+    "sequence": 0,
+    "first": 0,
+    "count": 0,
+    "output": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a graph is captured for."""
+
+    rows: int
+    outputs: int  # the same as rows: all of them, in order
+    tile: int  # queries of one tile
+    tiles: int
+    pieces: int  # computed side by side
+
+    @property
+    def is_decode(self) -> bool:
+        return self.tile == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,88 +59,128 @@ class Captured:
     left: Decoded
 
 
-class DecodeGraphs:
+class CapturedSteps:
     """The captured steps of one model and its cache."""
 
     def __init__(self, model: Model, cache: DeviceCache, max_context: int) -> None:
         assert isinstance(model.ops, CudaOps), "only kernels can be captured"
         self._model, self._cache, self._ops = model, cache, model.ops
         self._width = -(-max_context // cache.block_size)
-        self._graphs: dict[tuple[int, int], Captured] = {}
+        self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
-        most = BUCKETS[-1]
-        self._staged = torch.zeros(len(PADDING), most, dtype=torch.int32, pin_memory=True)
-        self._staged_tables = torch.zeros(most, self._width, dtype=torch.int32, pin_memory=True)
+        size = PROMPT_ROWS[-1] + MAX_SEQUENCES
+        self._staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+        self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._inputs = self._staged.to(cache.device)
         self._tables = self._staged_tables.to(cache.device)
-        self._rows = torch.arange(most, dtype=torch.int32, device=cache.device)
 
     def run(self, batch: Batch) -> Decoded | None:
-        """Compute a decode step; None where the batch is something else or too large."""
-        num_rows = len(batch.token_ids)
-        if not self._is_decode(batch, num_rows):
+        """Compute a step; None where it is of no shape that is captured."""
+        shape = self._shape(batch)
+        if shape is None:
             return None
-        bucket = next(size for size in BUCKETS if num_rows <= size)
-        self._stage(batch, num_rows, bucket)
-        key = bucket, self._ops.pieces_of(bucket, int(batch.context_lens.max()))
-        found = self._graphs.get(key)
+        self._stage(batch, shape)
+        found = self._graphs.get(shape)
         if found is None:
-            found = self._graphs[key] = self._capture(*key)
+            found = self._graphs[shape] = self._capture(shape)
         found.graph.replay()
-        left = found.left
-        logits, greedy = (None if one is None else one[:num_rows] for one in (left.logits, left.greedy))
-        return Decoded(left.hidden[:num_rows].clone(), logits, greedy)
+        left, count = found.left, len(batch.output_rows)
+        logits, greedy = (None if one is None else one[:count] for one in (left.logits, left.greedy))
+        return Decoded(left.hidden[:count].clone(), logits, greedy)
 
-    def _is_decode(self, batch: Batch, num_rows: int) -> bool:
-        fits = 0 < num_rows <= BUCKETS[-1] and batch.block_tables.shape[1] <= self._width
-        is_decode = num_rows == len(batch.context_lens) == len(batch.output_rows) and not batch.keep
-        return fits and is_decode and batch.block_tables.shape[1] > 0
+    def _shape(self, batch: Batch) -> StepShape | None:
+        num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
+        if batch.keep or not 0 < width <= self._width or not 0 < num_sequences <= MAX_SEQUENCES:
+            return None
+        longest = int(batch.context_lens.max())
+        if num_rows == num_sequences == len(batch.output_rows):
+            rows = next(size for size in BUCKETS if num_rows <= size)
+            return StepShape(rows, rows, 1, rows, self._ops.pieces_of(rows, longest))
+        rows = next((size for size in PROMPT_ROWS if num_rows <= size), 0)
+        outputs = next((size for size in OUTPUTS if len(batch.output_rows) <= size), 0)
+        if not rows or not outputs:
+            return None
+        tile = self._ops.prompt_tile
+        tiles = rows // tile + (16 if num_sequences <= 16 else MAX_SEQUENCES)
+        return StepShape(rows, outputs, tile, tiles, self._ops.pieces_of(tiles, longest))
 
-    def _stage(self, batch: Batch, num_rows: int, bucket: int) -> None:
-        """Write the batch to pinned memory and begin its copy; rows beyond it have no queries and no slot."""
+    def _stage(self, batch: Batch, shape: StepShape) -> None:
+        """Write the batch to pinned memory and begin its copy."""
         torch.cuda.current_stream().synchronize()  # the last copy has read this memory
-        rows, tables = self._staged.numpy(), self._staged_tables.numpy()
-        rows[:, num_rows:bucket] = PADDING[:, None]
-        rows[TOKEN, :num_rows] = batch.token_ids
-        rows[POSITION, :num_rows] = batch.positions
-        rows[SLOT, :num_rows] = token_slots(batch, self._cache.block_size)
-        rows[CONTEXT, :num_rows] = batch.context_lens
-        rows[SHIFT, :num_rows] = 0 if batch.slot_shifts is None else batch.slot_shifts
-        rows[COUNT, :num_rows] = 1
-        tables[:num_rows, : batch.block_tables.shape[1]] = np.maximum(batch.block_tables, 0)
+        lengths = np.diff(batch.row_starts).astype(np.int64)
+        sequences, first = cut_rows(lengths, shape.tile)
+        arrays = {
+            "token": batch.token_ids,
+            "position": batch.positions,
+            "slot": token_slots(batch, self._cache.block_size),
+            "context": batch.context_lens,
+            "shift": np.zeros(1, np.int32) if batch.slot_shifts is None else batch.slot_shifts,
+            "sequence": sequences,
+            "first": batch.row_starts[sequences] + first,
+            "count": np.minimum(lengths[sequences] - first, shape.tile),
+            "output": batch.output_rows,
+        }
+        staged = self._staged.numpy()
+        for row, (name, nothing) in zip(staged, PADDING.items(), strict=True):
+            row[: len(arrays[name])] = arrays[name]
+            row[len(arrays[name]) :] = nothing
+        tables: Int32 = self._staged_tables.numpy()
+        count, width = batch.block_tables.shape
+        tables[:count, :width] = np.maximum(batch.block_tables, 0)
         self._inputs.copy_(self._staged, non_blocking=True)
-        self._tables[:bucket].copy_(self._staged_tables[:bucket], non_blocking=True)
+        self._tables[:count].copy_(self._staged_tables[:count], non_blocking=True)
 
-    def _capture(self, bucket: int, num_pieces: int) -> Captured:
-        step = self._step(bucket, num_pieces)
+    def _capture(self, shape: StepShape) -> Captured:
+        step = self._step(shape)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels and chooses matmuls; harmless: the real step writes the same
-            self._forward(step)
+        with torch.cuda.stream(stream):  # compiles kernels and chooses matmuls; the step itself writes the same again
+            self._forward(step, shape)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            left = self._forward(step)
+            left = self._forward(step, shape)
         self._pool = graph.pool()
         return Captured(graph, left)
 
-    def _step(self, bucket: int, num_pieces: int) -> Step:
-        row = self._inputs[:, :bucket]
-        each = self._rows[:bucket]
-        tables = self._tables[:bucket]
-        tiles = PagedTiles(tables, row[CONTEXT], row[SHIFT], each, each, row[COUNT], num_pieces, tile=1)
+    def _step(self, shape: StepShape) -> Step:
+        at = dict(zip(PADDING, self._inputs, strict=True))
+        sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
+        tiles = PagedTiles(self._tables, at["context"], at["shift"], sequences, first, counts, shape.pieces, shape.tile)
+        tokens, positions, slots = (at[name][: shape.rows] for name in ("token", "position", "slot"))
+        outputs = None if shape.is_decode else at["output"][: shape.outputs]
         empty = np.empty(0, np.int32)
         nothing = Batch(empty, empty, empty, empty, empty, empty)
-        return Step(nothing, bucket, row[TOKEN], row[POSITION], row[SLOT], None, tiles)
+        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles)
 
-    def _forward(self, step: Step) -> Decoded:
+    def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
         x = model.embed(step)
         for index in range(len(model.weights.blocks)):
             x = model.run_block(x, index, step, self._cache)
         hidden = model.finish(x, step)
-        if model.weights.head is None:
+        if model.weights.head is None or len(hidden) != shape.outputs:
             return Decoded(hidden, None, None)
         logits = model.logits(hidden)
         return Decoded(hidden, logits, most_probable(logits))
+
+
+def warm_up_batches(block_size: int, num_blocks: int) -> list[Batch]:
+    """A prompt and a decode step for every size that will be met, over the first blocks."""
+    found = []
+    for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1]):
+        if -(-rows // block_size) <= num_blocks:
+            found.append(_batch(1, rows, block_size))
+    return found + [_batch(count, 1, block_size) for count in BUCKETS if count <= num_blocks]
+
+
+def _batch(num_sequences: int, rows: int, block_size: int) -> Batch:
+    """Sequences that begin, each with its own blocks, the last row of each wanted."""
+    ids = np.zeros(num_sequences * rows, np.int32)
+    starts = np.arange(num_sequences + 1, dtype=np.int32) * rows
+    per_sequence = -(-rows // block_size)
+    tables = np.arange(num_sequences * per_sequence, dtype=np.int32).reshape(num_sequences, per_sequence)
+    positions = np.tile(np.arange(rows, dtype=np.int32), num_sequences)
+    contexts = np.full(num_sequences, rows, np.int32)
+    return Batch(ids, positions, starts, contexts, tables, starts[1:] - 1)

@@ -53,7 +53,12 @@ class CudaOps(PlainOps):
         if batch.block_tables.shape[1] == 0:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
-        return make_paged_tiles(batch, 1 if longest == 1 else max(1, MAX_TILE_ROWS // self._group), cache.device)
+        return make_paged_tiles(batch, 1 if longest == 1 else self.prompt_tile, cache.device)
+
+    @property
+    def prompt_tile(self) -> int:
+        """Queries of one tile of a prompt."""
+        return max(1, MAX_TILE_ROWS // self._group)
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         return self._matmuls.in_float32(x, head.weight)
