@@ -103,7 +103,7 @@ class EngineConfig:
     kv_bytes: int | None = None  # size of the whole KV cache
     backend: str = "auto"
     isa: str | None = field(default_factory=forced_isa)
-    block_size: int = 16  # tokens per KV block
+    block_size: int | None = None  # tokens per KV block; None: 16, on an NVIDIA GPU 64
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
     max_running: int = 64  # requests in one step
     kv_dtype: str = "f16"  # f16 | f32 | q8_0
@@ -125,7 +125,7 @@ class EngineConfig:
         check_setting.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
         check_setting.integer("context", self.context, 1, MAX_CONTEXT, optional=True)
         check_setting.integer("kv_bytes", self.kv_bytes, 1, MAX_KV_BYTES, optional=True)
-        check_setting.integer("block_size", self.block_size, 1, 4096)
+        check_setting.integer("block_size", self.block_size, 1, 4096, optional=True)
         check_setting.integer("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
         check_setting.integer("max_running", self.max_running, 1, 2**16)
         check_setting.one_of("backend", self.backend, BACKENDS)

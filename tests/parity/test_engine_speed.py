@@ -79,10 +79,10 @@ def test_requests_with_one_prefix_hold_it_once(llm: LLM, record: Record) -> None
     for handle in handles:
         handle.result(60)
     record("shared-prefix-blocks", {"used": kv.used, "shared": kv.shared, "requests": num_requests})
-    num_full = PREFIX_TOKENS // llm.config.block_size
+    num_full = PREFIX_TOKENS // llm.stats().block_size
     assert kv.shared == num_full
     # Beside the prefix each has what is left of it, its own 5 tokens, and an answer shorter than 200.
-    assert kv.used <= num_full + num_requests * (1 + -(-(8 + 5 + 200) // llm.config.block_size))
+    assert kv.used <= num_full + num_requests * (1 + -(-(8 + 5 + 200) // llm.stats().block_size))
 
 
 class Listener:

@@ -18,6 +18,7 @@ from kvarn.models.spec import ModelSpec
 
 log = logging.getLogger("kvarn.backends")
 
+CPU_BLOCK_SIZE, GPU_BLOCK_SIZE = 16, 64
 NATIVE_EXTENSION = "kvarn.backends.native._native"
 
 
@@ -45,6 +46,14 @@ def device_memory(config: EngineConfig) -> MemoryAvailable:
     if config.backend in TORCH_BACKENDS:
         return cast(MemoryAvailable, _torch_device(config.backend).available_memory())
     return available_memory()
+
+
+def block_size(config: EngineConfig) -> int:
+    """Tokens per KV block: what is asked for, else what the backend is fastest with."""
+    if config.block_size is not None:
+        return config.block_size
+    is_gpu = config.backend in TORCH_BACKENDS and _torch_device(config.backend).kind == "cuda"
+    return GPU_BLOCK_SIZE if is_gpu else CPU_BLOCK_SIZE
 
 
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvarn.backends.batch import KVLayout
 from kvarn.backends.pooling import ClassifierWeights
 from kvarn.backends.protocol import Backend
-from kvarn.backends.select import device_memory, device_weights, make_backend, require_support
+from kvarn.backends.select import block_size, device_memory, device_weights, make_backend, require_support
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
@@ -174,4 +174,4 @@ def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: Engi
 
 def _block_size(spec: ModelSpec, config: EngineConfig) -> int:
     """Tokens per KV block: whole blocks of the mask, so that no K and V depend on tokens of a later one."""
-    return math.lcm(config.block_size, *(block.attention.mask_block or 1 for block in spec.blocks))
+    return math.lcm(block_size(config), *(block.attention.mask_block or 1 for block in spec.blocks))

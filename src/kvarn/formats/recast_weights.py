@@ -36,6 +36,7 @@ class DenseWeights(WeightProxy):
 
     def __init__(self, source: WeightSource, type: TensorType) -> None:
         self._type = type
+        self.stored = source  # as the file has them
         matrices = {name: info for name, info in source.tensors.items() if len(info.shape) > 1 and info.type != type}
         super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
 

@@ -95,3 +95,12 @@ def test_the_engine_imports_neither_torch_nor_a_server() -> None:
     code = f"import kvarn.llm, kvarn.engine.load, sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_blocks_are_as_long_as_the_backend_likes_them_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    found = [select.block_size(EngineConfig(backend=name)) for name in ("auto", "native", "torch")]
+    assert found == [16, 16, 64]
+    assert select.block_size(EngineConfig(backend="torch", block_size=32)) == 32

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
+from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
 from kvarn.models.tensor_shapes import BLOCK_NORMS
@@ -84,10 +86,10 @@ class WeightReader:
     """Reads tensors by name onto a device, telling its progress."""
 
     def __init__(self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None) -> None:
-        self._source = source
+        self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
         self._device = device
         self._progress = progress
-        self._total = sum(info.num_bytes for info in source.tensors.values())
+        self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
 
     def matrix(self, *names: str) -> Tensor:
@@ -111,12 +113,11 @@ class WeightReader:
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         info = self._source.tensors[name]
-        stored = FLOATS.get(info.type)
-        if stored is None:
-            host = torch.from_numpy(np.array(self._source.array(name), np.float32))
+        raw = torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
+        if info.type in FLOATS:
+            values = raw.view(FLOATS[info.type]).view(info.shape).to(dtype)
         else:
-            host = torch.from_numpy(np.array(self._source.raw(name))).view(stored).reshape(info.shape)
-        values = host.to(self._device.torch_device).to(dtype)
+            values = dequantize(raw, info.type, info.shape, dtype)
         self._source.release_pages((name,))
         self._done += info.num_bytes
         if self._progress is not None:
