@@ -58,13 +58,14 @@ class DiffusionModel:
         num_blocks: int = 64,
         eos_ids: tuple[int, ...] = (),
         backend: Backend | None = None,
+        kv_dtype: str | None = None,
         **options: Any,
     ) -> Engine:
         """options go to EngineConfig. Without a backend one is shared by all engines, which run one after the other."""
         backend = backend or self.backend(is_native)
         spec = describe(open_weights(self.path)).spec
         assert isinstance(spec.generation, MaskedDiffusion)
-        layout = layout_of(spec, "f32" if not is_native else "f16")
+        layout = layout_of(spec, kv_dtype or ("f16" if is_native else "f32"))
         kv = KVCache(backend.reserve_kv(layout, num_blocks * layout.block_bytes), layout.block_size)
         context = min(CONTEXT, kv.max_tokens)
         decoder = DiffusionDecoder(

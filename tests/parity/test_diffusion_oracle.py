@@ -126,6 +126,23 @@ def test_experts_steps_and_blocks_follow_it_too(models: dict[str, DiffusionModel
     assert found(models["llada-moe"], PROMPTS[1], **options) == expected("llada-moe", PROMPTS[1], job)
 
 
+@pytest.mark.parametrize("arch", ["llada", "dream"])
+def test_the_native_backend_follows_them_with_a_cache_of_f32_and_nearly_always_with_f16(
+    models: dict[str, DiffusionModel], arch: str
+) -> None:
+    same = {"f32": 0, "f16": 0}
+    policies = LLADA_POLICIES + DREAM_POLICIES + PARALLEL_POLICIES
+    for policy in policies:
+        options, job = options_and_job(arch, policy, NUM_TOKENS if policy in DREAM_POLICIES else 8, None, 0.0)
+        tokens, _ = expected(arch, PROMPTS[1], job)
+        for kv_dtype in same:
+            engine = models[arch].engine(is_native=True, kv_dtype=kv_dtype)
+            params = denoise(NUM_TOKENS, cache="none", sampling={"seed": SEED}, **options)
+            same[kv_dtype] += run(engine, [submit(engine, PROMPTS[1], params)])[0].token_ids == tokens
+    assert same["f32"] == len(policies)
+    assert same["f16"] >= len(policies) - 3
+
+
 def test_guidance_changes_the_answer(models: dict[str, DiffusionModel]) -> None:
     answers = {found(models["llada"], PROMPTS[1], block_length=8, cfg_scale=scale)[0] for scale in (0.0, 0.5, 4.0)}
     assert len(answers) == 3

@@ -84,7 +84,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         "phi3": _DECODER
         | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
         "bert": {
-            **dict.fromkeys(_DIMENSIONS),
+            **{key: None for key in _DIMENSIONS if key not in ("num_key_value_heads", "head_dim")},
             "layer_norm_eps": None,
             "hidden_act": "gelu",
             "is_decoder": False,

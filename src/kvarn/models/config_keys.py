@@ -24,7 +24,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "use_sliding_window": (None, False),
     "use_bidirectional_attention": (None, False),
     "position_embedding_type": (None, "absolute"),
-    "is_decoder": (None, False),
     "add_cross_attention": (None, False),
     "shared_expert_intermediate_size": (None, 0),
     "n_shared_experts": (None, 0),
@@ -39,6 +38,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "block_length": (None,),
     "bd_size": (None,),
     "rope": (None, True),
+    "rope_interleaved": (None, False),
     "scale_logits": (None, False),
     "input_emb_norm": (None, False),
     "attention_layer_norm": (None, False),
@@ -62,11 +62,22 @@ HARMLESS: Final = frozenset(
         "attn_implementation_autoset",
         "cache_implementation",
         "chunk_size_feed_forward",
+        # How experts and windows are used, where num_experts and sliding_window say that there are none.
+        "decoder_sparse_step",
+        "max_window_layers",
+        "mlp_only_layers",
+        "moe_intermediate_size",
+        "norm_topk_prob",
+        "num_experts_per_tok",
         "classifier_activation",
         "dense_intermediate_size",  # where every layer has experts
         "fuse_norm",
         "fuse_swiglu",
         "head_dtype",
+        "is_decoder",  # of decoders
+        "layer_norm_eps",  # every model type requires the one that it has
+        "layer_norm_epsilon",
+        "rms_norm_eps",
         "hidden_act",  # where the model type has hidden_activation, or the other way round
         "hidden_activation",
         "mlp_ratio",
@@ -77,7 +88,6 @@ HARMLESS: Final = frozenset(
         "output_router_logits",
         "qk_layernorm",  # the tensors of these norms are required, or refused
         "rope_full_precision",
-        "rope_interleaved",
         "rope_local_base_freq",  # where rope_parameters has it
         "sbert_ce_default_activation_function",
         "tie_word_embeddings",  # of encoders: they have no head

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvarn.errors import ConfigError
+import numpy as np
+
+from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
@@ -15,6 +17,10 @@ from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
 from kvarn.models.tensor_shapes import check_tensors
+
+# Where a head is compared with the embedding: all of it would be read from the disk for nothing.
+HEAD_SAMPLES = 256
+SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +45,8 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     hparams = HParams(view, name, context)
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
-    if spec.head is not None and spec.head.tied:  # some folders have a copy of the embedding as their output matrix
-        view = WeightView(source, {name: entry for name, entry in view.entries.items() if name != "output.weight"})
+    if spec.head is not None and spec.head.tied:
+        view = _without_copied_head(view)
     if architecture.split is not None:
         view = architecture.split(spec, view)
     check_tensors(spec, view)
@@ -57,3 +63,21 @@ def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
             if name.endswith("norm.weight"):
                 entries[name] = shifted(entry, architecture.hf_norm_offset)
     return WeightView(source, entries)
+
+
+def _without_copied_head(view: WeightView) -> WeightView:
+    """Drop the output matrix of a tied model: some folders have a copy of the embedding under this name."""
+    if "output.weight" not in view.entries:
+        return view
+    embedding, head = (view.raw(name) for name in ("token_embd.weight", "output.weight"))
+    step = max(1, embedding.size // HEAD_SAMPLES)
+    is_copy = embedding.size == head.size and all(
+        np.array_equal(embedding[first : first + SAMPLE_BYTES], head[first : first + SAMPLE_BYTES])
+        for first in range(0, embedding.size, step)
+    )
+    if not is_copy:
+        raise FormatError(
+            "tie_word_embeddings is true, but lm_head.weight is not a copy of the embedding; set it to false to use it",
+            file=view.path,
+        )
+    return WeightView(view.source, {name: entry for name, entry in view.entries.items() if name != "output.weight"})

@@ -217,7 +217,8 @@ class HParams:
 
     def _matters(self, key: str, value: object) -> bool:
         if not self.is_gguf:
-            return changes_arithmetic(key, value)
+            is_off = key == "sliding_window" and self._metadata.get("use_sliding_window") is False
+            return not is_off and changes_arithmetic(key, value)
         if not key.startswith(f"{self.architecture}."):
             return False
         suffix = key.removeprefix(f"{self.architecture}.")

@@ -89,11 +89,14 @@ def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] 
     for entry in given:
         if not isinstance(entry, Mapping):
             raise hparams.format_error(f"rope_parameters is {short(entry)}; expected an object")
-    flat = given[0] or given[1]
-    nested = flat.get(kind)
+    scaling, parameters = given
+    nested = parameters.get(kind) if hparams.has_key("rope_local_base_freq") else None  # by kind of layer: Gemma 3
     base = "rope_local_base_freq" if kind == "sliding_attention" else "rope_theta"
     table = {"rope_theta": hparams.raw(None, base), "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor")}
-    table |= nested if isinstance(nested, Mapping) else flat
+    if isinstance(nested, Mapping):
+        table |= {**nested, **(scaling if kind == "full_attention" else {})}
+    else:
+        table |= scaling or parameters
     original = hparams.raw(None, "original_max_position_embeddings")
     if original is not None and not isinstance(nested, Mapping):
         table["original_max_position_embeddings"] = original  # as transformers does, whatever the inner one says

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.open import open_weights
@@ -14,6 +15,7 @@ from kvarn.models.config_families import FAMILIES
 from kvarn.models.config_keys import changes_arithmetic
 from kvarn.models.describe import describe
 from kvarn.models.registry import ARCHITECTURES
+from kvarn.models.spec import Head
 from tests.diffusion_models import tiny_diffusion
 from tests.tiny_models import ORIGINAL_CONTEXT, tiny_model
 from tests.unit.models.edited import Edited, edited_config
@@ -94,7 +96,7 @@ def test_a_missing_output_matrix_is_not_made_up(llama: WeightSource) -> None:
     with pytest.raises(FormatError, match=r"\(lm_head\.weight\) is missing, and tie_word_embeddings is false"):
         describe(without)
     tied = edited_config(without, tie_word_embeddings=True)
-    assert describe(tied).spec.head == describe(edited_config(llama, tie_word_embeddings=True)).spec.head
+    assert describe(tied).spec.head == Head(tied=True)
 
 
 def test_a_dream_with_blocks_is_refused(tmp_path: Path) -> None:
@@ -121,3 +123,14 @@ def test_rope_entries_that_a_scaling_does_not_have_are_refused_by_name(extra: An
     scaling = {"rope_type": "yarn", "factor": 2.0, **extra}
     with pytest.raises(UnsupportedModel, match=f"rope scaling 'yarn' is changed by {next(iter(extra))} ="):
         describe(edited_config(llama, rope_scaling=scaling))
+
+
+def test_a_copy_of_the_embedding_is_no_head_of_its_own(tmp_path: Path) -> None:
+    path = tiny_model("llama-tied", tmp_path)
+    tied = describe(open_weights(path)).spec
+    tensors = load_file(path / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, path / "model.safetensors")
+    assert describe(open_weights(path)).spec == tied
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, path / "model.safetensors")
+    with pytest.raises(FormatError, match=r"lm_head\.weight is not a copy of the embedding"):
+        describe(open_weights(path))
