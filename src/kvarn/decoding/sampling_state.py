@@ -61,7 +61,7 @@ class SamplingState:
         if self._dry is not None:
             changes |= self._dry.changes(row, request)
         if self._matcher is not None:
-            changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)
+            changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)  # None: all may follow
         return row.at(len(request.token_ids), **changes)
 
     @property

@@ -49,7 +49,7 @@ class Stream:
         stop = request.params.stop
         assert isinstance(stop, tuple)
         # What a constraint allows is the text as it is: the space before its first word is kept.
-        starts_text = submission.starts_text and submission.constraint is None
+        starts_text = submission.starts_text and submission.params.constraint is None
         request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
 
     def read(self, commits: Iterable[Commit]) -> list[Commit]:

@@ -5,6 +5,7 @@ llguidance is imported with the first constraint, and the vocabulary is laid out
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -20,10 +21,11 @@ from kvarn.structured.matcher import GrammarMatcher, explain
 from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILING = 2
 MAX_CACHED_BYTES = 64 << 20
+MAX_REFUSED = 256  # constraints that could not be compiled, remembered
 MIN_BYTES = 64 << 10  # least size that a compiled grammar is counted with: the lexer grows with use ...
 BYTES_PER_CHARACTER = 64  # ... and small growth is not always seen
 # Small models tend to write whitespace without end where JSON allows it.
@@ -47,6 +49,7 @@ class CompiledConstraint:
     """A constraint ready to use; every answer starts its own matcher."""
 
     start: LLMatcher
+    trie: LLTokenizer
     allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
 
@@ -65,6 +68,7 @@ class ConstraintCompiler:
         self._cached_bytes = 0
         self._table: TokenTable | None = None
         self._compile_times = Histogram(SECONDS)
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # digests, and why; the oldest first
         self._num_reused = 0
         self._lock = threading.Lock()
         self._table_lock = threading.Lock()
@@ -103,9 +107,19 @@ class ConstraintCompiler:
         started = time.perf_counter()
         try:
             return self._compile(constraint)
+        except ConstraintError as error:
+            self._refuse(constraint, error)
+            raise
         finally:
             with self._lock:
                 self._compile_times.observe(time.perf_counter() - started)
+
+    def _refuse(self, constraint: Constraint, error: ConstraintError) -> None:
+        """Remember what cannot be compiled: finding that out takes as long as compiling."""
+        with self._lock:
+            self._refused[_digest(constraint)] = str(error)
+            while len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
 
     def _find(self, constraint: Constraint) -> CompiledConstraint | None:
         with self._lock:
@@ -113,6 +127,8 @@ class ConstraintCompiler:
             if found is not None:
                 self._cache.move_to_end(constraint)
                 self._num_reused += 1
+            elif (reason := self._refused.get(_digest(constraint))) is not None:
+                raise ConstraintError(reason)
             return found
 
     def _store(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:
@@ -139,7 +155,7 @@ class ConstraintCompiler:
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, tokens.allowed, size)
+        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:
@@ -151,6 +167,10 @@ class ConstraintCompiler:
             if self._table is None:
                 self._table = TokenTable(self._tokenizer, self._vocab_size)
             return self._table
+
+
+def _digest(constraint: Constraint) -> bytes:
+    return hashlib.sha256(f"{type(constraint).__name__} {constraint.text}".encode()).digest()
 
 
 def _grammar(constraint: Constraint) -> str:

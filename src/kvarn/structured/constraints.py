@@ -71,8 +71,11 @@ class Matcher(Protocol):
 
     error: ConstraintError | None  # why nothing may follow
 
-    def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.uint32]:
-        """One bit per token that may follow a prompt of num_prompt tokens and an answer; no bit: see error."""
+    def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> npt.NDArray[np.uint32] | None:
+        """One bit per token that may follow a prompt of num_prompt tokens and an answer; no bit: see error.
+
+        None: any token may.
+        """
 
     def accept_token(self, token_id: int) -> bool:
         """Take a sampled token; whether the answer is complete and nothing more may follow."""

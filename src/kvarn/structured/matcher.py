@@ -37,14 +37,11 @@ class GrammarMatcher:
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> UInt32:
         """One bit per token that may follow token_ids; no bit at a dead end, and then error says why."""
         self._advance_to(token_ids, num_prompt)
-        mask = np.zeros_like(self._allowed)
-        if self.error is None:
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            mask &= self._allowed
-            # A failed matcher allows the end of the text, whatever the grammar says: look at its error first.
-            if self._matcher.is_error() or not mask.any():
+        mask = None if self.error is not None else allowed_mask(self._matcher, self._allowed)
+        if mask is None:
+            if self.error is None:
                 self._fail()
-                mask[:] = 0
+            return np.zeros_like(self._allowed)
         return mask
 
     def accept_token(self, token_id: int) -> bool:
@@ -69,6 +66,15 @@ class GrammarMatcher:
             f"the answer came to a dead end of its constraint after {self._num_accepted:,} tokens: {reason}; "
             "simplify the constraint"
         )
+
+
+def allowed_mask(matcher: LLMatcher, allowed: UInt32) -> UInt32 | None:
+    """One bit per token of those allowed that may follow; None: nothing may, or the matcher failed."""
+    mask = np.zeros_like(allowed)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    mask &= allowed
+    # A failed matcher allows the end of the text, whatever the grammar says: look at its error first.
+    return None if matcher.is_error() or not mask.any() else mask
 
 
 def explain(error: str) -> str:

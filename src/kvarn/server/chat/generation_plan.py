@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvarn.engine.submission import Submission
 from kvarn.errors import ConstraintError, InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
+from kvarn.models.spec import MaskedDiffusion
 from kvarn.server.api.schema import InvalidField, engine_parameters
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
 from kvarn.submissions import with_fim_stops
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.server.models.model_pool import ServedModel
     from kvarn.server.request_context import RequestContext
+    from kvarn.structured.constraints import Compiled, Constraint
     from kvarn.types import SamplingParams
 
 Prepare = Callable[[], Submission]
@@ -91,9 +93,18 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
     wanted = plan.constraint(llm.tokenizer, ids, chat.params.constraint)
     with field_at_fault("tools" if plan.tools else chat.constrained_by):
-        compiled = None if wanted is None else llm.submissions.constraints.compile(wanted)
+        compiled = _compiled(llm, ids, plan, wanted)
     params = chat.params.replace(constraint=wanted)
     return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=compiled)
+
+
+def _compiled(llm: LLM, ids: Sequence[int], plan: OutputPlan, wanted: Constraint | None) -> Compiled | None:
+    constraints = llm.submissions.constraints
+    if wanted is not None:
+        return constraints.compile(wanted)
+    if isinstance(llm.spec.generation, MaskedDiffusion):  # writes in no order that a grammar could follow
+        return None
+    return plan.lazy_constraint(llm.tokenizer, ids, constraints)
 
 
 def text_submission(

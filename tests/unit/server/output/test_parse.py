@@ -21,6 +21,9 @@ GOOD = [
     ("hermes", f"<tool_call>[{CALL}, {OTHER}]</tool_call>", ["weather", "f"]),
     ("hermes", '<tool_call>{"arguments": {}, "name": "f"}</tool_call>', ["f"]),
     ("hermes", f"<tool_call>nothing<tool_call>{CALL}</tool_call>", ["weather"]),
+    ("hermes", f"<tool_call>{CALL}", ["weather"]),  # nothing but the end is missing
+    ("hermes", f"<tool_call>{CALL}</tool_cal", ["weather"]),
+    ("hermes", CALL, ["weather"]),
     ("llama3", f"<|python_tag|>{CALL}", ["weather"]),
     ("llama3", OTHER, ["f"]),
     ("llama3", f"{OTHER}; {CALL};{OTHER}", ["f", "weather", "f"]),
@@ -36,8 +39,6 @@ GOOD = [
 ]
 
 BAD = [
-    ("hermes", f"<tool_call>{CALL}"),  # not closed
-    ("hermes", f"<tool_call>{CALL}</tool_cal"),
     ("hermes", f"<tool_call>{CALL[:-1]}</tool_call>"),  # bad JSON
     ("hermes", f"<tool_call>{CALL.replace('weather', 'stranger')}</tool_call>"),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>'),
@@ -50,7 +51,7 @@ BAD = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {}, "note": "x"}</tool_call>'),
     ("hermes", "<tool_call>[]</tool_call>"),
     ("hermes", '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 80 + "1" + "}" * 80 + "}</tool_call>"),
-    ("hermes", CALL),  # no marker
+    ("hermes", f"Sure: {CALL}"),  # neither a marker nor a line of its own
     ("llama3", f"Here is a call: {CALL}"),
     ("llama3", '<|python_tag|>weather.call(city="Oslo")'),
     ("mistral", f"[TOOL_CALLS][{CALL}"),  # not closed: none of it is a call

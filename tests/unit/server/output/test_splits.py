@@ -125,13 +125,20 @@ def test_calls_are_numbered_in_order_and_their_ids_follow_from_the_seed(form: st
         assert not set(again) & set(others)
 
 
-@pytest.mark.parametrize("text", ["<tool_call>", "<tool_call>{", '<tool_call>{"type": "', "[TOOL_CALLS]f", '{"', "; {"])
+HOSTILE = (
+    *("<tool_call>", "<tool_call>{", '<tool_call>{"type": "', "[TOOL_CALLS]f", '{"', "; {"),
+    *("```", "```json\n", "\n{", "\n[", "a\n", "\n\n\n ", "[\n{", '```\n[\n{"name": "f", "arguments": {', "\n`"),
+    *('\n{"name": "f", "arguments":', '\nx\n{"name": "f", "arguments": {"c": 1}}', "\n<tool_call>\n[\n"),
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("form", ["hermes", "mistral", "llama3", "json"])
-def test_hostile_text_takes_time_in_proportion_to_its_length(form: str, text: str, patience: float) -> None:
-    num_characters = 200_000
+def test_hostile_text_takes_time_in_proportion_to_its_length(form: str, text: str, patience: float, size: Size) -> None:
+    num_characters = size(40_000, 200_000)
     started_at = time.process_time()
     parsed = parse_output(text * (num_characters // len(text)), FORMATS[form], TOOLS)
-    assert time.process_time() - started_at < 2.0 * patience
+    assert time.process_time() - started_at < 2e-5 * num_characters * patience
     assert parsed.tool_calls == ()
 
 

@@ -16,6 +16,7 @@ from tests.unit.server.output.texts import parse_output
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}, "required": ["city"]}
 WEATHER = ToolSpec("weather", "", CITY, is_strict=True)
+ANY = {"type": "object", "additionalProperties": True}
 ZERO = ToolSpec("zero", "", {"type": "object", "properties": {}}, is_strict=False)
 ARGUMENTS = '{"city": "Oslo"}'
 CALL = f'{{"name": "weather", "arguments": {ARGUMENTS}}}'
@@ -68,37 +69,21 @@ def test_arguments_follow_the_schema(form: str) -> None:
 
 @pytest.mark.parametrize("odd", ['"\\u0000"', "1e999"])
 def test_a_grammar_does_not_forbid_what_is_mended(odd: str) -> None:
-    call = f'{{"name": "zero", "arguments": {{"a": {odd}}}}}'
-    assert _accepts(_grammar(OutputFormat("json"), "auto"), call)
-    (read,) = parse_output(call, OutputFormat("json"), ["zero"], AnswerContext(is_enforced=True)).tool_calls
+    call = f'{{"name": "any", "arguments": {{"a": {odd}}}}}'
+    grammar = tool_constraint(OutputFormat("json"), [ToolSpec("any", "", ANY, is_strict=False)], "required")
+    assert grammar is not None
+    assert _accepts(grammar, call)
+    (read,) = parse_output(call, OutputFormat("json"), ["any"], AnswerContext(is_enforced=True)).tool_calls
     assert is_strict_object(read.arguments_json)
 
 
 def test_one_call_at_most_without_parallel_calls() -> None:
-    for choice in ("required", "auto"):
-        grammar = _grammar(OutputFormat("hermes"), choice, is_parallel=False)
-        assert _accepts(grammar, HERMES)
-        assert not _accepts(grammar, f"{HERMES}\n{HERMES}")
+    grammar = _grammar(OutputFormat("hermes"), "required", is_parallel=False)
+    assert _accepts(grammar, HERMES)
+    assert not _accepts(grammar, f"{HERMES}\n{HERMES}")
 
 
-@pytest.mark.parametrize("form", ONE_CALL)
-def test_strict_tools_leave_the_model_free_to_answer_but_not_to_call_wrongly(form: str) -> None:
-    format, call, _ = ONE_CALL[form]
-    grammar = _grammar(format, "auto")
-    assert _accepts(grammar, "Hello, I need no tool.")
-    assert _accepts(grammar, "")
-    assert _accepts(grammar, call)
-    assert not _accepts(grammar, call.replace("Oslo", "Oslo\n"))
-    assert not _accepts(grammar, call.replace(ARGUMENTS, "{}"))
-    assert not _accepts(grammar, call[:-1])
-
-
-def test_the_arguments_of_a_tool_that_is_not_strict_are_any_object() -> None:
-    grammar = _grammar(OutputFormat("json"), "auto")
-    assert _accepts(grammar, '{"name": "zero", "arguments": {"a": [1, 2]}}')
-
-
-@pytest.mark.parametrize(("tools", "choice"), [([ZERO], "auto"), ([], "auto"), ([WEATHER], "none")])
+@pytest.mark.parametrize(("tools", "choice"), [([ZERO, WEATHER], "auto"), ([], "auto"), ([WEATHER], "none")])
 def test_without_need_there_is_no_grammar(tools: list[ToolSpec], choice: ToolChoice) -> None:
     assert tool_constraint(OutputFormat("json"), tools, choice) is None
 
@@ -108,13 +93,6 @@ def test_reasoning_the_prompt_has_opened_is_closed_before_the_call() -> None:
     assert _accepts(grammar, f"Hm, {{.\n</think>\n\n{HERMES}")
     assert not _accepts(grammar, HERMES)
     assert not _accepts(grammar, "</think>Hello")
-
-
-def test_a_free_model_may_think_about_calls_before_it_makes_one() -> None:
-    grammar = _grammar(OutputFormat("hermes", THINK), "auto")
-    assert _accepts(grammar, "<think>Use <tool_call> or not?</think>\n\nHello")
-    assert _accepts(grammar, f"<think>Hm.</think>\n\nLet me see.\n{HERMES}")
-    assert not _accepts(grammar, "<think>Hm.</think><tool_call>no")
 
 
 def test_markers_that_are_control_tokens_are_named_by_their_id() -> None:

@@ -9,7 +9,11 @@ from kvarn.server.chat.output.deltas import Delta, ParsedOutput, joined
 from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 
-TOOLS = ("weather", "get-time", "f")
+TOOLS: dict[str, object] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "text": {"type": "string"}}},
+    "get-time": {"type": "object", "additionalProperties": {"type": ["object", "string"]}},
+    "f": {"type": "object", "not": {"required": ["c"]}},
+}
 
 FORMATS = {
     "hermes": OutputFormat("hermes"),
@@ -51,7 +55,8 @@ FRAGMENTS = (
     ),
     *('"\\ud83d"', '"\\ud83d\\ude00"', "\\ude00", "\\u0000", '{"a": 1e999}', '{"a": -1E+400}', "1e99", "9"),
     *("{", "}", "}}", "]", ",", ":", ";", "; ", '"', "\\", "{}", "[{", "}]", "weather", "get-time", "f", "weath"),
-    *(" ", "\n", "\n\n", "\t", "\r\n", "Hello", " world", "é", "日本", "\U0001f600", "```json\n", "\u2028", "\u00a0"),
+    *(" ", "\n", "\n\n", "\t", "\r\n", "Hello", " world", "é", "日本", "\U0001f600", "\u2028", "\u00a0"),
+    *("```json\n", "```", "\n```\n", "``", "`", "\n{", "\n[", '\n{"name": "get-time", "arguments": {"a": "b"}}'),
 )
 
 SOUND_ARGUMENTS = (
@@ -71,7 +76,8 @@ def hostile_text(rng: random.Random) -> str:
 
 def nearly_right_text(rng: random.Random, form: str) -> str:
     """Calls and prose in good order, with a few characters lost, doubled or replaced."""
-    text = "".join(rng.choice([written_call(rng, form), "Hello", "\n", " ; ", ""]) for _ in range(rng.randint(1, 4)))
+    around = ["Hello", "\n", " ; ", "", "\n```\n", "```json\n", written_call(rng, "json")]
+    text = "".join(rng.choice([written_call(rng, form), *around]) for _ in range(rng.randint(1, 5)))
     for _ in range(rng.randint(0, 2)):
         at = rng.randint(0, max(0, len(text) - 1))
         text = text[:at] + rng.choice(["", text[at : at + 1] * 2, rng.choice(FRAGMENTS)]) + text[at + 1 :]
@@ -102,7 +108,7 @@ def cut(rng: random.Random, text: str) -> list[str]:
 
 
 def read_pieces(
-    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: tuple[str, ...] = TOOLS
+    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: Collection[str] = TOOLS
 ) -> ParsedOutput:
     """What a stream makes of the pieces."""
     stream = OutputStream(form, tools, around)
@@ -111,7 +117,7 @@ def read_pieces(
 
 
 def told(
-    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: tuple[str, ...] = TOOLS
+    pieces: list[str], form: OutputFormat, around: AnswerContext | None = None, tools: Collection[str] = TOOLS
 ) -> list[Delta]:
     stream = OutputStream(form, tools, around)
     return [*(delta for piece in pieces for delta in stream.push(piece)), *stream.end()]

@@ -5,9 +5,11 @@ Either all of it is calls, or it fails at one character and everything before th
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from kvarn.formats.strict_json import parse_value
 from kvarn.server.chat.output.call_scan import WHITESPACE, CallScan, CallText, Status
 from kvarn.server.chat.output.formats import (
     CALL_ARGS,
@@ -18,6 +20,10 @@ from kvarn.server.chat.output.formats import (
     TOOL_CALLS,
     ToolFormat,
 )
+from kvarn.server.chat.output.schema_fit import fits
+
+SEPARATOR = ";"  # between bare calls
+FENCE = "```"
 
 _NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
@@ -40,22 +46,72 @@ OPENINGS: dict[ToolFormat, Opening] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class BegunCall:
+    """A call whose form is certain, and how much of it was written: what follows can be enforced."""
+
+    part: Literal["call", "rest", "arguments"]  # what follows `at`: all after {, all after the name, the object alone
+    name: str | None  # None: not known yet
+    is_closed: bool  # the marker that closes the form must follow
+    at: int  # in the whole text
+    written: str  # since then
+
+
 class Candidate:
     """One marker and what follows it; text grows, at is the first character not consumed."""
 
     def __init__(self, opening: Opening, marker: str, names: Collection[str], *, is_trusted: bool) -> None:
         self.text = ""
+        self.marker = marker
+        self._is_marked = marker not in ("", SEPARATOR)
         self.at = len(marker)
         self.status = Status.OPEN
         self._opening = opening
         self._names = names
         self._is_trusted = is_trusted
         self._scan: CallScan | None = None
+        self._json_at = 0  # after name[ARGS]
 
     @property
     def calls(self) -> list[CallText]:
         """The calls read so far, the last one perhaps in part."""
         return [] if self._scan is None else self._scan.calls
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing but the closing marker is missing."""
+        return self._scan is not None and self._scan.status is Status.DONE
+
+    @property
+    def num_certain(self) -> int | None:
+        """Characters that are content if this fails, as those behind may be a call; None: all that was read."""
+        if self._is_marked:
+            return len(self.marker)
+        return 1 if self.text.startswith("[") else None
+
+    def fits(self, schemas: Mapping[str, Any]) -> bool:
+        """Whether the arguments of all calls follow the schemas of what they call."""
+        arguments = ((schemas.get(call.name or "", True), self.text[call.start : call.end]) for call in self.calls)
+        return all(fits(schema, parse_value(text)) for schema, text in arguments)
+
+    def begun(self, at: int) -> BegunCall | None:
+        """The call that is being written, if it is certain to be one; at: of this candidate in the whole text."""
+        scan = self._scan
+        if scan is None or scan.status is not Status.OPEN or not scan.calls or scan.calls[-1].end is not None:
+            return None
+        call = scan.calls[-1]
+        part: Literal["call", "rest", "arguments"]
+        if call.opened_at is None:
+            part, start = "arguments", self._json_at
+        elif self._opening.marker:
+            part, start = "call", call.opened_at
+        elif call.named_at is not None and (call.start is None or call.start > call.named_at):
+            part, start = "rest", call.named_at
+        else:
+            return None
+        name = None if part == "call" else call.name
+        is_closed = part == "call" and bool(self._opening.close) and not scan.is_list
+        return BegunCall(part, name, is_closed, at + start, self.text[start:])
 
     def feed(self, text: str) -> None:
         """Read on."""
@@ -105,6 +161,7 @@ class Candidate:
         self._expect(CALL_ARGS, end)
         if self.status is Status.DONE:
             self.status = Status.OPEN
+            self._json_at = self.at
             self._scan = CallScan(self._names, self.at, name=name, is_trusted=self._is_trusted)
 
     def _finish(self) -> None:

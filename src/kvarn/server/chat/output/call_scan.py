@@ -36,6 +36,8 @@ class CallText:
     """One call as far as it has been read; its arguments are text[start:end]."""
 
     name: str | None = None
+    opened_at: int | None = None  # right after the { of {"name": ...}
+    named_at: int | None = None  # right after its name
     start: int | None = None
     end: int | None = None
 
@@ -72,6 +74,11 @@ class CallScan:
         self._string_at = 0
         self._escape = 0  # characters of an escape still to come: 1 after a backslash, then up to 4 of \uXXXX
         self._is_hex = False
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the calls stand in a list."""
+        return self._stack[:1] == ["["]
 
     def feed(self, text: str) -> None:
         """Go on reading text, of which everything before `at` is known."""
@@ -149,7 +156,7 @@ class CallScan:
         self._stack.append(character)
         self._expect = _Expect.FIRST_KEY if character == "{" else _Expect.FIRST_ITEM
         if self._is_in_call and character == "{":
-            self.calls.append(CallText())
+            self.calls.append(CallText(opened_at=self.at + 1))
             self._keys = set()
 
     def _end(self, character: str, text: str) -> bool:
@@ -211,7 +218,7 @@ class CallScan:
             self._key = raw
             return is_new and raw in ARGUMENT_KEYS + STRING_KEYS
         if self._key == "name":
-            self.calls[-1].name = raw
+            self.calls[-1].name, self.calls[-1].named_at = raw, self.at + 1
             return raw in self._names
         return True
 

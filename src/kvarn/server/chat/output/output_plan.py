@@ -1,7 +1,8 @@
 """All that tools and reasoning change about one chat request, from its prompt to its answer.
 
 1. OutputPlan.of(model.output_format, tools, choice, is_parallel) refuses what cannot be done.
-2. messages() and template_tools go into the prompt, constraint() and visible_ids into the submission.
+2. messages() and template_tools go into the prompt, constraint() or lazy_constraint() and visible_ids into the
+   submission.
 3. reader() takes each answer apart.
 """
 
@@ -9,16 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.lazy_grammar import StreamWatch, compile_lazily
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from kvarn.server.chat.output.tool_grammar import after_reasoning, is_enforced, tool_constraint
 from kvarn.server.chat.output.tool_prompt import with_tools
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
+from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.structured.constraints import Constraint
+from kvarn.structured.lazy_matcher import LazyConstraint
+
+if TYPE_CHECKING:
+    from kvarn.tokenizer.tokenizer import Tokenizer
 
 TAIL_TOKENS = 16  # of the prompt: enough for a tag that opens reasoning and the white space after it
 
@@ -97,13 +104,32 @@ class OutputPlan:
     def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> OutputStream:
         """What takes one answer apart; give each answer a seed of its own for the ids of its calls."""
         context = self.answer_context(tokenizer, prompt_ids, id_seed)
-        return OutputStream(self.format, [tool.name for tool in self.tools], context)
+        return OutputStream(self.format, {tool.name: tool.parameters for tool in self.tools}, context)
+
+    def lazy_constraint(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compiler: ConstraintCompiler
+    ) -> LazyConstraint | None:
+        """What makes the calls follow their schemas that a free model begins; None: it may not call, or must."""
+        if not self.tools or is_enforced(self.tools, self.choice):
+            return None
+        shown = self.visible_ids
+
+        def token_bytes(token_id: int) -> bytes:
+            is_text = token_id in shown or not tokenizer.is_control(token_id)
+            return tokenizer.token_bytes(token_id) if is_text else b""
+
+        return LazyConstraint(
+            compile_lazily(compiler, self.format, self.tools),
+            lambda: StreamWatch(self.reader(tokenizer, prompt_ids, "")),
+            token_bytes,
+            max_calls=None if self.is_parallel else 1,
+        )
 
     def answer_context(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
         """What the reader needs in addition to the text."""
         return AnswerContext(
             id_seed,
-            is_enforced(self.tools, self.choice, is_parallel=self.is_parallel),
+            is_enforced(self.tools, self.choice),
             self.opens_reasoning(tokenizer, prompt_ids),
         )
 

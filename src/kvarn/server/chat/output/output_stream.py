@@ -9,12 +9,13 @@ and repaired: what is sure to be a call can no longer become content.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvarn.server.chat.output.call_candidate import OPENINGS, Candidate, Opening
+from kvarn.server.chat.output.call_candidate import OPENINGS, SEPARATOR, BegunCall, Candidate, Opening
 from kvarn.server.chat.output.call_scan import WHITESPACE, Status
+from kvarn.server.chat.output.content_scan import ContentScan, split_at
 from kvarn.server.chat.output.deltas import (
     ContentDelta,
     Delta,
@@ -28,7 +29,6 @@ from kvarn.server.chat.output.deltas import (
 from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.json_repair import JsonRepair
 
-SEPARATOR = ";"  # between bare calls
 PIECE_CHARACTERS = 1024
 
 
@@ -52,10 +52,11 @@ class OutputStream:
     """Takes one answer apart: push its text in any pieces, then end()."""
 
     def __init__(self, format: OutputFormat, tools: Collection[str] = (), context: AnswerContext | None = None) -> None:
-        """tools: the names that may be called; without any, calls are not looked for."""
+        """tools: the names that may be called, or their schemas by name; without any, calls are not looked for."""
         self.is_cut = False  # the answer ended within an enforced call
         self._context = context or AnswerContext()
         self._names = frozenset(tools)
+        self._schemas = tools if isinstance(tools, Mapping) else {}
         self._is_mistral = format.tool_format == "mistral"
         has_tools = bool(self._names) and format.tool_format is not None
         self._opening = OPENINGS[format.tool_format] if has_tools and format.tool_format else Opening()
@@ -66,7 +67,8 @@ class OutputStream:
         self._rest = ""  # text not decided yet: the end of what was read
         self._deltas: list[Delta] = []
         self._candidate: Candidate | None = None
-        self._may_be_bare = self._opening.is_bare  # the next thing may be a call without a marker
+        self._content = ContentScan(self._opening, is_free=has_tools and not self._context.is_enforced)
+        self._must_fit = False  # the candidate is a call only if its arguments fit the schema
         self._space = ""  # white space that counts only if content follows
         self._has_content = False
         self._has_reasoning = False
@@ -79,19 +81,20 @@ class OutputStream:
 
     def parse(self, text: str) -> ParsedOutput:
         """A whole answer: reasoning, content and calls."""
-        # In pieces, because what follows a failed candidate is copied each time: hostile text stays linear.
-        pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
-        deltas = [*(delta for piece in pieces for delta in self.push(piece)), *self.end()]
-        return joined(deltas, is_cut=self.is_cut)
+        return joined([*self.push(text), *self.end()], is_cut=self.is_cut)
 
     def push(self, text: str) -> list[Delta]:
         """What became certain with more text."""
-        at, self._num_read = self._num_read, self._num_read + len(text)
         if self._is_plain:
+            at, self._num_read = self._num_read, self._num_read + len(text)
             return [ContentDelta(text, at)] if text else []
-        self._rest += text
-        while self._advance():
-            pass
+        # In pieces, because what follows a failed candidate is copied each time: hostile text stays linear.
+        for begin in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[begin : begin + PIECE_CHARACTERS]
+            self._num_read += len(piece)
+            self._rest += piece
+            while self._advance():
+                pass
         return self._take_deltas()
 
     def end(self) -> list[Delta]:
@@ -104,6 +107,17 @@ class OutputStream:
             self._deltas.append(ContentDelta(self._space, self._num_read - len(self._space)))
         self._space = ""
         return self._take_deltas()
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far."""
+        return self._num_calls
+
+    @property
+    def begun(self) -> BegunCall | None:
+        """The call that is being written, if it is certain to be one."""
+        candidate = self._candidate
+        return None if candidate is None else candidate.begun(self._num_read - len(candidate.text))
 
     def _take_deltas(self) -> list[Delta]:
         taken, self._deltas = self._deltas, []
@@ -126,7 +140,7 @@ class OutputStream:
     def _give_up(self) -> None:
         """The end of the text decides what was open: it is not what it might have been."""
         if self._candidate is not None:
-            self._drop_candidate(len(self._candidate.text))
+            self._give_up_candidate(self._candidate)
         elif self._phase is _Phase.OPENING:
             self._leave_opening()
         elif self._phase is _Phase.REASONING:
@@ -135,6 +149,14 @@ class OutputStream:
         else:
             content, self._rest = self._rest, ""
             self._emit_content(content)
+
+    def _give_up_candidate(self, candidate: Candidate) -> None:
+        """Only what closes it may be missing of a call."""
+        if candidate.is_whole and not self._context.is_enforced:
+            self._emit_calls(candidate)
+            self._close_candidate(len(candidate.text))
+        else:
+            self._drop_candidate(len(candidate.text))
 
     def _read_opening(self) -> bool:
         assert self._tags is not None
@@ -159,45 +181,41 @@ class OutputStream:
 
     def _read_reasoning(self) -> bool:
         assert self._tags is not None
-        thought, is_closed, self._rest = _split_at(self._rest, self._tags.close)
+        thought, is_closed, self._rest = split_at(self._rest, self._tags.close)
         self._emit_reasoning(thought)
         if is_closed:
             self._phase, self._space = _Phase.CONTENT, ""
         return is_closed
 
     def _read_content(self) -> bool:
-        if self._may_be_bare:
-            text = self._rest.lstrip(WHITESPACE)
-            space, self._rest = self._rest[: len(self._rest) - len(text)], text
-            self._emit_content(space)
-            if not text:
-                return False
-            if text[0] in "{[":
-                return self._open_candidate("")
-            if text[0] == SEPARATOR and self._is_after_call:
-                return self._open_candidate(SEPARATOR)
-            self._may_be_bare = False
-        content, is_marked, after = _split_at(self._rest, self._opening.marker)
-        self._rest = self._opening.marker + after if is_marked else after
-        self._emit_content(content)
-        return is_marked and self._open_candidate(self._opening.marker)
+        found = self._content.read(self._rest, is_after_call=self._is_after_call)
+        self._rest = found.rest
+        if found.is_closed_fence:
+            self._space = ""
+        self._emit_content(found.content)
+        return found.has_more if found.opening is None else self._open_candidate(found.opening)
 
     def _open_candidate(self, marker: str) -> bool:
-        self._candidate = Candidate(self._opening, marker, self._names, is_trusted=self._context.is_enforced)
+        is_marked = bool(marker) and marker == self._opening.marker
+        opening = self._opening if is_marked else Opening()
+        self._must_fit = not is_marked and ((bool(marker) and marker != SEPARATOR) or not self._content.is_native)
+        self._candidate = Candidate(opening, marker, self._names, is_trusted=self._context.is_enforced)
         self._num_started = 0
         self._phase = _Phase.CANDIDATE
         return True
 
     def _read_candidate(self) -> bool:
         assert self._candidate is not None
-        self._candidate.feed(self._rest)
+        candidate = self._candidate
+        candidate.feed(self._rest)
         self._rest = ""
-        if self._context.is_enforced or self._candidate.status is Status.DONE:
-            self._emit_calls(self._candidate)
-        if self._candidate.status is Status.DONE:
-            self._close_candidate(self._candidate.at)
-        elif self._candidate.status is Status.FAILED:
-            self._drop_candidate(self._candidate.at)
+        is_call = candidate.status is Status.DONE and (not self._must_fit or candidate.fits(self._schemas))
+        if self._context.is_enforced or is_call:
+            self._emit_calls(candidate)
+        if is_call:
+            self._close_candidate(candidate.at)
+        elif candidate.status is not Status.OPEN:
+            self._drop_candidate(candidate.at)
         return self._phase is not _Phase.CANDIDATE
 
     def _emit_calls(self, candidate: Candidate) -> None:
@@ -231,19 +249,22 @@ class OutputStream:
         """What was read is content, unless calls of it came out already."""
         assert self._candidate is not None
         candidate = self._candidate
-        self._close_candidate(at)
         has_open_call = not candidate.calls or candidate.calls[-1].end is None
         self.is_cut |= self._context.is_enforced and has_open_call
         if self._num_started:
+            self._close_candidate(at)
             self._emit_arguments(self._repair.end())
-        else:
-            self._emit_content(candidate.text[:at])
-            self._may_be_bare = False
+            return
+        if not self._context.is_enforced and candidate.num_certain is not None:
+            at = candidate.num_certain
+        self._close_candidate(at)
+        self._emit_content(candidate.text[:at])
+        self._content.after_failure(candidate.marker)
 
     def _close_candidate(self, at: int) -> None:
         assert self._candidate is not None
         if self._num_started:
-            self._may_be_bare = self._opening.is_bare
+            self._content.after_call(self._candidate.marker)
         self._rest = self._candidate.text[at:] + self._rest
         self._candidate = None
         self._phase = _Phase.CONTENT
@@ -273,16 +294,3 @@ class OutputStream:
         if thought:
             self._deltas.append(ReasoningDelta(thought))
             self._has_reasoning = True
-
-
-def _split_at(text: str, word: str) -> tuple[str, bool, str]:
-    """Text before word, whether it is there, and what follows; or what cannot begin it, False, and what might."""
-    if not word:
-        return text, False, ""
-    before, found, after = text.partition(word)
-    if found:
-        return before, True, after
-    for length in range(min(len(text), len(word) - 1), 0, -1):
-        if word.startswith(text[-length:]):
-            return text[:-length], False, text[-length:]
-    return text, False, ""
