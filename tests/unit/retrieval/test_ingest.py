@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import ConfigError, DocumentError, InvalidParameter
+from kvarn.retrieval.ingest import chunking
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
 from kvarn.retrieval.ingest.html import html_to_text
@@ -206,3 +208,52 @@ def test_a_folder_means_its_files_of_known_kinds(tmp_path: Path) -> None:
     assert [path.relative_to(tmp_path).as_posix() for path in list_files([tmp_path])] == ["a.md", "sub/c.py"]
     with pytest.raises(ConfigError, match="does not exist"):
         list_files([tmp_path / "nope"])
+
+
+@pytest.mark.parametrize("kind", ["text", "markdown", "code"])
+def test_a_text_searched_by_windows_gives_the_chunks_of_one_searched_at_once(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(7)
+    pieces = [
+        "word ",
+        "mill. ",
+        "\n",
+        "\n\n",
+        "# Head\n",
+        "## Sub ##\n",
+        "```\n",
+        "~~~\n",
+        "def f():\n",
+        "@x\n",
+        "\n \n",
+    ]
+    texts = ["".join(rng.choices(pieces, k=200)) for _ in range(50)]
+    at_once = [split(Document(text, kind=kind), Chunking(16, 4), count_words) for text in texts]
+    monkeypatch.setattr(chunking, "WINDOW", 2 * chunking.WINDOW_OVERLAP)
+    by_windows = [split(Document(text, kind=kind), Chunking(16, 4), count_words) for text in texts]
+    assert by_windows == at_once
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\u4e2d" * 100_000, "x" * 50_000 + "\n" + "y" * 50_000])
+def test_a_chunk_has_a_limited_number_of_characters_whatever_its_tokens(text: str) -> None:
+    """A model may make one token of a word, however long that is."""
+    chunks = split(Document(text), Chunking(32, 8), count_words)
+    assert max(len(one.text) for one in chunks) <= 32 * chunking.CHARS_PER_TOKEN
+    assert {at for one in chunks for at in range(one.start, one.end)} >= set(range(100_000)) - {50_000}
+
+
+def test_blank_space_takes_no_units() -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return count_words(text)
+
+    chunks = split(Document("a" + " \n" * 100_000 + "b"), Chunking(16, 4), count)
+    assert [one.text for one in chunks] == ["a", "b"]
+    assert len(counted) < 100
+
+
+def count_words(text: str) -> int:
+    return len(text.split())

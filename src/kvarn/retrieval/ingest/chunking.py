@@ -8,7 +8,6 @@ the last units of one chunk are repeated at the start of the next.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -25,9 +24,11 @@ _BOUNDARIES = (  # from coarse to fine: where a unit that is too long is split
     re.compile(r"(?<=[.!?;])\s+|(?<=[。！？])"),
     re.compile(r"\s+"),
 )
-# The texts are untrusted, and matching holds the GIL: no expression may backtrack over a long text.
-_HEADING = re.compile(r"^(#{1,6})[ \t]+(.+)$", re.MULTILINE)
-_FENCE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
+# The texts are untrusted, and matching holds the GIL: no expression may backtrack over a long text, or search all of
+# one at a time.
+WINDOW = 65_536  # characters searched at a time ...
+WINDOW_OVERLAP = 64  # ... and again with the next ones, for what lies across
+_HEADING_OR_FENCE = re.compile(r"^(?:(#{1,6})[ \t]+([^\n]+)|(```|~~~))", re.MULTILINE)
 _DEFINITION = re.compile(
     r"^(?:async def|def|class|fn|pub fn|impl|func|function|export|struct|enum|interface|type|template)"
     r"\b[^\n]*",
@@ -85,7 +86,7 @@ def _sections(text: str, kind: Kind) -> Iterator[tuple[int, int, str]]:
 def _definitions(text: str) -> Iterator[int]:
     """Where each definition begins, with the decorators above it."""
     floor = 0
-    for match in _DEFINITION.finditer(text):
+    for match in _found(_DEFINITION, text, (0, len(text))):
         start = match.start()
         while start > floor and _DECORATOR.match(text, above := text.rfind("\n", floor, start - 1) + 1 or floor):
             start = above
@@ -95,13 +96,13 @@ def _definitions(text: str) -> Iterator[int]:
 
 def _heading_paths(text: str) -> list[tuple[int, str]]:
     """Where each heading begins, with the path of those above it: "Install > From source"."""
-    fences = [match.span() for match in _FENCE.finditer(text)]
-    starts = [start for start, _ in fences]
+    fence = ""  # of the code block that is open
     path: list[tuple[int, str]] = []
     marks = []
-    for match in _HEADING.finditer(text):
-        number = bisect_right(starts, match.start()) - 1
-        if number >= 0 and match.start() < fences[number][1]:
+    for match in _found(_HEADING_OR_FENCE, text, (0, len(text))):
+        if mark := match.group(3):
+            fence = "" if fence == mark else fence or mark
+        if fence or mark:
             continue
         level = len(match.group(1))
         title = match.group(2)[: 2 * MAX_HEADING_CHARS]  # bounded: every heading below repeats it
@@ -117,6 +118,10 @@ def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> It
     start, end = span
     if end - start <= room or (end - start <= CHARS_PER_TOKEN * room and count(text[start:end]) <= room):
         yield span
+    elif end - (text_end := start + len(text[start:end].rstrip())) > room:
+        if text_end > start:
+            yield from _units(text, (start, text_end), room, count, level)
+        yield text_end, end  # blank: no chunk, however long it is
     elif level == len(_BOUNDARIES):
         middle = (start + end) // 2
         yield from _units(text, (start, middle), room, count, level)
@@ -128,12 +133,27 @@ def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> It
 
 def _split_at(text: str, span: Span, boundary: re.Pattern[str]) -> Iterator[Span]:
     start, end = span
-    for match in boundary.finditer(text, start, end):
+    for match in _found(boundary, text, span):
         if match.end() > start:
             yield start, match.end()
             start = match.end()
     if start < end:
         yield start, end
+
+
+def _found(pattern: re.Pattern[str], text: str, span: Span) -> Iterator[re.Match[str]]:
+    """What finditer finds, searched window by window: other threads run between two of them."""
+    at, end = span
+    while at < end:
+        window_end = min(at + WINDOW, end)
+        match = pattern.search(text, at, window_end)
+        if match is None:
+            at += WINDOW - WINDOW_OVERLAP
+            continue
+        if match.end() == window_end:  # it may go on behind the window
+            match = pattern.match(text, match.start(), end) or match
+        yield match
+        at = max(match.end(), match.start() + 1)
 
 
 def _packed(text: str, units: list[tuple[Span, int]], room: int, overlap: int) -> Iterator[Span]:

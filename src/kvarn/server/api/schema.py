@@ -19,7 +19,7 @@ from kvarn.errors import InvalidParameter
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
 MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more takes too long and too much memory ...
-MAX_TOKEN_VALUES = 524_288  # ... except where lists of token ids are sent, which are cheap
+MAX_TOKEN_VALUES = 262_144  # ... except where lists of token ids are sent, which are cheap
 MAX_FOREIGN = 64  # names in one object that are no fields of ours: each would become an error of its own
 _EVENT = {
     "type": "object",

@@ -62,8 +62,8 @@ def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
     ids = [_encoded(llm, one) for one in inputs]
     with engine_parameters():
         for one in ids:
-            llm.admission.check_tokens("input", one)
             llm.admission.check_length(len(one), llm.context)
+            llm.admission.check_tokens("input", one)
     return ids
 
 
