@@ -33,6 +33,11 @@ requests_per_min = 3
 [tiers.few_tokens]
 tokens_per_min = 120
 
+[tiers.frugal]
+requests_per_min = 100000
+tokens_per_min = 60000
+concurrency = 4
+
 [tiers.few_bytes]
 storage_bytes = 3000000
 
@@ -51,6 +56,7 @@ KEYS = {
     "few_tokens_stream": ("few_tokens", "few"),
     "open_ended": ("few_tokens", "few"),
     "one": ("one", "one"),
+    "frugal": ("frugal", "fred"),
     "hoarder": ("few_bytes", "hoarder"),
     "reranker": ("few_tokens", "team-a"),
     "embedder": ("few_tokens", "few"),

@@ -19,7 +19,7 @@ from kvarn.errors import RequestError
 from kvarn.server.api.schema import MAX_FOREIGN, Body, InvalidField, parse
 from kvarn.server.app import ROUTES
 from kvarn.server.failures import BadBody
-from kvarn.server.http.json_body import parse_body
+from kvarn.server.http.json_body import _check_shape, _without_strings, parse_body
 from tests.conftest import Size
 
 MAX_DEPTH = 6  # of places: messages.0.content.0.text is 4
@@ -173,9 +173,26 @@ def test_a_body_of_too_many_unknown_fields_says_how_many() -> None:
 def test_too_many_values_and_fields_are_counted_before_they_are_read() -> None:
     with pytest.raises(BadBody, match="480,000 values, at most 65,536 are read"):
         parse_body(b'{"content":[' + b"1," * 479_999 + b"1]}", 64)
+    with pytest.raises(BadBody, match="480,000 texts and names"):
+        parse_body(b"{" + b",".join(b'"%d":1' % number for number in range(480_000)) + b"}", 64)
     many = b"{" + b",".join(b'"%d":1' % number for number in range(100_000)) + b"}"
     with pytest.raises(BadBody, match="100,000 fields, at most 65,536 are read"):
         parse_body(many, 64, 200_000)
+
+
+@pytest.mark.parametrize("number", [b"1" * 199, b"1" * 4300, b"1e2" * 3, b" " * 5000 + b"1"])
+def test_long_numbers_and_blank_space_take_linear_time(number: bytes) -> None:
+    """A megabyte of them, in the time of a megabyte of text."""
+    body = b'{"x":[' + b",".join([number] * (1_000_000 // len(number))) + b"]}"
+    text = b'{"x":"' + b"x" * 1_000_000 + b'"}'
+    assert min(_shape_s(body) for _ in range(3)) < 30 * max(min(_shape_s(text) for _ in range(3)), 1e-3)
+
+
+def _shape_s(body: bytes) -> float:
+    began = time.thread_time()
+    with suppress(BadBody):
+        _check_shape(_without_strings(body), 64, 500_000)
+    return time.thread_time() - began
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def split(document: Document, chunking: Chunking, count: Count) -> list[TextChun
     for start, end, heading in _sections(text, document.kind):
         head = heading[:MAX_HEADING_CHARS]
         room = chunking.tokens - (count(head) if head else 0)
-        units = [(span, count(text[slice(*span)])) for span in _units(text, (start, end), max(room, 8), count)]
+        units = list(_units(text, (start, end), max(room, 8), count))
         chunks += [TextChunk(text[a:b], a, b, head) for a, b in _packed(text, units, max(room, 8), chunking.overlap)]
     return chunks
 
@@ -112,16 +112,17 @@ def _heading_paths(text: str) -> list[tuple[int, str]]:
     return marks
 
 
-def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> Iterator[Span]:
-    """Split a span into units of at most room tokens, at the coarsest boundaries that suffice."""
-    # A token has at least one character, and counting a long text is slow: split it first.
+def _units(text: str, span: Span, room: int, count: Count, level: int = 0) -> Iterator[tuple[Span, int]]:
+    """Split a span into units of at most room tokens, at the coarsest boundaries that suffice; with their tokens."""
     start, end = span
-    if end - start <= room or (end - start <= CHARS_PER_TOKEN * room and count(text[start:end]) <= room):
-        yield span
-    elif end - (text_end := start + len(text[start:end].rstrip())) > room:
+    # Counting a long text is slow, and it has too many in any case: split it first.
+    num_tokens = count(text[start:end]) if end - start <= CHARS_PER_TOKEN * room else None
+    if num_tokens is not None and (num_tokens <= room or end - start <= room):
+        yield span, num_tokens
+    elif end - (text_end := start + len(text[start:end].rstrip())) > CHARS_PER_TOKEN * room:
         if text_end > start:
             yield from _units(text, (start, text_end), room, count, level)
-        yield text_end, end  # blank: no chunk, however long it is
+        yield (text_end, end), room + 1  # blank: alone, so that it gets into no chunk
     elif level == len(_BOUNDARIES):
         middle = (start + end) // 2
         yield from _units(text, (start, middle), room, count, level)

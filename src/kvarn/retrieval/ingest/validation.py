@@ -61,10 +61,11 @@ def _checked(documents: DocumentInput | Iterable[DocumentInput], seen: set[str])
         raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents")
     for number, one in enumerate(given):
         document = as_document(one, number)
-        if document.key in seen and document.id is not None:
-            raise InvalidParameter(f"two documents have the id {document.key!r:.80}; give each its own")
-        if document.key not in seen:
-            seen.add(document.key)
+        key = document.key  # may be a hash of a long text
+        if key in seen and document.id is not None:
+            raise InvalidParameter(f"two documents have the id {key!r:.80}; give each its own")
+        if key not in seen:
+            seen.add(key)
             yield document
 
 

@@ -82,6 +82,11 @@ class WantedEmbedder:
             raise Cancelled("the client left")
 
 
+def least_cost(bodies: Sequence[DocumentBody]) -> int:
+    """What documents are charged at least, in tokens, before they are read."""
+    return sum(cost_in_bytes(body.text or body.data or "") for body in bodies)
+
+
 def cost_in_bytes(text: str) -> int:
     """The least a text is charged, in tokens."""
     return -(-num_bytes_of(text) // BYTES_PER_TOKEN)

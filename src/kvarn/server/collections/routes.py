@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from kvarn.server.api.schema import body_of
 from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, use_collection
-from kvarn.server.collections.ingestion import cost_in_bytes, num_bytes_of, read_documents
+from kvarn.server.collections.ingestion import cost_in_bytes, least_cost, num_bytes_of, read_documents
 from kvarn.server.collections.schema import (
     AddAnswer,
     CollectionAnswer,
@@ -84,6 +84,8 @@ async def list_documents(request: Called, retrieval: Retrieval, name: str) -> Re
 async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Add documents, or replace those with the same id: all of them, or none if one cannot be."""
     body = await request.body(DocumentsBody)
+    taken = await request.on_body(lambda: least_cost(body.documents))
+    request.reserve(taken)  # before anything is made of them: that takes time too
     async with use_collection(request, retrieval.collections, name) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
         priority = request.principal.tier.priority
@@ -92,7 +94,7 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
         texts = [document.text for document in documents]
         num_bytes = await work_for(request, retrieval.workers, lambda: sum(map(num_bytes_of, texts)))
         async with retrieval.storage.reserved(request.principal, num_bytes):
-            costs = await _reserve(request, retrieval.workers, collection, texts)
+            costs = await _reserve(request, retrieval.workers, collection, texts, taken)
             meter = TokenMeter(request, retrieval.workers)
             try:
                 report = await while_awaited(request, _add(collection, documents, costs, meter))
@@ -138,13 +140,13 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
 
 
 async def _reserve(
-    request: RequestContext, workers: WorkerThreads, collection: Collection, texts: Sequence[str]
+    request: RequestContext, workers: WorkerThreads, collection: Collection, texts: Sequence[str], taken: int = 0
 ) -> list[int]:
-    """Reserve what each text costs: its tokens for the embedding model, and at least its share of bytes."""
+    """Reserve what each text costs beyond what was taken: its tokens for the model, and at least its share of bytes."""
     least = await work_for(request, workers, lambda: list(map(cost_in_bytes, texts)))
-    request.reserve(sum(least))  # before they are counted: that takes time too
+    request.reserve(max(0, sum(least) - taken))  # a PDF may hold more text than it has bytes
     costs = await work_for(request, workers, lambda: list(map(max, least, map(collection.embedder.count, texts))))
-    request.reserve(sum(costs) - sum(least))
+    request.reserve(max(0, sum(costs) - max(sum(least), taken)))
     return costs
 
 

@@ -22,10 +22,12 @@ from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, Unsupported
 from kvarn.server.process.settings import ServerConfig
 
 MAX_MEMBERS = 65_536  # names in all objects together
+PIECE_BYTES = 256 << 10  # of a body, looked at in one go
 
 _NOT_A_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-_HUGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|\d{200}")  # without one of these no float is infinite
-_LONG_NUMBER = re.compile(rb"\d{4301}")  # more digits than Python reads
+# Each number is tried once, from its first digit: else one of 4,300 digits would be counted 4,300 times.
+_HUGE_NUMBER = re.compile(rb"[eE]\+?\d{3}|(?<!\d)\d{200}")  # without one of these no float is infinite
+_LONG_NUMBER = re.compile(rb"(?<!\d)\d{4301}")  # more digits than Python reads
 _ODD_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")  # a surrogate, or NUL
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
@@ -40,6 +42,7 @@ def parse_body(data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dic
     """A JSON object from untrusted bytes, or BadBody with what is wrong with them."""
     if not data:
         raise BadBody("the body is empty; send a JSON object")
+    _check_strings(data, max_values)
     text = _decode(data)
     bare = _without_strings(data)
     _check_shape(bare, max_depth, max_values)
@@ -111,15 +114,30 @@ def _decode(data: bytes) -> str:
         raise BadBody(f"the body is not UTF-8: {error.reason} at byte {error.start:,}") from None
 
 
-def _without_strings(data: bytes) -> bytes:
-    """JSON without what is between its quotation marks, of which the second of each pair stays.
+def _check_strings(data: bytes, max_values: int) -> None:
+    """Refuse what certainly has too many strings, before anything is made of it: the count is never too high."""
+    num_strings = (data.count(b'"') - data.count(b'\\"')) // 2
+    if num_strings > max_values + MAX_MEMBERS:
+        raise BadBody(
+            f"the body has {num_strings:,} texts and names, at most {max_values:,} values and {MAX_MEMBERS:,} fields "
+            "are read; send fewer"
+        )
 
-    In a few passes of NumPy, which let other threads run: a body may have a million strings.
+
+def _without_strings(data: bytes) -> bytes:
+    """JSON without white space and what is between its quotation marks, of which the second of each pair stays.
+
+    By NumPy and in pieces, between which other threads run: a body may have a million strings.
     """
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    characters = np.frombuffer(plain, dtype=np.uint8)
-    num_marks = np.cumsum(characters == ord('"'), dtype=np.uint8)  # it wraps around: only whether it is odd counts
-    return bytes(characters[num_marks & 1 == 0])
+    parts, num_before = [], 0
+    for start in range(0, len(plain), PIECE_BYTES):
+        characters = np.frombuffer(plain, np.uint8, min(PIECE_BYTES, len(plain) - start), start)
+        # It wraps around: only whether it is odd counts.
+        num_marks = np.cumsum(characters == ord('"'), dtype=np.uint8) + np.uint8(num_before)
+        num_before = int(num_marks[-1]) & 1
+        parts.append(bytes(characters[num_marks & 1 == 0]).translate(None, b" \t\r\n"))
+    return b"".join(parts)
 
 
 def _check_shape(bare: bytes, max_depth: int, max_values: int) -> None:
