@@ -35,6 +35,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedServer]:
     with running(tmp_path_factory.mktemp("attacked"), settings="max_connections = 4096\n") as server:
         with server.client("fred") as client:
             assert client.post("/v1/collections", json={"name": "words"}).status_code == 200
+            loaded = client.post("/v1/embeddings", json={"model": MINILM, "input": "loads the model"})
+            assert loaded.status_code == 200
         yield server
 
 
