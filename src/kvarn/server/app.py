@@ -17,6 +17,7 @@ from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.llama_server import infill_routes
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
+from kvarn.server.api.responses import stored_routes
 from kvarn.server.api.system import about, health, metrics, requests, tokens
 from kvarn.server.collections import rerank_routes
 from kvarn.server.collections import routes as collections
@@ -31,8 +32,8 @@ from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
-    *(chat_routes, completions_routes, infill_routes, responses, messages, embeddings_routes, rerank_routes),
-    *(collections, models, tokens, requests, health, metrics, about),
+    *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
+    *(rerank_routes, collections, models, tokens, requests, health, metrics, about),
 )
 
 
