@@ -24,7 +24,7 @@ How to call it is in [api.md](api.md).
 A field in **bold** must be given; where `null` is taken it is the same as leaving a field out.
 A name that an object does not have is refused, unless its value is `null`: official clients send answers back with the
 empty fields of their own types.
-Every path but `/health*` needs a key if the server has any.
+Every path but `/health*` and `/docs` needs a key if the server has any.
 Errors are an `Error` object, under `/v1/messages` an `AnthropicError`.
 """
 
@@ -87,6 +87,7 @@ def _object(name: str, schema: dict[str, Any], model: type[Body] | None) -> Iter
         yield ""
     if model is not None:
         yield from _foreign("Accepted, without effect", model.INERT)
+        yield from _foreign("Dropped, and named in the header `x-kvarn-warning`", model.HINTS)
         yield from _foreign("Refused by name", model.REFUSED)
 
 

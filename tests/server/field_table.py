@@ -76,6 +76,7 @@ FIELDS = {
     "truncate": Field(str),
     "cache_salt": Field(str, accepted=("5",)),
     "chat_template_kwargs": Field(str, accepted=({},)),
+    "reasoning_effort": Field(str),
     "modalities": Field(str, accepted=([],)),
     "store": Field(str, accepted=(False,)),
     "user": Field(str, accepted=(-1, 0, 2**31, 2**63, 2**64, "5", True, [], {}, 1.5, 10**30)),

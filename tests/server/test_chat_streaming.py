@@ -151,5 +151,8 @@ def test_unknown_fields_are_ignored_when_the_operator_says_so(http: httpx.Client
     message = {"role": "user", "content": "Name three colours.", "mood": "good"}
     plain = answer(http, CHAT, chat_body())["choices"]
     assert answer(http, CHAT, chat_body(max_new_tokens=7) | {"messages": [message]})["choices"] == plain
-    refusal(http, CHAT, chat_body(reasoning_effort="high"))
+    hinted = http.post(CHAT, json=chat_body(verbosity="low"))  # known, and not honoured
+    assert hinted.json()["choices"] == plain
+    assert hinted.headers["x-kvarn-warning"] == "ignored: verbosity"
+    refusal(http, CHAT, chat_body(web_search_options={}))
     refusal(http, CHAT, chat_body(temperature="high"))

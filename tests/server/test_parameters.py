@@ -117,13 +117,11 @@ def test_logprobs_are_bounded_in_sum(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("reasoning_effort", "high"),
         ("functions", []),
         ("function_call", "auto"),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
-        ("verbosity", "low"),
         ("store", True),
         ("chat_template", "{{ messages }}"),
         ("suffix", "x"),

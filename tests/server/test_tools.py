@@ -201,10 +201,10 @@ def test_the_prompt_about_tools_is_the_one_that_is_counted(client: httpx.Client)
     ("fields", "param"),
     [
         ({"tools": [tool(f"f{i}") for i in range(129)]}, "tools"),
-        ({"tools": [tool(description="x" * 65_536)]}, "tools.0.function.description"),
+        ({"tools": [tool(description="x" * 131_073)]}, "tools.0.function.description"),
         ({"tools": [tool("two words")]}, "tools.0.function.name"),
         ({"tools": [tool("")]}, "tools.0.function.name"),
-        ({"tools": [tool("f" * 65)]}, "tools.0.function.name"),
+        ({"tools": [tool("f" * 129)]}, "tools.0.function.name"),
         ({"tools": [tool("f\n")]}, "tools.0.function.name"),
         ({"tools": [tool(), tool()]}, "tools.1.function.name"),
         ({"tools": [tool(parameters={"type": "array"})]}, "tools.0.function.parameters"),

@@ -17,7 +17,8 @@ from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.llama_server import infill_routes
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
-from kvarn.server.api.system import health, metrics, requests, tokens
+from kvarn.server.api.responses import stored_routes
+from kvarn.server.api.system import about, health, metrics, requests, tokens
 from kvarn.server.collections import rerank_routes
 from kvarn.server.collections import routes as collections
 from kvarn.server.dependencies import request_context
@@ -31,8 +32,8 @@ from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
-    *(chat_routes, completions_routes, infill_routes, responses, messages, embeddings_routes, rerank_routes),
-    *(collections, models, tokens, requests, health, metrics),
+    *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
+    *(rerank_routes, collections, models, tokens, requests, health, metrics, about),
 )
 
 
@@ -50,7 +51,7 @@ def make_app(state: ServerState) -> FastAPI:
         title="Kvarn",
         version=__version__,
         openapi_url=None,  # ours is made in a thread, see below
-        docs_url=None,  # the usual pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's loads scripts from elsewhere; about.py has ours
         redoc_url=None,
         redirect_slashes=False,
         middleware=[pipeline],

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 
 from kvarn.errors import CapacityError, RateLimited
 from kvarn.observe.metrics import Metrics
+from kvarn.server.api.responses.response_store import ResponseStore
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
@@ -113,4 +114,5 @@ ServerLifecycle = Annotated[Lifecycle, _part(lambda state: state.lifecycle)]
 HttpTraffic = Annotated[Traffic, _part(lambda state: state.traffic)]
 Collections = Annotated[CollectionPool, _part(lambda state: state.collections)]
 Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
+Responses = Annotated[ResponseStore, _part(lambda state: state.responses)]
 Retrieval = Annotated[RetrievalServices, _part(_retrieval)]

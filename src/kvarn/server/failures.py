@@ -47,6 +47,10 @@ class UnknownRequest(errors.RequestError):
     """No running request of this key has this id."""
 
 
+class UnknownResponse(errors.RequestError):
+    """No response with this id is stored for this key."""
+
+
 class RetrievalUnavailable(errors.RequestError):
     """This server was installed without what retrieval needs."""
 
@@ -108,6 +112,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     BodyTooLarge: StatusRule(413, "invalid_request_error", "body_too_large"),
     UnsupportedMediaType: StatusRule(415, "invalid_request_error", "unsupported_media_type"),
     UnknownRequest: StatusRule(404, "invalid_request_error", "request_not_found"),
+    UnknownResponse: StatusRule(404, "invalid_request_error", "response_not_found"),
     ClientGone: StatusRule(499, "invalid_request_error", "client_closed_request"),
     RetrievalUnavailable: StatusRule(501, "api_error", "retrieval_unavailable"),
     errors.RetrievalError: StatusRule(400, "invalid_request_error", "retrieval_error"),

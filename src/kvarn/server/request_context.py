@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 THREAD_BYTES = 128 << 10  # a body of this size is checked in a thread
+WARNING = "x-kvarn-warning"  # of a response: what was asked for, and is not as asked
 
 
 class RequestContext:
@@ -98,7 +99,15 @@ class RequestContext:
 
     def _parsed(self, model: type[B], data: bytes) -> B:
         fields = parse_body(data, self._config.max_json_depth, model.MAX_VALUES)
-        return parse(model, fields, is_lenient=self._config.unknown_fields == "ignore")
+        ignored: list[str] = []
+        body = parse(model, fields, is_lenient=self._config.unknown_fields == "ignore", ignored=ignored)
+        if ignored:
+            self.warn(f"ignored: {', '.join(dict.fromkeys(ignored))}")
+        return body
+
+    def warn(self, words: str) -> None:
+        """Tell in a header of the response what was not done as asked; only with words of ours."""
+        self.headers[WARNING] = "; ".join(filter(None, (self.headers.get(WARNING), words)))
 
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:
         """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
     from kvarn.server.access.keys import KeyRing
     from kvarn.server.access.limits import RateLimits
+    from kvarn.server.api.responses.response_store import ResponseStore
     from kvarn.server.chat.generation import Generations
     from kvarn.server.collections.collection_pool import CollectionPool
     from kvarn.server.collections.document_reader import DocumentReader
@@ -39,3 +40,4 @@ class ServerState:
     storage: StorageQuota
     workers: WorkerThreads
     body_thread: WorkerThreads  # checks large bodies
+    responses: ResponseStore

@@ -19,8 +19,8 @@ Models = Annotated[
         "--model",
         "-m",
         metavar="NAME",
-        help="Path, alias, pypi:package or hf:org/repo; repeat for several. The first is loaded at start, the others "
-        "when they are first asked for. [default: smollm2]",
+        help="Path, alias, pypi:package or hf:org/repo, or id=NAME to choose what clients call it; repeat for several. "
+        "The first is loaded at start, the others when they are first asked for. [default: smollm2]",
     ),
 ]
 

@@ -16,7 +16,7 @@ from kvarn.errors import AuthError
 from kvarn.server.access.keys import KeyRing, Principal
 
 # Every path needs a key except these. Exact paths: nothing below them, no other spelling.
-PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup"})
+PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/docs"})
 METRICS_PATH = "/metrics"  # free on loopback; elsewhere for tiers that see metrics
 
 QUERY_NAMES = frozenset({"api_key", "api-key", "apikey", "access_token", "x-api-key", "authorization", "key", "token"})

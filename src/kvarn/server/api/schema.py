@@ -1,8 +1,9 @@
-"""What all bodies share: strict types, and three kinds of names a client may send that are no fields of ours.
+"""What all bodies share: strict types, and four kinds of names a client may send that are no fields of ours.
 
-INERT names cannot change the answer and are dropped. REFUSED ones would change it and cannot be honoured: 400 by name.
-Unknown ones are 400, unless the server was started with --unknown-fields ignore. Whatever the name, null is the same as
-leaving it out: official clients write the fields of their own types so when they send an answer back.
+INERT names cannot change the answer and are dropped. HINTS say how it had best be made, which we cannot honour: they
+are dropped too, and named in a header of the response. REFUSED ones ask for another answer: 400 by name. Unknown ones
+are 400, unless the server was started with --unknown-fields ignore. Whatever the name, null is the same as leaving it
+out: official clients write the fields of their own types so when they send an answer back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from kvarn.errors import InvalidParameter
@@ -21,6 +22,12 @@ MAX_SHOWN = 60
 MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more takes too long and too much memory ...
 MAX_TOKEN_VALUES = 262_144  # ... except where lists of token ids are sent, which are cheap
 MAX_FOREIGN = 64  # names in one object that are no fields of ours: each would become an error of its own
+MEDIA = {  # types of content that no dialect's bodies have here
+    **dict.fromkeys(("image_url", "input_image", "image"), "images are"),
+    **dict.fromkeys(("input_audio", "audio"), "audio is"),
+    **dict.fromkeys(("video_url", "input_video", "video"), "videos are"),
+    **dict.fromkeys(("file", "input_file", "document"), "files are"),
+}
 _EVENT = {
     "type": "object",
     "required": ["data"],
@@ -79,6 +86,7 @@ class Body(BaseModel):
         json_schema_extra={"additionalProperties": {"type": "null"}},
     )
     INERT: ClassVar[frozenset[str]] = frozenset()
+    HINTS: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[frozenset[str]] = frozenset()
     MAX_VALUES: ClassVar[int] = MAX_VALUES  # in a whole body of this kind
     _FIELDS: ClassVar[frozenset[str]] = frozenset()  # as clients call them
@@ -95,7 +103,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_foreign_names(cls, data: Any) -> Any:
+    def _without_foreign_names(cls, data: Any, info: ValidationInfo) -> Any:
         foreign = data.keys() - cls._FIELDS if isinstance(data, dict) else ()
         if not foreign:
             return data
@@ -104,7 +112,9 @@ class Body(BaseModel):
         for name in cls.REFUSED & foreign:
             if data[name] is not None:
                 raise PydanticCustomError("refused_field", "is not supported here; leave it out", {"field": name})
-        left_out = {name for name in foreign if data[name] is None or name in cls.INERT}
+        left_out = {name for name in foreign if data[name] is None or name in cls.INERT or name in cls.HINTS}
+        if info.context is not None:
+            info.context.extend(name for name in sorted(cls.HINTS & foreign) if data[name] is not None)
         return {name: data[name] for name in data if name not in left_out} if left_out else data
 
 
@@ -114,10 +124,13 @@ class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def parse(model: type[B], data: Mapping[str, Any], *, is_lenient: bool = False) -> B:
-    """The body as its model, or InvalidField naming the first field that is wrong; is_lenient: drop unknown ones."""
+def parse(model: type[B], data: Mapping[str, Any], *, is_lenient: bool = False, ignored: list[str] | None = None) -> B:
+    """The body as its model, or InvalidField naming the first field that is wrong.
+
+    is_lenient: drop unknown ones; ignored: gets the names of hints that were dropped.
+    """
     try:
-        return model.model_validate(data, extra="ignore" if is_lenient else "forbid")
+        return model.model_validate(data, extra="ignore" if is_lenient else "forbid", context=ignored)
     except ValidationError as error:
         meant = max(error.errors(include_url=False), key=lambda one: _nearness(data, one))
         raise _as_invalid_field(data, meant) from None
@@ -161,8 +174,19 @@ def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidFi
         )
     if error["type"] == "missing":
         return InvalidField(f"{name} is missing; give it", param, "missing_field")
+    if (media := _media(error)) is not None:
+        return InvalidField(f"{name}: {media} not supported by this model; send text", param, "unsupported_content")
     reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
+
+
+def _media(error: ErrorDetails) -> str | None:
+    """The kind of content that is no text, if that is what is wrong."""
+    if error["type"] not in ("literal_error", "union_tag_invalid"):
+        return None
+    given = error["input"]
+    kind = given.get("type") if isinstance(given, dict) else given if error["loc"][-1] == "type" else None
+    return MEDIA.get(kind) if isinstance(kind, str) else None
 
 
 def _nearness(data: Any, error: ErrorDetails) -> tuple[int, bool]:

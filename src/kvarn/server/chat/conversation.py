@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.tools import ToolChoice
+from kvarn.server.chat.reasoning import Effort
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Conversation:
     tool_choice: ToolChoice = "none"
     is_parallel: bool = True  # several calls in one answer
     template_kwargs: Mapping[str, Any] | None = None
+    reasoning_effort: Effort | None = None  # a hint; with_effort() tells it to the template
     constrained_by: str | None = None  # the field that asks for a constraint
 
     def output_plan(self, model: ServedModel) -> OutputPlan:

@@ -60,6 +60,8 @@ class Generations:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
         check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
         plan = await while_awaited(request, asyncio.to_thread(check))
+        if plan.warning is not None:
+            request.warn(plan.warning)
         request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)
         generation = Generation(request, model, plan, self)
         request.held.callback(generation.close)

@@ -44,6 +44,7 @@ class RequestOptions:
     priority: int | None = None  # clamped to the tier; None: the tier's own
     cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
     limit_field: str = "max_tokens"  # the body's name of max_tokens
+    is_clamped: bool = False  # max_tokens is an upper bound, lowered where context or tier leave less; else refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class GenerationPlan:
     num_tokens: int  # of the prompts, and of the answers with max_tokens
     num_answers: int
     open_ended: tuple[int, ...]  # the longest each of the others can get
+    warning: str | None = None  # what is not as asked
 
     @property
     def has_scores(self) -> bool:
@@ -67,9 +69,9 @@ def make_plan(
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
     principal = request.principal
-    submissions = [_admit(llm, one(), options.limit_field) for one in prepare]
-    is_open_ended = [_has_no_limit(one) for one in submissions]
-    submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, submissions)
+    admitted = [_admit(llm, one(), options) for one in prepare]
+    is_open_ended = [_is_open_ended(one) for one in admitted]
+    submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, admitted, is_clamped=options.is_clamped)
     lengths = [_lengths(one) for one in submissions]
     _check_bounds(submissions, lengths, queue_limit)
     tenant = tenant_of(principal, options.cache_salt)
@@ -82,7 +84,8 @@ def make_plan(
     for one, (num_prompt, room), is_open in zip(ready, lengths, is_open_ended, strict=True):
         num_tokens += num_prompt + (0 if is_open else one.params.n * room)
         open_ended += [room] * one.params.n if is_open else []
-    return GenerationPlan(ready, num_tokens, sum(one.params.n for one in ready), tuple(open_ended))
+    warning = _lowered(admitted, lengths, options.limit_field)
+    return GenerationPlan(ready, num_tokens, sum(one.params.n for one in ready), tuple(open_ended), warning)
 
 
 def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) -> Submission:
@@ -159,20 +162,30 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
     return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
 
 
-def _admit(llm: LLM, submission: Submission, limit_field: str) -> Submission:
-    """Bound the answer; one that cannot get as long as asked for is refused."""
+def _admit(llm: LLM, submission: Submission, options: RequestOptions) -> Submission:
+    """Bound the answer; one that cannot get as long as asked for is refused, unless the dialect wants it shorter."""
     params = submission.params
     with engine_parameters():
         submission = llm.admission.admit(submission)
     num_prompt, room = _lengths(submission)
-    if params.max_tokens is not None and not params.prefill_only and room < params.max_tokens:
+    is_short = params.max_tokens is not None and not params.prefill_only and room < params.max_tokens
+    if is_short and not options.is_clamped:
         raise InvalidField(
-            f"{limit_field} is {params.max_tokens:,} and the prompt has {num_prompt:,} tokens; the context allows "
-            f"{llm.context:,} together; lower it to {room:,} or shorten the prompt",
-            limit_field,
+            f"{options.limit_field} is {params.max_tokens:,} and the prompt has {num_prompt:,} tokens; "
+            f"the context allows {llm.context:,} together; lower it to {room:,} or shorten the prompt",
+            options.limit_field,
             "context_length_exceeded",
         )
     return submission
+
+
+def _lowered(admitted: Sequence[Submission], lengths: Sequence[Lengths], limit_field: str) -> str | None:
+    """The warning about an answer that may not get as long as asked for."""
+    for one, (num_prompt, room) in zip(admitted, lengths, strict=True):
+        wanted = one.params.max_tokens
+        if wanted is not None and not one.params.prefill_only and room < wanted:
+            return f"{limit_field} lowered from {wanted} to {room}: the prompt has {num_prompt} tokens"
+    return None
 
 
 def _lengths(submission: Submission) -> Lengths:
@@ -181,20 +194,32 @@ def _lengths(submission: Submission) -> Lengths:
     return len(admitted.prompt_ids), 0 if submission.params.prefill_only else admitted.max_tokens
 
 
-def _fit_tier_minute(llm: LLM, limit: int | None, submissions: list[Submission]) -> list[Submission]:
-    """Answers without max_tokens share what a minute of the tier leaves; at least one token each."""
-    num_unlimited = sum(one.params.n for one in submissions if _has_no_limit(one))
-    if limit is None or not num_unlimited:
+def _fit_tier_minute(
+    llm: LLM, limit: int | None, submissions: list[Submission], *, is_clamped: bool
+) -> list[Submission]:
+    """Answers without max_tokens, or with one to be lowered, share what the tier's minute leaves, at least one each."""
+    lengths = [(one, is_clamped or _has_no_limit(one), *_lengths(one)) for one in submissions]
+    num_flexible = sum(one.params.n for one, is_flexible, *_ in lengths if is_flexible)
+    if limit is None or not num_flexible:
         return submissions
-    lengths = [(one, *_lengths(one)) for one in submissions]
-    fixed = sum(num_prompt + (0 if _has_no_limit(one) else one.params.n * room) for one, num_prompt, room in lengths)
-    share = max(1, (limit - fixed) // num_unlimited)
-    return [_shortened(llm, one, share) if _has_no_limit(one) and room > share else one for one, _, room in lengths]
+    fixed = sum(
+        num_prompt + (0 if is_flexible else one.params.n * room) for one, is_flexible, num_prompt, room in lengths
+    )
+    share = max(1, (limit - fixed) // num_flexible)
+    return [
+        _shortened(llm, one, share) if is_flexible and room > share else one for one, is_flexible, _, room in lengths
+    ]
 
 
 def _shortened(llm: LLM, submission: Submission, max_tokens: int) -> Submission:
     params = submission.params.replace(max_tokens=max_tokens)
     return llm.admission.admit(replace(submission, params=params, admitted=None))
+
+
+def _is_open_ended(submission: Submission) -> bool:
+    """Whether nobody knows how long the answer gets: it has no limit, or one beyond what the context leaves."""
+    limit, (_, room) = submission.params.max_tokens, _lengths(submission)
+    return _has_no_limit(submission) or (limit is not None and not submission.params.prefill_only and room < limit)
 
 
 def _has_no_limit(submission: Submission) -> bool:

@@ -18,7 +18,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 METHODS = "GET, HEAD, POST, DELETE, OPTIONS"
 PREFLIGHT_S = 600  # a browser may remember the answer for this long
 EXPOSED = ", ".join(
-    ["retry-after", "x-request-id", "request-id"]
+    ["retry-after", "x-request-id", "request-id", "x-kvarn-warning"]
     + [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
 )
 _NAMES = re.compile(r"[A-Za-z0-9-]{1,64}(?:[ \t]*,[ \t]*[A-Za-z0-9-]{1,64}){0,63}")  # of headers

@@ -6,6 +6,7 @@ Only the operator's configuration is read here; a name from a request is compare
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,127}")  # no colon: pypi:package==version is a name
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
 
 
@@ -60,12 +62,15 @@ class MemoryRoom:
 
 
 def model_ids(names: Iterable[str]) -> Mapping[str, str]:
-    """Map the id that clients use to the operator's name of each model."""
+    """Map the id that clients use to the operator's name of each model, which may be written as id=name."""
     ids: dict[str, str] = {}
-    for name in names:
-        model_id = _id_of(name)
+    for given in names:
+        model_id, name = _given_id(given) or (_id_of(given), given)
         if model_id in ids:
-            raise ConfigError(f"the models {ids[model_id]!r} and {name!r} are both called {model_id!r}; rename a file")
+            raise ConfigError(
+                f"the models {ids[model_id]!r} and {name!r} are both called {model_id!r}; "
+                f"give one another name, as other={name}"
+            )
         ids[model_id] = name
     if not ids:
         raise ConfigError("no model is configured; give at least one --model")
@@ -118,6 +123,14 @@ def with_digest(load_plan: LoadPlan) -> LoadPlan:
     with _weights_file(load_plan.path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return replace(load_plan, entry=replace(load_plan.entry, digest=digest))
+
+
+def _given_id(given: str) -> tuple[str, str] | None:
+    """Id and name of a model that is written as id=name; a file may have such a name itself."""
+    model_id, _, name = given.partition("=")
+    if not name or name.startswith("=") or not _ID.fullmatch(model_id) or Path(given).exists():
+        return None
+    return model_id, name
 
 
 def _id_of(name: str) -> str:

@@ -261,7 +261,7 @@ async def _warm_up(llm: AsyncLLM, entry: CatalogEntry) -> None:
 def _pinned_id(names: Mapping[str, str], wanted: str) -> str:
     """The id of a pinned model, written as an id or as the name it was configured with."""
     for model_id, name in names.items():
-        if wanted in (model_id, name):
+        if wanted in (model_id, name, f"{model_id}={name}"):
             return model_id
     raise ConfigError(f"pinned names {wanted!r:.80}, which is not among the models {', '.join(names)}; add it there")
 

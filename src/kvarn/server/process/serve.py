@@ -27,6 +27,7 @@ from kvarn.observe.logs import configure_logging, with_fields
 from kvarn.observe.metrics import Metrics
 from kvarn.server.access.keys import KeyRing
 from kvarn.server.access.limits import RateLimits
+from kvarn.server.api.responses.response_store import ResponseStore
 from kvarn.server.app import make_app
 from kvarn.server.chat.generation import Generations
 from kvarn.server.collections.collection_pool import CollectionPool
@@ -177,7 +178,8 @@ class ServerRun:
         self._server.config.timeout_graceful_shutdown = int(self._flush_left_s)
         self._server.should_exit = True
         await _closed("the HTTP server", serving)
-        for part in (self._state.prefix_warmup, self._state.collections, self._state.models):
+        state = self._state
+        for part in (state.prefix_warmup, state.collections, state.models, state.responses):
             await _closed(type(part).__name__, asyncio.wait_for(part.close(), CLOSE_S))
 
     def _take_signal(self, signum: int) -> None:
@@ -246,6 +248,7 @@ def make_state(config: ServerConfig) -> ServerState:
         storage=StorageQuota(),
         workers=WorkerThreads(),
         body_thread=WorkerThreads(num_threads=1, num_reserved=0),
+        responses=ResponseStore(config.response_store, config.response_store_bytes),
     )
 
 

@@ -33,6 +33,7 @@ _WHOLE: dict[str, tuple[int, int]] = {
     "max_json_depth": (4, 512),
     "max_n": (1, 128),
     "queue_limit": (1, 2**24),
+    "response_store_bytes": (0, 2**40),
 }
 _REAL: dict[str, tuple[float, float]] = {
     "drain_delay_s": (0.0, 3600.0),
@@ -51,6 +52,7 @@ _PATHS = {
     "uds": "the path of a Unix socket",
     "tls_cert": "the path of a PEM file",
     "tls_key": "the path of a PEM file",
+    "response_store": "the path of an SQLite file",
 }
 _TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
@@ -95,6 +97,8 @@ class ServerConfig:
     max_json_depth: int = 64
     max_n: int = 16  # choices of one request
     queue_limit: int = DEFAULT_QUEUE_LIMIT  # requests waiting in one engine; more are refused with Retry-After
+    response_store: Path | None = None  # SQLite file of /v1/responses that are stored; None: in memory
+    response_store_bytes: int = 64 << 20  # of all keys together; 0: none is stored
     ping_s: float = 15.0  # between comments that keep a silent stream open
     memory_bytes: int | None = None  # for all models together; None: what the machine has
     pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded

@@ -16,7 +16,7 @@ from tests.unit.server.output.texts import parse_output
 from tests.unit.structured.constrained import tokenizer
 
 CALL = '{"name": "f", "arguments": {"city": "Oslo"}}'
-FRAME = ChunkFrame(Envelope("chatcmpl-1", "chat.completion.chunk", 1, "m", "x"), has_usage=False)
+FRAME = ChunkFrame(Envelope("chatcmpl-1", "chat.completion.chunk", 1, "m", "x"), None)
 ENFORCED = AnswerContext("s", is_enforced=True)
 FORM = OutputFormat("json")
 

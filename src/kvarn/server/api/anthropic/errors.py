@@ -61,7 +61,9 @@ def error_body(failure: Failure) -> dict[str, Any]:
     """The body of a response, and the data of an event in a stream."""
     failure = failure.renamed(field_name)
     kind = TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    error: dict[str, Any] = {"type": kind, "message": failure.message}
+    # Agents look for these words: they shorten the conversation and try again.
+    words = "prompt is too long: " if failure.code == "context_length_exceeded" else ""
+    error: dict[str, Any] = {"type": kind, "message": words + failure.message}
     if (failure.code, failure.param) == ("unsupported_parameter", "thread"):
         error["details"] = NO_THREADS
     return {"type": "error", "error": error}

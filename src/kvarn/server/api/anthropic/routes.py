@@ -24,10 +24,12 @@ from kvarn.server.chat.delta_stream import AnswerPart, answer_parts, whole_answe
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.failures import Failure
 from kvarn.server.http.sse import EventStreamResponse, StreamFormat
 from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.request_context import RequestContext
 from kvarn.types import Completion, FinishReason
 
 router = APIRouter(tags=["messages"])
@@ -41,10 +43,10 @@ async def create_message(
     """Answer a conversation, whole or as a stream."""
     body = await request.body(MessagesBody)
     model = await request.use_model(models, body.model)
-    chat = await request.on_body(lambda: _conversation(model, body, settings.max_n))
+    chat = await request.on_body(lambda: _conversation(request, model, body, settings.max_n))
     plan = await request.on_body(lambda: chat.output_plan(model))
     prepare = partial(chat_submission, model, chat, plan)
-    generation = await generations.begin(request, model, [prepare], RequestOptions())
+    generation = await generations.begin(request, model, [prepare], RequestOptions(is_clamped=True))
     stream = MessageStream(f"msg_{request.id}", model.id, generation.usage().prompt_tokens)
     reader = generation.reader(plan)
     if body.stream:
@@ -60,16 +62,19 @@ async def count_tokens(request: Charged, models: Models, settings: Settings) -> 
     """Count the tokens of a conversation as the model would read it."""
     body = await request.body(CountTokensBody)
     model = await request.use_model(models, body.model)
-    chat = await request.on_body(lambda: _conversation(model, body, settings.max_n))
+    chat = await request.on_body(lambda: _conversation(request, model, body, settings.max_n))
     plan = await request.on_body(lambda: chat.output_plan(model))
     submission = await in_thread(request, lambda: chat_submission(model, chat, plan))
     return request.reply({"input_tokens": len(submission.prompt_ids)})
 
 
-def _conversation(model: ServedModel, body: CountTokensBody, max_n: int) -> Conversation:
+def _conversation(request: RequestContext, model: ServedModel, body: CountTokensBody, max_n: int) -> Conversation:
     template = model.llm.llm.tokenizer.chat_template or ""
-    kwargs = thinking_kwargs(body.thinking, template, can_think=model.output_format.reasoning is not None)
-    return conversation_of(parse(ChatBody, chat_fields(body, kwargs)), max_n)
+    kwargs, warning = thinking_kwargs(body.thinking, template, can_think=model.output_format.reasoning is not None)
+    if warning is not None:
+        request.warn(warning)
+    chat = conversation_of(parse(ChatBody, chat_fields(body, kwargs)), max_n)
+    return with_effort(request, model, chat, "output_config.effort")
 
 
 async def _events(generation: Generation, reader: OutputStream, stream: MessageStream) -> AsyncIterator[bytes]:

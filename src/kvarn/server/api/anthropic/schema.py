@@ -6,13 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, MAX_TOOLS
+from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, ToolName
 from kvarn.server.api.openai.sampling_schema import INT31, StopString
 from kvarn.server.api.schema import Answer, Body
+from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
+from kvarn.server.chat.reasoning import Effort
 from kvarn.types import MAX_STOP_STRINGS
 
 MAX_BLOCKS = 4096
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class TextBlock(Body):
@@ -71,10 +72,11 @@ class MessageTool(Body):
     """A tool the model may call."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "eager_input_streaming"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"allowed_callers", "defer_loading", "input_examples"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"defer_loading", "input_examples"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"allowed_callers"})
     type: Literal["custom"] | None = None
     name: ToolName
-    description: str | None = Field(None, max_length=16_384)
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARACTERS)
     input_schema: dict[str, Any]
     strict: bool | None = None
 
@@ -98,7 +100,7 @@ class ThinkingOn(Body):
     """Think first; the model decides how long, and max_tokens bounds both."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"budget_tokens"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"display"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"display"})
     type: Literal["enabled", "adaptive"]
 
 
@@ -118,7 +120,7 @@ class OutputSchema(Body):
 class OutputConfig(Body):
     """How the answer is written."""
 
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"effort"})
+    effort: Effort | None = Field(None, description="Told to the chat template, if it reads such a level")
     format: OutputSchema | None = None
 
 
@@ -126,9 +128,8 @@ class CountTokensBody(Body):
     """A conversation whose tokens are counted."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset(
-        {"mcp_servers", "context_management", "speed", "compaction", "thread", "fallbacks"}
-    )
+    HINTS: ClassVar[frozenset[str]] = frozenset({"context_management", "speed"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"mcp_servers", "compaction", "thread", "fallbacks"})
     model: str
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | TextBlocks | None = None
@@ -142,10 +143,13 @@ class MessagesBody(CountTokensBody):
     """A conversation to be continued."""
 
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "metadata", "service_tier"})
+    HINTS: ClassVar[frozenset[str]] = CountTokensBody.HINTS | {"diagnostics"}
     REFUSED: ClassVar[frozenset[str]] = CountTokensBody.REFUSED | {
-        *("container", "diagnostics", "inference_geo", "fallback_credit_token")
+        "container",
+        "inference_geo",
+        "fallback_credit_token",
     }
-    max_tokens: int = Field(ge=1, le=INT31)
+    max_tokens: int = Field(ge=1, le=INT31, description="Lowered to what the context leaves, which a header tells")
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
     stream: bool | None = None
     temperature: float | None = Field(None, ge=0, le=2)

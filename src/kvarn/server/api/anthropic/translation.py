@@ -22,9 +22,9 @@ from kvarn.server.api.anthropic.schema import (
     Turn,
 )
 from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.reasoning import SWITCH, reads
 
 ChatMessage = dict[str, Any]
-SWITCH = "enable_thinking"  # the name templates give to it, Qwen3's for one
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -39,6 +39,7 @@ def chat_fields(body: CountTokensBody, template_kwargs: dict[str, Any]) -> dict[
         "parallel_tool_calls": is_parallel,
         "response_format": _response_format(body),
         "chat_template_kwargs": template_kwargs or None,
+        "reasoning_effort": None if body.output_config is None else body.output_config.effort,
     }
     if isinstance(body, MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
@@ -93,22 +94,19 @@ def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     return joined
 
 
-def thinking_kwargs(thinking: ThinkingOn | ThinkingOff | None, template: str, *, can_think: bool) -> dict[str, Any]:
-    """The template arguments that switch thinking on or off; refused where the template has no such switch."""
-    if thinking is None:
-        return {}
-    wants = isinstance(thinking, ThinkingOn)
-    if wants and not can_think:
-        raise InvalidField(
-            "thinking is on, but this model does not reason apart from its answer; leave it out", "thinking"
-        )
+def thinking_kwargs(
+    thinking: ThinkingOn | ThinkingOff | None, template: str, *, can_think: bool
+) -> tuple[dict[str, Any], str | None]:
+    """The template arguments that switch thinking on or off, and why it stays as it is where nothing does so."""
+    if thinking is None or (not can_think and thinking.type != "enabled"):
+        return {}, None
     if not can_think:
-        return {}
-    if SWITCH in template:
-        return {SWITCH: wants}
-    if not wants:
-        raise InvalidField("thinking is off, but this model always reasons; leave it out", "thinking")
-    return {}
+        return {}, "ignored: thinking, because this model does not reason apart from its answer"
+    if reads(template, SWITCH):
+        return {SWITCH: isinstance(thinking, ThinkingOn)}, None
+    if isinstance(thinking, ThinkingOff):
+        return {}, "ignored: thinking, because this model always reasons"
+    return {}, None
 
 
 def _tool_choice(body: CountTokensBody) -> tuple[str | dict[str, Any] | None, bool | None]:

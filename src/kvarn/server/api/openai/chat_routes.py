@@ -15,6 +15,7 @@ from kvarn.server.api.openai.envelope import Envelope
 from kvarn.server.api.openai.translation import conversation_of, options_of
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation_plan import chat_submission
+from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.collections.chat_retrieval import after_sources, ground, retrieval_fields, with_messages
 from kvarn.server.dependencies import Charged, Models, Retrieval, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
@@ -31,6 +32,7 @@ async def chat_completions(
     body = await request.body(ChatBody)
     chat = await request.on_body(lambda: conversation_of(body, settings.max_n))
     model = await request.use_model(models, body.model)
+    chat = with_effort(request, model, chat, "reasoning_effort")
     grounded = None
     if body.retrieval is not None:
         grounded = await ground(request, retrieval, model, chat, body)
@@ -41,8 +43,7 @@ async def chat_completions(
     )
     if body.stream:
         envelope = Envelope.of(generation, "chatcmpl-", "chat.completion.chunk")
-        has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = chat_events(generation, envelope, plan, has_usage=has_usage)
+        events = chat_events(generation, envelope, plan, body.stream_options)
         if grounded is not None:
             events = after_sources(events, envelope, grounded)
         return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)

@@ -8,13 +8,15 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
 from kvarn.server.api.schema import Answer, Body
+from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS, TOOL_NAME
+from kvarn.server.chat.reasoning import Effort
 from kvarn.server.collections.schema import RetrievalBody
 
 MAX_MESSAGES = 4096
-MAX_TOOLS = 128
 MAX_PARTS = 4096  # of one message
 MAX_TEMPLATE_KWARGS = 64
 MAX_SCHEMA_NAME = 64
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 
 
 def _require_false(value: bool) -> bool:
@@ -120,8 +122,8 @@ ChatMessage = Annotated[
 class FunctionDefinition(Body):
     """A function the model may call."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
-    description: str | None = Field(None, max_length=16_384)
+    name: ToolName
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARACTERS)
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -185,9 +187,10 @@ class ChatBody(SamplingBody):
         {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
         | {"prediction"}  # would make the answer come faster, not different
     )
+    HINTS: ClassVar[frozenset[str]] = frozenset({"verbosity", "prompt_cache_options"})
     REFUSED: ClassVar[frozenset[str]] = frozenset(
-        {"audio", "web_search_options", "functions", "function_call", "reasoning_effort", "verbosity"}
-        | {"chat_template", "best_of", "suffix", "echo", "moderation", "prompt_cache_options"}
+        {"audio", "web_search_options", "functions", "function_call", "chat_template", "best_of", "suffix", "echo"}
+        | {"moderation"}
     )
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: int | None = Field(None, ge=1, le=INT31)
@@ -199,6 +202,7 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    reasoning_effort: Effort | None = Field(None, description="Told to the chat template, if it reads such a level")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     store: Never | None = None
     retrieval: RetrievalBody | None = None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.diffusion import CanvasView
 from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
@@ -18,6 +18,7 @@ from kvarn.tokenizer.canvas import canvas_text
 from kvarn.types import FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
+    from kvarn.server.api.openai.sampling_schema import StreamOptions
     from kvarn.server.chat.generation import Generation
     from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -35,12 +36,21 @@ STREAM_FORMAT = StreamFormat(_error_event, done=b"data: [DONE]\n\n")
 
 
 class ChunkFrame:
-    """The part of a chunk that never changes."""
+    """The part of a chunk around its choice: always the same, unless every chunk tells the usage."""
 
-    def __init__(self, envelope: Envelope, *, has_usage: bool) -> None:
+    def __init__(self, envelope: Envelope, options: StreamOptions | None) -> None:
         written = json.dumps(envelope.fields(), separators=(",", ":"))
         self._head = f'data: {written[:-1]},"choices":['
-        self._tail = '],"usage":null}\n\n' if has_usage else "]}\n\n"
+        self.has_usage = options is not None and bool(options.include_usage)
+        self.counts = options is not None and bool(options.continuous_usage_stats)  # take() is to be called
+        self._tail = '],"usage":null}\n\n' if self.has_usage else "]}\n\n"
+        self._num_tokens = 0
+
+    def take(self, event: TokenEvent, usage: Usage) -> None:
+        """Count one more token for the chunks that follow; usage: what the generation has read."""
+        self._num_tokens += event.token_id is not None
+        so_far = Usage(usage.prompt_tokens, self._num_tokens, usage.cached_tokens)
+        self._tail = f'],"usage":{_json(usage_fields(so_far))}}}\n\n'
 
     def chunk(self, choice: str) -> str:
         """One event with one choice, given as JSON."""
@@ -59,8 +69,13 @@ class ChunkFrame:
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The last event, which has no choice."""
-        written = json.dumps(usage_fields(usage), separators=(",", ":"))
-        return f'{self._head}],"usage":{written}}}\n\n'.encode()
+        return f'{self._head}],"usage":{_json(usage_fields(usage))}}}\n\n'.encode()
+
+
+class ChoiceStream(Protocol):
+    """One of the answers of a stream."""
+
+    def chunks(self, event: TokenEvent) -> str: ...
 
 
 class ChatChoiceStream:
@@ -117,7 +132,7 @@ class ChatChoiceStream:
     def _is_plain(self, event: TokenEvent) -> bool:
         """Text and nothing else, as almost all events are."""
         has_more = event.finish_reason is not None or event.logprob is not None
-        return self._has_begun and self._reader is None and not has_more
+        return self._has_begun and self._reader is None and not has_more and not self._frame.counts
 
     def _chunk(self, delta: str, logprobs: str = "null", finish: str = "null") -> str:
         return self._frame.chunk(
@@ -149,22 +164,34 @@ class ChatChoiceStream:
 
 
 async def chat_events(
-    generation: Generation, envelope: Envelope, plan: OutputPlan, *, has_usage: bool
+    generation: Generation, envelope: Envelope, plan: OutputPlan, options: StreamOptions | None
 ) -> AsyncIterator[bytes]:
     """Everything but [DONE]."""
-    frame = ChunkFrame(envelope, has_usage=has_usage)
+    frame = ChunkFrame(envelope, options)
     tokenizer = generation.model.llm.llm.tokenizer
     has_tools = bool(plan.tools)
     readers = [None if plan.is_plain else generation.reader(plan, index) for index in range(generation.num_choices)]
     choices = [
         ChatChoiceStream(index, frame, tokenizer, reader, has_tools=has_tools) for index, reader in enumerate(readers)
     ]
-    async for batch in generation.batches():
-        written = "".join([choices[event.choice].chunks(event) for _, event in batch])
-        if written:
-            yield written.encode()
-    if has_usage:
+    async for written in written_batches(generation, frame, lambda _, event: choices[event.choice]):
+        yield written
+    if frame.has_usage:
         yield frame.usage_chunk(generation.usage())
+
+
+async def written_batches(
+    generation: Generation, frame: ChunkFrame, choice_of: Callable[[int, TokenEvent], ChoiceStream]
+) -> AsyncIterator[bytes]:
+    """The chunks of all events, those that come at once together."""
+    async for batch in generation.batches():
+        written = []
+        for index, event in batch:
+            if frame.counts:
+                frame.take(event, generation.usage())
+            written.append(choice_of(index, event).chunks(event))
+        if joined := "".join(written):
+            yield joined.encode()
 
 
 def _json(value: Any) -> str:

@@ -57,6 +57,7 @@ class CompletionBody(SamplingBody):
 
     MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
     INERT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"reasoning_effort"})  # no chat template is read here
     REFUSED: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "response_format"})
     prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_PROMPT_SCHEMA)]  # Prompts
     suffix: str | None = Field(None, description="What follows the answer; for models that fill in the middle")

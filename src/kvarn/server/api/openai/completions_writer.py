@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from kvarn.server.api.openai.chat_stream import ChunkFrame
+from kvarn.server.api.openai.chat_stream import ChunkFrame, written_batches
 from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
 from kvarn.server.api.openai.logprobs import LegacyLogprobsWriter, prompt_logprobs
 from kvarn.types import Completion, FinishReason, TokenEvent, TokenLogprob, Usage
@@ -99,8 +99,7 @@ async def text_events(
     generation: Generation, envelope: Envelope, body: CompletionBody, prompts: Sequence[tuple[str, Sequence[int]]]
 ) -> AsyncIterator[bytes]:
     """Everything but [DONE]."""
-    has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    frame = ChunkFrame(envelope, has_usage=has_usage)
+    frame = ChunkFrame(envelope, body.stream_options)
     tokenizer = generation.model.llm.llm.tokenizer
     num_choices = body.n or 1
 
@@ -110,9 +109,9 @@ async def text_events(
         return TextChoiceStream(index, frame, tokenizer, echoed, logprobs)
 
     choices = [choice(index) for index in range(len(prompts) * num_choices)]
-    async for batch in generation.batches():
-        written = "".join([choices[index * num_choices + token.choice].chunks(token) for index, token in batch])
-        if written:
-            yield written.encode()
-    if has_usage:
+    async for written in written_batches(
+        generation, frame, lambda index, event: choices[index * num_choices + event.choice]
+    ):
+        yield written
+    if frame.has_usage:
         yield frame.usage_chunk(generation.usage())

@@ -24,6 +24,7 @@ class StreamOptions(Body):
 
     INERT: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
     include_usage: bool | None = Field(None, description="A last chunk with the number of tokens")
+    continuous_usage_stats: bool | None = Field(None, description="The number of tokens so far in every chunk")
 
 
 class SamplingBody(Body):

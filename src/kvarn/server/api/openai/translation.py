@@ -50,6 +50,8 @@ def conversation_of(body: ChatBody, max_n: int) -> Conversation:
     _check_tool_results(body)
     tools, choice = _tools(body)
     constraint = _constraint(body)
+    if tools and choice != "auto" and constraint_field(body) is None:
+        constraint = None  # the answer is a call, so there is no text that response_format could speak of
     if constraint is not None and tools:
         raise InvalidField(
             "tools and a constraint on the answer (response_format, guided_*) exclude each other: an answer that must "
@@ -72,6 +74,7 @@ def conversation_of(body: ChatBody, max_n: int) -> Conversation:
         tool_choice=choice,
         is_parallel=body.parallel_tool_calls is not False,
         template_kwargs=body.chat_template_kwargs,
+        reasoning_effort=body.reasoning_effort,
         constrained_by="response_format" if isinstance(body.response_format, SchemaFormat) else constraint_field(body),
     )
 

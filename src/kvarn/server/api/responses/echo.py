@@ -20,23 +20,20 @@ def echo_of(body: ResponsesBody, response_id: str, model: str, created_at: int) 
         "temperature": body.temperature,
         "top_p": body.top_p,
         "tool_choice": _choice(body.tool_choice),
-        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tools": [tool.model_dump() for tool in body.tools or () if isinstance(tool, FunctionTool)],
         "max_output_tokens": body.max_output_tokens,
         "top_logprobs": body.top_logprobs or 0,
         "text": {"format": _format(body)},
         "background": False,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+        "store": body.store is not False,
         "truncation": "disabled",
     }
 
 
 def _choice(choice: str | FunctionChoice | None) -> str | dict[str, Any]:
     return choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto"
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    return tool.model_dump()
 
 
 def _format(body: ResponsesBody) -> dict[str, Any]:

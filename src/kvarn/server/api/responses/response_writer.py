@@ -1,4 +1,4 @@
-"""A response as bytes: the events of a ResponseStream, with the logprobs of their text and the usage at the end."""
+"""A response as it is sent: the events of a ResponseStream, with the logprobs of their text, and the usage last."""
 
 from __future__ import annotations
 
@@ -30,20 +30,18 @@ class ResponseWriter:
         self._tokenizer = tokenizer
         self._scores = TextScores(tokenizer, decoder)
 
-    def start(self) -> bytes:
+    def start(self) -> list[Event]:
         """The first events."""
-        return _write(self._stream.start())
-
-    def push(self, part: AnswerPart) -> bytes:
-        """The events of one more part of the answer; with its completion, also the last ones."""
-        events = self.events(part)
-        if part.completion is not None:
-            events += self._stream.end(*self._ending(part.completion))
-        return _write(events)
+        return self._stream.start()
 
     def events(self, part: AnswerPart) -> list[Event]:
+        """The events of one more part of the answer."""
         self._scores.add(part.logprobs)
         return [event for delta in part.deltas for event in self._stream.push(delta, self._logprobs(delta))]
+
+    def end(self, completion: Completion) -> list[Event]:
+        """The last events, the very last with the whole response."""
+        return self._stream.end(*self._ending(completion))
 
     def response(self, answer: AnswerPart) -> dict[str, Any]:
         """The whole response of an answer that comes as one part."""
@@ -53,7 +51,7 @@ class ResponseWriter:
 
     def error_event(self, failure: Failure) -> bytes:
         """The last event of a response that broke off."""
-        return _write(self._stream.fail(**error_fields(failure)))
+        return write_events(self._stream.fail(**error_fields(failure)))
 
     def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         if not isinstance(delta, ContentDelta):
@@ -67,6 +65,7 @@ class ResponseWriter:
         return completion.finish_reason, usage, int(time.time())
 
 
-def _write(events: Iterable[Event]) -> bytes:
+def write_events(events: Iterable[Event]) -> bytes:
+    """Events as they are sent."""
     written = (f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n" for event in events)
     return "".join(written).encode()

@@ -1,54 +1,100 @@
-"""POST /v1/responses, without a memory: the whole conversation comes with each request."""
+"""POST /v1/responses: the conversation comes with the request, or continues a response that is stored."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import sqlite3
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from kvarn.observe.logs import with_fields
 from kvarn.server.api.openai.chat_schema import ChatBody
 from kvarn.server.api.openai.translation import conversation_of
+from kvarn.server.api.responses.continuation import read_items, refers, response_id, with_stored, written_items
 from kvarn.server.api.responses.echo import echo_of
+from kvarn.server.api.responses.response_store import ResponseStore, StoredResponse
 from kvarn.server.api.responses.response_stream import ResponseStream
-from kvarn.server.api.responses.response_writer import ResponseWriter
+from kvarn.server.api.responses.response_writer import ResponseWriter, write_events
 from kvarn.server.api.responses.schema import ResponsesAnswer, ResponsesBody
-from kvarn.server.api.responses.translation import chat_fields
+from kvarn.server.api.responses.translation import absent_tools, chat_fields
 from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
+from kvarn.server.api.system.tokens import in_thread
 from kvarn.server.chat.delta_stream import answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
-from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
+from kvarn.server.chat.reasoning import with_effort
+from kvarn.server.dependencies import Charged, Models, Responses, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse, StreamFormat
+from kvarn.server.request_context import RequestContext
 from kvarn.tokenizer.incremental import IncrementalDecoder
 
+log = logging.getLogger("kvarn.server")
+Keep = Callable[[dict[str, Any]], Awaitable[None]]  # stores a response
 router = APIRouter(tags=["responses"])
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
 @router.post("/v1/responses", response_model=ResponsesAnswer, responses=RESPONSES, openapi_extra=body_of(ResponsesBody))
 async def create_response(
-    request: Charged, models: Models, generations: RunningGenerations, settings: Settings
+    request: Charged, models: Models, generations: RunningGenerations, responses: Responses, settings: Settings
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = await request.body(ResponsesBody)
-    chat = await request.on_body(lambda: conversation_of(parse(ChatBody, chat_fields(body)), settings.max_n))
+    body, earlier = await _with_stored(request, responses, body)
+    run = partial(in_thread, request) if earlier else request.on_body  # its size is not that of the body
+    chat = await run(lambda: conversation_of(parse(ChatBody, chat_fields(body, read_items(earlier))), settings.max_n))
     model = await request.use_model(models, body.model)
+    chat = with_effort(request, model, chat, "reasoning.effort")
+    if absent := absent_tools(body):
+        request.warn(f"tools not offered to the model: {', '.join(absent)}")
     plan = await request.on_body(lambda: chat.output_plan(model))
     prepare, options = partial(chat_submission, model, chat, plan), RequestOptions(limit_field="max_output_tokens")
     generation = await generations.begin(request, model, [prepare], options)
-    stream = ResponseStream(echo_of(body, f"resp_{request.id}", model.id, int(time.time())))
+    stream = ResponseStream(echo_of(body, response_id(request.id), model.id, int(time.time())))
     writer = ResponseWriter(stream, model.llm.llm.tokenizer, _decoder(generation))
     reader = generation.reader(plan)
+    keep = partial(_keep, request, responses, body, earlier)
     if body.stream:
-        events, format = _events(generation, reader, writer), StreamFormat(writer.error_event)
+        events, format = _events(generation, reader, writer, keep), StreamFormat(writer.error_event)
         return EventStreamResponse(request, events, format, comment=generation.progress, ping_s=settings.ping_s)
     (completion,) = await generation.finish()
-    return request.reply(writer.response(whole_answer(completion, reader)))
+    response = writer.response(whole_answer(completion, reader))
+    await keep(response)
+    return request.reply(response)
+
+
+async def _with_stored(
+    request: RequestContext, responses: ResponseStore, body: ResponsesBody
+) -> tuple[ResponsesBody, list[dict[str, Any]]]:
+    """The body with what it refers to, and the conversation it continues."""
+    find = partial(responses.get, request.principal.key_id)
+    return await in_thread(request, lambda: with_stored(body, find)) if refers(body) else (body, [])
+
+
+async def _keep(
+    request: RequestContext,
+    responses: ResponseStore,
+    body: ResponsesBody,
+    earlier: list[dict[str, Any]],
+    response: dict[str, Any],
+) -> None:
+    """Store a response that ended, unless the client does not want it; one that cannot be stored says so."""
+    if not response["store"]:
+        return
+    items = [*earlier, *written_items(body, request.id)]
+    stored = StoredResponse(response["id"], response, items)
+    try:
+        response["store"] = await asyncio.to_thread(responses.put, request.principal.key_id, stored)
+    except sqlite3.Error as error:
+        log.error("a response was not stored", extra=with_fields(error=type(error).__name__))
+        response["store"] = False
 
 
 def _decoder(generation: Generation) -> IncrementalDecoder:
@@ -59,8 +105,15 @@ def _decoder(generation: Generation) -> IncrementalDecoder:
     return IncrementalDecoder(tokenizer, at_start=at_start, visible_ids=submission.visible_ids)
 
 
-async def _events(generation: Generation, reader: OutputStream, writer: ResponseWriter) -> AsyncIterator[bytes]:
-    yield writer.start()
+async def _events(
+    generation: Generation, reader: OutputStream, writer: ResponseWriter, keep: Keep
+) -> AsyncIterator[bytes]:
+    """A response is stored before its last event is sent: the client may continue it at once."""
+    yield write_events(writer.start())
     async for part in answer_parts(generation, reader):
-        if written := writer.push(part):
-            yield written
+        events = writer.events(part)
+        if part.completion is not None:
+            events += writer.end(part.completion)
+            await keep(events[-1]["response"])
+        if events:
+            yield write_events(events)

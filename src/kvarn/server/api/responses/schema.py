@@ -1,21 +1,23 @@
-"""Body and answer of /v1/responses, without the parts that need a memory of earlier responses."""
+"""Body and answer of /v1/responses."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from kvarn.server.api.openai.chat_schema import MAX_PARTS, MAX_TOOLS
+from kvarn.server.api.openai.chat_schema import MAX_PARTS, ToolName
 from kvarn.server.api.openai.sampling_schema import INT31, TopLogprobs
 from kvarn.server.api.schema import Answer, Body
+from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
+from kvarn.server.chat.reasoning import Effort
 
 MAX_ITEMS = 4096
 MAX_METADATA = 256
 MAX_INCLUDED = 16
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+AbsentType = Literal["web_search", "web_search_preview", "namespace"]
 
 
 class ResponseTextPart(Body):
@@ -74,6 +76,13 @@ class ReasoningItem(Body):
     encrypted_content: None = None
 
 
+class ItemReference(Body):
+    """An item of a response that is stored here, instead of the item itself."""
+
+    type: Literal["item_reference"]
+    id: Name
+
+
 def _item_type(item: Any) -> str:
     """A message may leave its type out."""
     found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
@@ -84,7 +93,8 @@ Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_item_type),
 ]
 
@@ -95,9 +105,24 @@ class FunctionTool(Body):
     REFUSED: ClassVar[frozenset[str]] = frozenset({"allowed_callers", "async", "defer_loading", "output_schema"})
     type: Literal["function"]
     name: ToolName
-    description: str | None = Field(None, max_length=16_384)
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARACTERS)
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class AbsentTool(BaseModel):
+    """A tool that OpenAI itself runs, or a group of tools: not offered to the model, which a header tells."""
+
+    model_config = ConfigDict(frozen=True, json_schema_extra={"additionalProperties": True})
+    type: AbsentType
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_type(cls, data: Any) -> Any:
+        return {"type": data.get("type")} if isinstance(data, dict) else data
+
+
+ResponseTool = Annotated[FunctionTool | AbsentTool, Field(discriminator="type")]
 
 
 class FunctionChoice(Body):
@@ -126,28 +151,35 @@ class ResponseSchemaFormat(Body):
 class TextConfig(Body):
     """How the text is written."""
 
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"verbosity"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"verbosity"})
     format: Annotated[PlainFormat | ResponseSchemaFormat, Field(discriminator="type")] | None = None
 
 
+class ReasoningConfig(Body):
+    """How much to think; what the model thought is told in full, whatever summary is asked for."""
+
+    INERT: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary"})
+    effort: Effort | None = Field(None, description="Told to the chat template, if it reads such a level")
+
+
 class ResponsesBody(Body):
-    """What to answer, and how. The server keeps nothing: send the whole conversation each time."""
+    """What to answer, and how."""
 
     INERT: ClassVar[frozenset[str]] = frozenset(
         {"user", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention", "stream_options"}
-        | {"max_tool_calls"}  # counts built-in tools, of which there are none
+        | {"client_metadata", "max_tool_calls"}  # the latter counts built-in tools, of which there are none
     )
-    REFUSED: ClassVar[frozenset[str]] = frozenset(
-        {"previous_response_id", "conversation", "prompt", "reasoning", "context_management", "moderation", "image"}
-        | {"prompt_cache_options", "access_programs"}
-    )
+    HINTS: ClassVar[frozenset[str]] = frozenset({"context_management", "prompt_cache_options"})
+    REFUSED: ClassVar[frozenset[str]] = frozenset({"conversation", "prompt", "moderation", "image", "access_programs"})
     model: str
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS)]
-    instructions: str | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    previous_response_id: Name | None = Field(None, description="Of a stored one: its conversation comes first")
+    instructions: str | None = Field(None, description="Not carried over from an earlier response")
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=INT31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -155,7 +187,7 @@ class ResponsesBody(Body):
     include: Annotated[list[Included], Field(max_length=MAX_INCLUDED)] | None = None
     metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA)] | None = None
     stream: bool | None = None
-    store: Literal[False] | None = None
+    store: bool | None = Field(None, description="Keep it, to be continued or read again; default: true")
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
 
@@ -193,7 +225,26 @@ class ResponsesAnswer(Answer):
     top_logprobs: int
     text: dict[str, Any]
     background: Literal[False]
-    previous_response_id: None
-    store: Literal[False]
+    previous_response_id: str | None
+    reasoning: dict[str, Any]
+    store: bool
     truncation: Literal["disabled"]
     usage: ResponsesUsage | None
+
+
+class DeletedResponse(Answer):
+    """A response that is no longer stored."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputItems(Answer):
+    """What the model read for a response: the items of the conversation before it."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

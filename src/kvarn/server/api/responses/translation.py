@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvarn.server.api.responses.schema import (
+    AbsentTool,
     FunctionCallItem,
     FunctionChoice,
     FunctionOutputItem,
     FunctionTool,
     Item,
+    ItemReference,
     MessageItem,
     ReasoningItem,
     ResponsesBody,
@@ -23,13 +25,13 @@ ChatMessage = dict[str, Any]
 WITH_LOGPROBS = "message.output_text.logprobs"  # of include
 
 
-def chat_fields(body: ResponsesBody) -> dict[str, Any]:
-    """The same conversation as a body of /v1/chat/completions."""
+def chat_fields(body: ResponsesBody, earlier: Sequence[Item] = ()) -> dict[str, Any]:
+    """The same conversation as a body of /v1/chat/completions; earlier: what it continues."""
     has_logprobs = body.top_logprobs is not None or WITH_LOGPROBS in (body.include or ())
     fields = {
         "model": body.model,
-        "messages": chat_messages(body),
-        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
+        "messages": chat_messages(body, earlier),
+        "tools": [_tool(tool) for tool in body.tools or () if isinstance(tool, FunctionTool)] or None,
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body),
@@ -38,17 +40,23 @@ def chat_fields(body: ResponsesBody) -> dict[str, Any]:
         "top_p": body.top_p,
         "logprobs": has_logprobs or None,
         "top_logprobs": body.top_logprobs,
+        "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def chat_messages(body: ResponsesBody) -> list[ChatMessage]:
+def absent_tools(body: ResponsesBody) -> list[str]:
+    """The types of tools that the model is not offered."""
+    return sorted({tool.type for tool in body.tools or () if isinstance(tool, AbsentTool)})
+
+
+def chat_messages(body: ResponsesBody, earlier: Sequence[Item] = ()) -> list[ChatMessage]:
     """The conversation, its instructions first."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     if isinstance(body.input, str):
-        return [*system, {"role": "user", "content": body.input}]
-    _check_outputs(body.input)
-    return [*system, *_items(body.input)]
+        return [*system, *_items(earlier), {"role": "user", "content": body.input}]
+    _check_outputs(earlier, body.input)
+    return [*system, *_items([*earlier, *body.input])]
 
 
 def _tool_choice(choice: str | FunctionChoice | None) -> str | dict[str, Any] | None:
@@ -73,6 +81,8 @@ def _items(items: Iterable[Item]) -> list[ChatMessage]:
     for item in items:
         if isinstance(item, FunctionOutputItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        elif isinstance(item, ItemReference):
+            raise AssertionError("references are checked before")
         elif isinstance(item, MessageItem) and item.role != "assistant":
             messages.append({"role": item.role, "content": _text(item.content)})
         else:
@@ -80,10 +90,13 @@ def _items(items: Iterable[Item]) -> list[ChatMessage]:
     return messages
 
 
-def _check_outputs(items: Iterable[Item]) -> None:
-    """An output answers a call that was made before it."""
-    called: set[str] = set()
+def _check_outputs(earlier: Iterable[Item], items: Iterable[Item]) -> None:
+    """An output answers a call that was made before it, and references have been replaced by what they refer to."""
+    called = {item.call_id for item in earlier if isinstance(item, FunctionCallItem)}
     for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            where = f"input.{index}"
+            raise InvalidField(f"{where} refers to an item that is not stored here; send the item itself", where)
         if isinstance(item, FunctionCallItem):
             called.add(item.call_id)
         if isinstance(item, FunctionOutputItem) and item.call_id not in called:

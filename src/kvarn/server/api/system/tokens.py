@@ -1,4 +1,4 @@
-"""POST /tokenize, /detokenize and /apply-template: what the model would read, without running it."""
+"""POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info: what the model reads, without running it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.formats.strict_json import strings
@@ -19,6 +19,7 @@ from kvarn.server.api.system.tokens_schema import (
     DetokenizeBody,
     TokenizeAnswer,
     TokenizeBody,
+    TokenizerInfo,
 )
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.prompt_limits import check_bounded
@@ -31,6 +32,10 @@ from kvarn.tokenizer.chat.template import ChatRequest, encode_chat, render_chat
 T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
 COUNTED_ROOM = 16  # contexts: texts longer than the model's may be counted, within reason
+MODEL_PARAMETER = {
+    **{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}},
+    "description": "an id of /v1/models; without it the first",
+}
 _OF_TEXTS = frozenset({"add_special_tokens", "parse_special"})
 _OF_CHATS = frozenset({"tools", "add_generation_prompt", "chat_template_kwargs"})
 
@@ -68,6 +73,25 @@ async def apply_template(request: Charged, models: Models) -> Response:
     return request.reply({"prompt": chat.text})
 
 
+@router.get("/tokenizer_info", response_model=TokenizerInfo, openapi_extra={"parameters": [MODEL_PARAMETER]})
+async def tokenizer_info(http: Request, request: Charged, models: Models) -> Response:
+    """Tell what begins and ends a text, and the chat template, by the names of a Hugging Face tokenizer_config.json."""
+    model = await _model(request, models, http.query_params.get("model"))
+    tokenizer = model.llm.llm.tokenizer
+    return request.reply(
+        {
+            "tokenizer_class": "kvarn",
+            "bos_token": tokenizer.bos_text or None,
+            "eos_token": tokenizer.eos_text or None,
+            "pad_token": None,
+            "add_bos_token": tokenizer.bos_id in tokenizer.prefix_ids,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": model.entry.context,
+            "chat_template": tokenizer.chat_template,
+        }
+    )
+
+
 async def in_thread(request: RequestContext, work: Callable[[], T]) -> T:
     """Run work in a thread, for as long as the client waits for it."""
     return await while_awaited(request, asyncio.to_thread(work))
@@ -88,8 +112,9 @@ def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
     llm = model.llm.llm
     if body.prompt is not None:
         check_bounded(llm, [body.prompt], "prompt", room=COUNTED_ROOM)
-        special = {"add_special": body.add_special_tokens, "parse_special": body.parse_special}
-        return llm.tokenizer.encode(body.prompt, **special)
+        is_special = body.prompt in (llm.tokenizer.bos_text, llm.tokenizer.eos_text)  # its id is asked for
+        parses = body.parse_special or (is_special and not body.add_special_tokens)
+        return llm.tokenizer.encode(body.prompt, add_special=body.add_special_tokens, parse_special=parses)
     chat = _chat(model, body)
     check_bounded(llm, list(strings([chat.messages, chat.tools])), "messages", room=COUNTED_ROOM)
     return encode_chat(llm.tokenizer, chat)

@@ -1,14 +1,15 @@
-"""Bodies and answers of /tokenize, /detokenize and /apply-template."""
+"""Bodies and answers of /tokenize, /detokenize, /apply-template and /tokenizer_info."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, MAX_TOOLS, ChatMessage, TemplateKwargs, Tool
+from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, ChatMessage, TemplateKwargs, Tool
 from kvarn.server.api.openai.sampling_schema import TokenId
 from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer, Body
+from kvarn.server.chat.output.tools import MAX_TOOLS
 
 _TEMPLATES: frozenset[str] = frozenset({"chat_template"})  # a template from a request is never run
 
@@ -29,7 +30,7 @@ class TokenizeBody(Body):
 
     REFUSED: ClassVar[frozenset[str]] = _TEMPLATES
     model: str | None = None
-    prompt: str | None = None
+    prompt: str | None = Field(None, description="A text; bos or eos alone, without special tokens, is that token")
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool = True
@@ -68,3 +69,16 @@ class ChatTextAnswer(Answer):
     """What the template wrote."""
 
     prompt: str
+
+
+class TokenizerInfo(Answer):
+    """A model's tokenizer, as clients need it that cut texts into tokens by /tokenize."""
+
+    tokenizer_class: Literal["kvarn"]
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    add_bos_token: bool
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from kvarn.server.api.schema import InvalidField
 
 MAX_TOOLS = 128
-MAX_DESCRIPTION_CHARACTERS = 16_384
+MAX_DESCRIPTION_CHARACTERS = 131_072  # coding agents write manuals there; the context is the narrower limit
 MAX_SCHEMA_BYTES = 65_536
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+TOOL_NAME = r"[a-zA-Z0-9_-]{1,128}"  # OpenAI takes 64, Anthropic 128
+NAME = re.compile(TOOL_NAME)
 
 _WITH_OTHER_MEMBERS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties")
 
@@ -77,7 +78,7 @@ def _tool(index: int, tool: Mapping[str, Any]) -> ToolSpec:
     name, description = function.get("name"), function.get("description") or ""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidField(
-            f"the name of {where} is {name!r:.80}; give 1 to 64 letters, digits, underscores or dashes",
+            f"the name of {where} is {name!r:.80}; give 1 to 128 letters, digits, underscores or dashes",
             f"{where}.function.name",
         )
     if not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARACTERS:
