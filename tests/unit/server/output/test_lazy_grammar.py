@@ -48,6 +48,7 @@ class PieceWords:
     eos_ids = (EOS,)
     bos_id = None
     vocab_size = 256 + len(PIECES)
+    unused_ids: frozenset[int] = frozenset()
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return list(text.encode())
