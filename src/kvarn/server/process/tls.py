@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.errors import ConfigError
-from kvarn.server.http.connections import Listener
+from kvarn.server.http.connections import Listener, address_of
 from kvarn.server.http.limits import MAX_HANDSHAKES
 from kvarn.server.process.settings import ServerConfig
 
@@ -78,7 +78,7 @@ class TlsListener(Listener):
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
-        host = str(address[0]) if address else ""
+        host = address_of(address)
         self._handshakes = {fd: one for fd, one in self._handshakes.items() if one.is_open(fd)}
         num_of_host = sum(one.host == host for one in self._handshakes.values())
         if len(self._handshakes) >= MAX_HANDSHAKES or num_of_host >= MAX_HANDSHAKES_OF_HOST:
