@@ -41,14 +41,14 @@ run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
 
 install: $(INSTALLED)  ## install into .venv only
 
-test: lint $(VENV)/.oracles  ## install what the tests need, then lint, type check and test
+test: lint  ## install what the tests need, then lint, type check and test
 	$(BIN)/python -m pytest -n auto --dist loadfile $(LIGHT_TESTS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(LIGHT_TESTS)) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.oracles $(VENV)/.peers  ## full sizes, peers and fuzzing; writes benchmarks/results/*.json
 	$(BIN)/python -m pytest --long --timeout=7200 $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev  ## ruff, mypy --strict, the import contract, clang-format
+lint: $(VENV)/.oracles  ## ruff, mypy --strict (which reads torch's types), the import contract, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

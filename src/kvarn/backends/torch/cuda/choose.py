@@ -16,6 +16,8 @@ from torch import Tensor
 from kvarn.backends.torch.cuda import rows
 from kvarn.backends.torch.cuda.matmul import Epilogue, Tiling, default_tiling, multiply
 
+NUM_COMPARED = 1 << 20  # results
+LIBRARY_DEPTH = 64  # an inner dimension that is no multiple of it is padded by the library in its own way
 FEW_ROWS = 16  # the library is not tried for so few
 TIMED_CALLS = 8  # in one captured graph, over as many weights
 TIMED_REPLAYS = 3
@@ -113,12 +115,20 @@ def _fastest(x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: to
 
 
 def _is_equal(pick: Pick, own: Pick, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> bool:
-    """Compare all bits on fixed random rows, with something there to be added to."""
-    values = _random_rows(len(x), weight)
+    """Compare all bits on fixed random rows, with something there to be added to.
+
+    Rounding hides most differences of the sums: millions of results are compared, whatever the matrix's size.
+    """
+    if pick.tiling is None and weight.shape[1] % LIBRARY_DEPTH:
+        return False
     width = len(weight) // 2 if epilogue is Epilogue.SILU_GATED else len(weight)
-    held = torch.randn(len(x), width, device=x.device, generator=_generator(x.device)).to(dtype)
-    found, wanted = (_compute(one, values, weight, held.clone(), epilogue) for one in (pick, own))
-    return torch.equal(found, wanted)
+    for trial in range(-(-NUM_COMPARED // (len(x) * width))):
+        values = _random_rows(len(x), weight, trial)
+        held = torch.randn(len(x), width, device=x.device, generator=_generator(x.device, trial)).to(dtype)
+        found, wanted = (_compute(one, values, weight, held.clone(), epilogue) for one in (pick, own))
+        if not torch.equal(found, wanted):
+            return False
+    return True
 
 
 def _time_us(pick: Pick, x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> float:
@@ -160,10 +170,10 @@ def _new(x: Tensor, columns: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(len(x), columns, device=x.device, dtype=dtype or x.dtype)
 
 
-def _random_rows(count: int, weight: Tensor) -> Tensor:
-    rows_ = torch.randn(count, weight.shape[1], device=weight.device, generator=_generator(weight.device))
-    return rows_.to(weight.dtype)
+def _random_rows(count: int, weight: Tensor, seed: int = 0) -> Tensor:
+    found = torch.randn(count, weight.shape[1], device=weight.device, generator=_generator(weight.device, seed))
+    return found.to(weight.dtype)
 
 
-def _generator(device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(1)
+def _generator(device: torch.device, seed: int) -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)

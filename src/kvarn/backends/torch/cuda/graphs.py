@@ -17,10 +17,11 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots
+from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots
 
 MAX_SEQUENCES = 256
 PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
+DEEP = 4096  # context of the deepest step that is captured before the first request
 OUTPUTS = (16, 256)  # rows of such a step whose states are wanted
 # The staged arrays, one after the other in one buffer, and what stands in them where a batch has nothing.
 PADDING = {
@@ -167,20 +168,20 @@ class CapturedSteps:
 
 
 def warm_up_batches(block_size: int, num_blocks: int) -> list[Batch]:
-    """A prompt and a decode step for every size that will be met, over the first blocks."""
-    found = []
-    for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1]):
-        if -(-rows // block_size) <= num_blocks:
-            found.append(_batch(1, rows, block_size))
-    return found + [_batch(count, 1, block_size) for count in BUCKETS if count <= num_blocks]
+    """Steps for which everything is compiled that will be met, over the first blocks."""
+    prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
+    prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
+    decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
+    decodes += [_batch(1, PIECE << doubled, 1, block_size) for doubled in range(DEEP.bit_length() - PIECE.bit_length())]
+    return [batch for batch in prompts + decodes if int(batch.block_tables.max()) < num_blocks]
 
 
-def _batch(num_sequences: int, rows: int, block_size: int) -> Batch:
-    """Sequences that begin, each with its own blocks, the last row of each wanted."""
+def _batch(num_sequences: int, first: int, rows: int, block_size: int) -> Batch:
+    """Rows of several sequences from one position on, each with its own blocks, the last row of each wanted."""
     ids = np.zeros(num_sequences * rows, np.int32)
     starts = np.arange(num_sequences + 1, dtype=np.int32) * rows
-    per_sequence = -(-rows // block_size)
+    per_sequence = -(-(first + rows) // block_size)
     tables = np.arange(num_sequences * per_sequence, dtype=np.int32).reshape(num_sequences, per_sequence)
-    positions = np.tile(np.arange(rows, dtype=np.int32), num_sequences)
-    contexts = np.full(num_sequences, rows, np.int32)
+    positions = np.tile(np.arange(first, first + rows, dtype=np.int32), num_sequences)
+    contexts = np.full(num_sequences, first + rows, np.int32)
     return Batch(ids, positions, starts, contexts, tables, starts[1:] - 1)
