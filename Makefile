@@ -16,8 +16,10 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS ?= llama-cpp-python==0.3.36
 
-# Tests that measure nothing and compute little share the cores; the others have the machine for themselves.
-LIGHT_TESTS := tests/unit tests/rules tests/simulate
+# Tests that measure no time share the cores; the others, and those of the server, have the machine for themselves.
+TIMED_PARITY := $(addprefix tests/parity/,test_engine_speed.py test_footprint.py test_priority_rows.py test_examples.py)
+LIGHT_TESTS := tests/unit tests/rules tests/simulate tests/golden tests/kernels \
+	$(filter-out $(TIMED_PARITY),$(wildcard tests/parity/test_*.py))
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

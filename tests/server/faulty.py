@@ -103,6 +103,7 @@ class FaultRoutes:
             "waiting": stats.waiting,
             "blocks_used": stats.blocks_used,
             "generated_tokens": stats.generated_tokens,
+            "progress": sum(one.llm.llm.client._thread._engine.backend.progress for one in self._state.models.loaded),
             "tasks": len(asyncio.all_tasks()),
             "files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0,
             "threads": threading.active_count(),

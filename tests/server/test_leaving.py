@@ -63,12 +63,15 @@ def leaver(keyed: KeyedServer, request: pytest.FixtureRequest) -> Iterator[Leave
 
 def test_documents_that_were_not_embedded_are_not_charged(leaver: Leaver) -> None:
     pages = [{"id": str(number), "text": f"{number}: {SHEET}"} for number in range(NUM_PAGES)]
+    before = leaver.figure("progress")
     assert leaver.client.post(PATH, json={"documents": pages[:16]}).status_code == 200
-    of_a_group = leaver.num_charged()
+    of_a_group, stored_at = leaver.num_charged(), leaver.figure("progress")
     assert of_a_group > 16 * 200
-    leaver.leave(PATH, {"documents": pages[16:]}, lambda: leaver.num_documents() > 16)
+    begun_at = stored_at + 2 * (stored_at - before)
+    leaver.leave(PATH, {"documents": pages[16:]}, lambda: leaver.figure("progress") > begun_at)
     charged = leaver.num_charged() - of_a_group
     assert 0.9 * of_a_group < charged < 0.8 * NUM_PAGES / 16 * of_a_group
+    assert leaver.num_documents() == 16
 
 
 def test_documents_that_were_not_ranked_are_not_charged(leaver: Leaver) -> None:

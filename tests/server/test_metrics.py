@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvarn import __version__
+from kvarn.server.http.connections import MIN_WAITED_S
 from tests.server.keyed import chat_body, completion_body, events
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 from tests.server.scraping import Scrape, read, scrape
@@ -51,6 +52,7 @@ COUNTERS = (
     "http_connections",
     "http_connections_refused",
     "http_connections_dropped",
+    "http_connections_evicted",
     "http_received_bytes",
     "http_sent_bytes",
     "http_responses",
@@ -243,7 +245,9 @@ def test_connections_beyond_the_limit_are_counted() -> None:
     arguments = ("--model", model_path(SMOLLM2), "--context", "512")
     with ServerProcess(*arguments, config="max_connections = 2\n") as server, server.client() as http:
         assert http.get("/health/live").status_code == 200
+        time.sleep(2 * MIN_WAITED_S)
         idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(2)]
+        time.sleep(2 * MIN_WAITED_S)
         assert http.get("/health/live").status_code == 200  # the first has made room, so that this is another one
         assert idle[0].recv(4096).startswith(b"HTTP/1.1 503 ")
         families = text_string_to_metric_families(http.get("/metrics").text)

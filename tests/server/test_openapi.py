@@ -46,7 +46,7 @@ OPERATIONS = (
     "GET /v1/responses/{response_id}/input_items",
     *("GET /v1/collections", "POST /v1/collections", "GET /v1/collections/{name}", "DELETE /v1/collections/{name}"),
     *("GET /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents"),
-    "POST /rerank",
+    *("POST /rerank", "POST /infill"),
     *("POST /v1/collections/{name}/documents/delete", "POST /v1/collections/{name}/search"),
 )
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")

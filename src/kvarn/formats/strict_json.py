@@ -15,7 +15,7 @@ from kvarn.formats.mapped_file import MappedFile
 MAX_JSON_BYTES = 4 << 20  # a header of 30,000 tensors
 MAX_CONTAINERS = 100_000  # lists and objects: Python needs up to 200 bytes for two of the file
 MAX_DEPTH = 64  # of lists and objects in each other; configurations have six
-MAX_DIGITS = 20  # of a whole number: 2**64 has as many
+MAX_DIGITS = 300  # a float holds 308; "no limit" is written as a 1 and 30 zeros in most tokenizer_config.json
 
 
 @dataclass(frozen=True, slots=True)
