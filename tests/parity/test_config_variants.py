@@ -23,7 +23,15 @@ from tests.tiny_models import LLAMA3_ROPE, LONG_ROPE, YARN_ROPE, tiny_model
 
 transformers = pytest.importorskip("transformers")
 
-NULL = object()
+
+class _Absent:
+    """A key that is taken out."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+NULL = _Absent()
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LONG = LONG_ROPE | {"rope_type": "longrope"}
 SAME: list[tuple[str, dict[str, Any]]] = [
