@@ -146,3 +146,16 @@ def test_a_file_keeps_responses_beyond_the_process(tmp_path: Path) -> None:
 
 def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
+
+
+def test_references_are_bounded_and_each_response_is_read_once(client: httpx.Client) -> None:
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x" * 4000}], "summary": []}
+    stored = ask(client, [thoughts, {"role": "user", "content": "Hi"}])
+    item = client.get(f"{PATH}/{stored['id']}/input_items?order=asc").json()["data"][0]
+    reference = {"type": "item_reference", "id": item["id"]}
+    few = ask(client, [reference, {"role": "user", "content": "Hi"}])
+    assert few["usage"]["input_tokens"] == stored["usage"]["input_tokens"]
+    body = {"model": SMOLLM2, "input": [reference] * 1300 + [{"role": "user", "content": "Hi"}]}
+    told = client.post(PATH, json=body)
+    assert told.status_code == 400
+    assert "more than 256 items" in told.json()["error"]["message"]

@@ -93,6 +93,7 @@ HARMLESS: Final = frozenset(
         "tie_word_embeddings",  # of encoders: they have no head
         "type_vocab_size",
         "use_qk_norm",
+        "sliding_window_size",  # of Gemma 2, beside sliding_window, which is the one that transformers reads
     }
 )
 _HARMLESS_NAME: Final = re.compile(

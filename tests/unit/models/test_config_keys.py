@@ -71,6 +71,7 @@ def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, value
         ("is_llama_config", True),
         ("unsloth_fixed", True),
         ("auto_map", {"AutoModel": "modeling.Model"}),
+        ("sliding_window_size", 4096),
     ],
 )
 def test_other_keys_pass(key: str, value: Any, llama: WeightSource) -> None:

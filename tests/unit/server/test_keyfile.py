@@ -14,6 +14,7 @@ from kvarn.server.access.keyfile import (
     KEY_PREFIX,
     SkippedEntry,
     draw_key,
+    editing,
     parse_keys,
     read_keys,
     valid_keys,
@@ -158,3 +159,16 @@ def _kvarn(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr
     return done
+
+
+def test_who_could_read_the_file_can_still_read_it_after_a_change(file: Path) -> None:
+    with editing(file):
+        pass
+    file.chmod(0o640)
+    if os.getuid() == 0:
+        os.chown(file, 65534, 65534)
+    before = file.stat()
+    with editing(file):
+        pass
+    after = file.stat()
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,13 @@ def test_a_file_is_read_again_and_a_wrong_one_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no database, but long enough to look at" * 20)
     with pytest.raises(ConfigError, match="response_store"):
         ResponseStore(tmp_path / "text", BUDGET)
+
+
+def test_making_room_for_one_takes_no_longer_for_many_old_ones() -> None:
+    store = ResponseStore(None, 2_000_000)
+    for number in range(4_000):
+        assert store.put(f"key{number % 3}", response(f"r{number}", 400))
+    started_at = time.process_time()
+    assert store.put("key0", response("large", 400_000))
+    assert time.process_time() - started_at < 1.0  # some 1,000 are dropped
+    assert store.get("key0", "large") is not None

@@ -19,10 +19,11 @@ import json
 import os
 import re
 import secrets
+import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -148,6 +149,7 @@ def write_keys(path: Path, entries: Sequence[AnyEntry]) -> None:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            _keep_access(file.fileno(), target)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -155,6 +157,17 @@ def write_keys(path: Path, entries: Sequence[AnyEntry]) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _keep_access(descriptor: int, old: Path) -> None:
+    """Who may read the old file may read the new one: a server of another user goes on seeing what was revoked."""
+    try:
+        before = old.stat()
+    except FileNotFoundError:
+        return
+    os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
+    with suppress(PermissionError):  # one's own file, of a group one is not in
+        os.fchown(descriptor, before.st_uid, before.st_gid)
 
 
 @contextmanager

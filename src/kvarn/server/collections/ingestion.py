@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from kvarn.server.collections.schema import DocumentBody
     from kvarn.server.process.worker_threads import WorkerThreads
 
+PDF_BYTES_PER_TOKEN = (
+    1024  # of a file that is not read yet: most of it may be pictures; its text is charged when it is known
+)
 BYTES_PER_TOKEN = 16  # what is charged at least, for words of which a model makes a single token
 PIECE_CHARS = 32_768  # counted at a time: longer texts in pieces, between which the caller may have left
 EMBEDDED_AT_ONCE = 32  # chunks
@@ -84,7 +87,7 @@ class WantedEmbedder:
 
 def least_cost(bodies: Sequence[DocumentBody]) -> int:
     """What documents are charged at least, in tokens, before they are read."""
-    return sum(cost_in_bytes(body.text or body.data or "") for body in bodies)
+    return sum(cost_in_bytes(body.text or "") + len(body.data or "") // PDF_BYTES_PER_TOKEN for body in bodies)
 
 
 def cost_in_bytes(text: str) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +82,27 @@ class TlsListener(Listener):
         connection, address = super().accept()
         host = address_of(address)
         self._handshakes = {fd: one for fd, one in self._handshakes.items() if one.is_open(fd)}
-        num_of_host = sum(one.host == host for one in self._handshakes.values())
-        if len(self._handshakes) >= MAX_HANDSHAKES or num_of_host >= MAX_HANDSHAKES_OF_HOST:
+        if not self._has_room(host):
             connection.close()
             raise BlockingIOError  # as if nobody were waiting; the event loop comes again
         self._handshakes[connection.fileno()] = _Handshake(connection, host)
         return connection, address
+
+    def _has_room(self, host: str) -> bool:
+        """Whether one more may begin; where too many are under way, the host with the most gives up its oldest."""
+        num_of = Counter(one.host for one in self._handshakes.values())
+        if num_of[host] >= MAX_HANDSHAKES_OF_HOST:
+            return False
+        if len(self._handshakes) < MAX_HANDSHAKES:
+            return True
+        crowd, most = num_of.most_common(1)[0]
+        if num_of[host] >= most:
+            return False
+        fd, oldest = next((fd, one) for fd, one in self._handshakes.items() if one.host == crowd)
+        del self._handshakes[fd]
+        with suppress(OSError):
+            oldest.connection.shutdown(socket.SHUT_RDWR)  # the event loop sees the end and closes it
+        return True
 
     def end_handshake(self, transport: asyncio.BaseTransport) -> None:
         """It went well: the connection is now counted as one."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MAX_DEPTH = 64
+MAX_ARGUMENT_VALUES = 65_536  # of one tool call in a conversation
 
 # Names the engine gives to templates; a caller's template arguments may not replace them.
 RESERVED = frozenset(
@@ -194,8 +195,13 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
+    text = function["arguments"]
+    if text.count(",") + text.count("[") + text.count("{") > MAX_ARGUMENT_VALUES:
+        raise InvalidParameter(
+            f"the arguments of a tool call have more than {MAX_ARGUMENT_VALUES:,} values; shorten them"
+        )
     try:
-        arguments = json.loads(function["arguments"])
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return call
     if not isinstance(arguments, dict):

@@ -92,3 +92,19 @@ def test_a_schema_that_goes_in_circles_fits_nothing_and_ends_soon(schema: dict[s
 def test_a_reference_to_elsewhere_is_not_checked() -> None:
     assert fits({"$ref": "https://example.com/schema.json"}, {"a": 1})
     assert fits({"$ref": "#/$defs/missing"}, {"a": 1})
+
+
+def test_long_references_and_lists_count_as_work(patience: float) -> None:
+    deep: dict[str, Any] = {"$ref": "#" + "/" * 60_000}
+    for _ in range(3):
+        deep = {"allOf": [deep] * 18}
+    listed = {"allOf": [{"enum": list(range(5_000))}] * 20}
+    started_at = time.process_time()
+    fits(deep, {})
+    assert not fits(listed, {})
+    assert time.process_time() - started_at < 1.0 * patience
+
+
+def test_a_required_member_that_is_no_name_is_not_checked() -> None:
+    assert fits({"type": "object", "required": [[1], "a"]}, {"a": 1})
+    assert not fits({"type": "object", "required": [[1], "a"]}, {"b": 1})

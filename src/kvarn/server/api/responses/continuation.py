@@ -10,9 +10,13 @@ from pydantic import TypeAdapter
 from kvarn.server.api.responses.response_store import StoredResponse
 from kvarn.server.api.responses.schema import Item, ItemReference, ResponsesBody
 from kvarn.server.api.schema import InvalidField
+from kvarn.server.http.json_body import write_json
 
 Find = Callable[[str], StoredResponse | None]  # by the id of a response
 PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+MAX_REFERENCES = 256  # to stored items, in one body
+MAX_REFERRED_RESPONSES = 64
+MAX_REFERRED_BYTES = 8 << 20
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
@@ -48,7 +52,8 @@ def with_stored(body: ResponsesBody, find: Find) -> tuple[ResponsesBody, list[di
         earlier = previous.conversation
     if isinstance(body.input, str):
         return body, earlier
-    given = [_referred(item, find) if isinstance(item, ItemReference) else item for item in body.input]
+    referred = _Referred(find)
+    given = [referred.item(item) if isinstance(item, ItemReference) else item for item in body.input]
     return body.model_copy(update={"input": given}), earlier
 
 
@@ -77,9 +82,35 @@ def _message(role: str, text: str) -> dict[str, Any]:
     return {"type": "message", "status": "completed", "role": role, "content": [part | {"text": text}]}
 
 
-def _referred(reference: ItemReference, find: Find) -> Item:
-    """The item itself; the reference where there is none, which is refused with its place in the input."""
-    _, _, rest = reference.id.partition("_")
-    stored = find(response_id(rest.partition("_")[0]))
-    found = [item for item in (stored.conversation if stored else ()) if item.get("id") == reference.id]
-    return read_items(found[:1])[0] if found else reference
+class _Referred:
+    """The items that one body refers to; each response is read once, and all of it is bounded."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+        self._items: dict[str, dict[str, dict[str, Any]]] = {}  # of each response, by their ids
+        self._num_left = MAX_REFERENCES
+        self._num_bytes_left = MAX_REFERRED_BYTES
+
+    def item(self, reference: ItemReference) -> Item:
+        """The item itself; the reference where there is none, which is refused with its place in the input."""
+        _, _, rest = reference.id.partition("_")
+        found = self._of_response(response_id(rest.partition("_")[0])).get(reference.id)
+        if found is None:
+            return reference
+        self._num_left -= 1
+        self._num_bytes_left -= len(write_json(found))
+        if self._num_left < 0 or self._num_bytes_left < 0:
+            raise InvalidField(
+                f"input refers to more than {MAX_REFERENCES} items or {MAX_REFERRED_BYTES:,} bytes of them; use "
+                "previous_response_id",
+                "input",
+            )
+        return read_items([found])[0]
+
+    def _of_response(self, id: str) -> dict[str, dict[str, Any]]:
+        if id not in self._items:
+            if len(self._items) >= MAX_REFERRED_RESPONSES:
+                raise InvalidField(f"input refers to items of more than {MAX_REFERRED_RESPONSES} responses", "input")
+            stored = self._find(id)
+            self._items[id] = {item["id"]: item for item in (stored.conversation if stored else ()) if "id" in item}
+        return self._items[id]

@@ -25,13 +25,8 @@ CREATE TABLE responses (
     num_bytes INTEGER NOT NULL, UNIQUE (owner, id)
 )
 """
-_OLDEST_OF_LARGEST = """
-DELETE FROM responses WHERE number = (
-    SELECT MIN(number) FROM responses WHERE owner = (
-        SELECT owner FROM responses GROUP BY owner ORDER BY SUM(num_bytes) DESC, MIN(number) LIMIT 1
-    )
-)
-"""
+_LARGEST_FIRST = "SELECT owner, TOTAL(num_bytes) FROM responses GROUP BY owner ORDER BY 2 DESC, MIN(number)"
+_OLDEST_FIRST = "SELECT number, num_bytes FROM responses WHERE owner = ? ORDER BY number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,7 @@ class ResponseStore:
             self._db.execute(
                 "INSERT OR REPLACE INTO responses (owner, id, response, items, num_bytes) VALUES (?,?,?,?,?)", row
             )
-            while self._num_bytes() > self._budget_bytes:
-                self._db.execute(_OLDEST_OF_LARGEST)
+            self._make_room(self._num_bytes() - self._budget_bytes)
         return True
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
@@ -95,6 +89,21 @@ class ResponseStore:
     async def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop so much, each time the oldest response of the key that holds most."""
+        if num_bytes <= 0:
+            return
+        held = dict(self._db.execute(_LARGEST_FIRST))
+        oldest = {owner: iter(self._db.execute(_OLDEST_FIRST, (owner,)).fetchall()) for owner in held}
+        dropped = []
+        while num_bytes > 0:
+            owner = max(held, key=held.__getitem__)
+            number, size = next(oldest[owner])
+            dropped.append((number,))
+            held[owner] -= size
+            num_bytes -= size
+        self._db.executemany("DELETE FROM responses WHERE number = ?", dropped)
 
     def _num_bytes(self) -> int:
         (total,) = self._db.execute("SELECT TOTAL(num_bytes) FROM responses").fetchone()

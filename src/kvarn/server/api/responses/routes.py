@@ -47,8 +47,9 @@ async def create_response(
 ) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = await request.body(ResponsesBody)
+    is_continued = refers(body)
     body, earlier = await _with_stored(request, responses, body)
-    run = partial(in_thread, request) if earlier else request.on_body  # its size is not that of the body
+    run = partial(in_thread, request) if is_continued else request.on_body  # its size is not that of the body
     chat = await run(lambda: conversation_of(parse(ChatBody, chat_fields(body, read_items(earlier))), settings.max_n))
     model = await request.use_model(models, body.model)
     chat = with_effort(request, model, chat, "reasoning.effort")

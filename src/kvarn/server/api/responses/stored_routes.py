@@ -13,7 +13,7 @@ from kvarn.server.api.responses.response_store import ResponseStore, StoredRespo
 from kvarn.server.api.responses.schema import DeletedResponse, InputItems, ResponsesAnswer
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.api.system.tokens import in_thread
-from kvarn.server.dependencies import Called, Responses
+from kvarn.server.dependencies import Called, Charged, Responses
 from kvarn.server.failures import UnknownResponse
 from kvarn.server.request_context import RequestContext
 
@@ -37,7 +37,7 @@ PAGE_PARAMETERS = [  # in OpenAPI; read by hand, so that a bad one is refused li
 
 
 @router.get(PATH, response_model=ResponsesAnswer)
-async def get_response(request: Called, responses: Responses, response_id: str) -> Response:
+async def get_response(request: Charged, responses: Responses, response_id: str) -> Response:
     """Read a stored response again."""
     return request.reply((await _find(request, responses, response_id)).response)
 
@@ -52,7 +52,7 @@ async def delete_response(request: Called, responses: Responses, response_id: st
 
 
 @router.get(f"{PATH}/input_items", response_model=InputItems, openapi_extra={"parameters": PAGE_PARAMETERS})
-async def input_items(http: Request, request: Called, responses: Responses, response_id: str) -> Response:
+async def input_items(http: Request, request: Charged, responses: Responses, response_id: str) -> Response:
     """List what the model read for a stored response, earlier responses of the conversation included."""
     limit, is_ascending, after = _page(http.query_params)
     items = (await _find(request, responses, response_id)).items

@@ -87,6 +87,9 @@ def _items(items: Iterable[Item]) -> list[ChatMessage]:
             messages.append({"role": item.role, "content": _text(item.content)})
         else:
             _extend(_open_turn(messages, is_text=isinstance(item, MessageItem)), item)
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
     return messages
 
 
@@ -121,7 +124,7 @@ def _extend(turn: ChatMessage, item: MessageItem | FunctionCallItem | ReasoningI
         case ReasoningItem():
             thoughts = "".join(part.text for part in item.content or ())
             if thoughts:
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+                turn.setdefault("reasoning_content", []).append(thoughts)  # joined when the turn is complete
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

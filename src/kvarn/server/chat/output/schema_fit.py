@@ -38,13 +38,13 @@ class _Checker:
     def __init__(self, root: object) -> None:
         self._root = root
         self._num_left = MAX_CHECKS
+        self._targets: dict[str, object] = {}  # of references, each followed once
 
     def fits(self, schema: object, value: object) -> bool:
-        self._num_left -= 1
-        if self._num_left < 0:
-            raise _TooMuch
+        self._spend(1)
         if not isinstance(schema, Mapping):
             return schema is not False
+        self._spend(sum(len(_listed(schema.get(name))) for name in ("type", "enum", "required")))
         return (
             _has_type(schema, value)
             and _is_listed(schema, value)
@@ -53,6 +53,11 @@ class _Checker:
             and (not isinstance(value, dict) or self._fits_members(schema, value))
             and (not isinstance(value, list) or self._fits_items(schema, value))
         )
+
+    def _spend(self, num_checks: int) -> None:
+        self._num_left -= num_checks
+        if self._num_left < 0:
+            raise _TooMuch
 
     def _fits_others(self, schema: Mapping[str, Any], value: object) -> bool:
         """$ref and the combinations of schemas."""
@@ -69,6 +74,11 @@ class _Checker:
         """The schema that a reference within this one points at; anything else is not checked."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return True
+        if reference not in self._targets:
+            self._targets[reference] = self._follow(reference)
+        return self._targets[reference]
+
+    def _follow(self, reference: str) -> object:
         target = self._root
         for step in reference[1:].split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -80,7 +90,7 @@ class _Checker:
     def _fits_members(self, schema: Mapping[str, Any], value: dict[str, Any]) -> bool:
         properties = schema.get("properties")
         declared = properties if isinstance(properties, Mapping) else {}
-        if any(name not in value for name in _listed(schema.get("required"))):
+        if any(isinstance(name, str) and name not in value for name in _listed(schema.get("required"))):
             return False
         if not _is_within(len(value), schema, "minProperties", "maxProperties"):
             return False
