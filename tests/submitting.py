@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,14 @@ from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.request import Request
 from kvarn.types import SamplingParams
+
+
+def new_request(id: str, prompt_ids: Sequence[int], params: SamplingParams, *limits: int, **fields: Any) -> Request:
+    """A request as Engine.submit_choice makes it; limits: max_total_tokens and seed."""
+    now = fields.get("clock", time.perf_counter)()
+    deadline_at = math.inf if params.deadline_s is None else now + params.deadline_s
+    made = {"token_ids": list(prompt_ids), "priority": params.priority, "submitted_at": now, "deadline_at": deadline_at}
+    return Request(id, tuple(prompt_ids), params, *limits, **made, **fields)
 
 
 def submit(

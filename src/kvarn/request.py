@@ -76,7 +76,7 @@ class Request:
     charge: Any = None  # engine.rate_limit: what it took from the token window
     sampling: Any = None  # decoding: what its choices of tokens depend on
     denoising: Any = None  # decoding: the canvas under way; lost with the blocks
-    priority: int = field(init=False)
+    priority: int = 0  # that of params, until it is changed
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer
     num_computed: int = 0  # tokens whose K and V lie in the cache
@@ -89,18 +89,12 @@ class Request:
     stop_match: str | int | None = None
     error: KvarnError | None = None
     is_cancel_requested: bool = False
-    submitted_at: float = field(init=False)
-    deadline_at: float = field(init=False)  # inf: none
+    submitted_at: float = 0.0
+    deadline_at: float = math.inf  # inf: none
     started_at: float | None = None  # for the first time
     first_token_at: float | None = None
     num_first: int = 1  # tokens that came with the first
     ended_at: float | None = None
-
-    def __post_init__(self) -> None:
-        self.token_ids.extend(self.prompt_ids)
-        self.priority = self.params.priority
-        self.submitted_at = self.clock()
-        self.deadline_at = math.inf if self.params.deadline_s is None else self.submitted_at + self.params.deadline_s
 
     @property
     def num_prompt(self) -> int:

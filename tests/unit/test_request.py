@@ -9,6 +9,7 @@ import pytest
 from kvarn.errors import BackendError, Cancelled
 from kvarn.request import Finish, Request, RequestState
 from kvarn.types import FinishReason, SamplingParams
+from tests.submitting import new_request
 
 STOP = Finish(FinishReason.STOP)
 
@@ -45,7 +46,7 @@ NO_WAYS = [
 
 
 def request_after(*moves: str) -> Request:
-    request = Request("r1", (1, 2), SamplingParams(deadline_s=9.0), max_total_tokens=10, seed=1)
+    request = new_request("r1", (1, 2), SamplingParams(deadline_s=9.0), max_total_tokens=10, seed=1)
     for move in moves:
         MOVES[move](request)
     return request
@@ -102,5 +103,5 @@ def test_a_preempted_request_keeps_its_tokens_and_its_first_start() -> None:
 
 
 def test_times_are_taken_from_the_clock_of_the_request() -> None:
-    request = Request("r1", (1,), SamplingParams(deadline_s=5.0), 10, 1, clock=lambda: 50.0)
+    request = new_request("r1", (1,), SamplingParams(deadline_s=5.0), 10, 1, clock=lambda: 50.0)
     assert (request.submitted_at, request.deadline_at) == (50.0, 55.0)

@@ -12,14 +12,14 @@ import numpy as np
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import NO_UNUSED_IDS
-from kvarn.decoding.custom_sampling import commit_custom_sample, commit_token
-from kvarn.decoding.decoder import AnswerBounds, Commit, Span, failed_commit
+from kvarn.decoding.custom_sampling import sample_custom
+from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, Span, failed_commit
 from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
 from kvarn.request import Clock, Request
 from kvarn.sampling.dry import Breakers
-from kvarn.types import SamplingParams
+from kvarn.types import SamplingParams, TokenLogprob
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -106,7 +106,8 @@ class AutoregressiveDecoder:
             params = self.unused.masked(state.row(span.request))
         except BaseException as error:
             return failed_commit(span.request, CANNOT_PREPARE, error)
-        return commit_custom_sample(self.backend, hidden, span, state, params)
+        sampled = sample_custom(self.backend, hidden, span, state, params)
+        return sampled if isinstance(sampled, Commit) else _commit_token(span, state, *sampled)
 
     def _sample_in_backend(self, sampled_rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
         commits: dict[str, Commit] = {}
@@ -126,7 +127,9 @@ class AutoregressiveDecoder:
         num_top = min(max(wanted, default=0), self._vocab_size)
         numbers = np.array([row for row, _ in ready], np.int32)
         started_at = self._clock()
-        sampled = self.unused.sample(self.backend, hidden, SampleRows(numbers, tuple(params), num_top, bool(wanted)))
+        rows = SampleRows(numbers, tuple(params), num_top, bool(wanted))
+        has_unused = self.unused.mask is not None
+        sampled = self.unused.sample(self.backend, hidden, rows) if has_unused else self.backend.sample(hidden, rows)
         self.backend_s += self._clock() - started_at
         token_ids = sampled.token_ids.tolist()
         for i, span in enumerate(spans):
@@ -185,7 +188,16 @@ def _commit(span: Span, state: SamplingState, token_id: int, sampled: Sampled, r
         return Commit(span.request, 0, error=state.error or _broken_logits(span))
     num_top = span.request.params.logprobs
     logprob = None if num_top is None else sampled_logprob(sampled, row, num_top)
-    return commit_token(span, state, token_id, logprob)
+    return _commit_token(span, state, token_id, logprob)
+
+
+def _commit_token(span: Span, state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> Commit:
+    """Commit a sampled token, once the request's constraint has taken it."""
+    try:
+        ends_answer = state.accept_token(token_id)
+    except BaseException as error:
+        return failed_commit(span.request, f"the constraint failed on token {token_id}", error)
+    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, ends_answer),))
 
 
 def _broken_logits(span: Span) -> BackendError:

@@ -1,4 +1,4 @@
-"""Rows sampled by a registered Python sampler, and the commit of a token: a failure ends its own request only."""
+"""Rows sampled by a registered Python sampler: a failure ends its own request only."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from kvarn.backends.batch import RowSampling
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.decoding.decoder import Commit, CommittedToken, Span, failed_commit
+from kvarn.decoding.decoder import Commit, Span
 from kvarn.decoding.sampling_state import SamplingState
 from kvarn.errors import BackendError
 from kvarn.sampling.custom_samplers import find_sampler, run_sampler
 from kvarn.types import TokenLogprob
 
 
-def commit_custom_sample(
+def sample_custom(
     backend: Backend, hidden: Hidden, span: Span, state: SamplingState, row: RowSampling
-) -> Commit:
-    """Commit the token that the request's sampler returns; hidden is one row, sampled as row says."""
+) -> tuple[int, TokenLogprob | None] | Commit:
+    """The token that the request's sampler returns, or the commit of its failure; hidden is one row."""
     params = span.request.params
     assert params.sampler is not None
     logits = backend.logits(hidden)[0]
@@ -33,16 +33,7 @@ def commit_custom_sample(
         scored = backend.score(hidden, np.array([token_id], np.int32), min(params.logprobs, len(logits)))
         pairs = zip(scored.top_ids[0].tolist(), scored.top_logprobs[0].tolist(), strict=True)
         logprob = TokenLogprob(token_id, float(scored.logprobs[0]), tuple(pairs))
-    return commit_token(span, state, token_id, logprob)
-
-
-def commit_token(span: Span, state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> Commit:
-    """Commit a sampled token, once the request's constraint has taken it."""
-    try:
-        ends_answer = state.accept_token(token_id)
-    except BaseException as error:
-        return failed_commit(span.request, f"the constraint failed on token {token_id}", error)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, ends_answer),))
+    return token_id, logprob
 
 
 def _failed(span: Span, message: str, cause: Exception | None) -> Commit:

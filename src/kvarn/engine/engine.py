@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -100,6 +101,7 @@ class Engine:
         assert admitted is not None
         assert fork_of is None or fork_of.prompt_ids == admitted.prompt_ids
         seed = params.seed if params.seed is not None else draw_seed() if fork_of is None else fork_of.seed
+        now = self._clock()
         request = Request(
             f"r{number}" if fork_of is None else f"{fork_of.id}.{choice}",
             admitted.prompt_ids,
@@ -112,6 +114,10 @@ class Engine:
             clock=self._clock,
             number=number,
             constraint=submission.constraint,
+            token_ids=list(admitted.prompt_ids),
+            priority=params.priority,
+            submitted_at=now,
+            deadline_at=math.inf if params.deadline_s is None else now + params.deadline_s,
         )
         self.stream.open(request, submission)  # before it is charged: what fails here costs nothing
         self._rate_limiter.admit(request, self.scheduler.num_waiting, self.scheduler.num_waiting_beside)

@@ -12,9 +12,9 @@ from kvarn.backends.fake import FakeBackend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.decoder import Commit, Span
 from kvarn.decoding.sampling_state import SamplingDefaults
-from kvarn.request import Request
 from kvarn.sampling.custom_samplers import Draw, Float32
 from kvarn.types import SamplingParams
+from tests.submitting import new_request
 
 VOCAB = 16
 GREEDY = SamplingParams(temperature=0.0)
@@ -27,7 +27,7 @@ def decoder_of(encode: dict[str, list[int]] | None = None) -> AutoregressiveDeco
 
 
 def commits(*params: SamplingParams, logits: Float32 = LOGITS) -> list[Commit]:
-    requests = [Request(f"r{i}", (5, 6), p, max_total_tokens=99, seed=1) for i, p in enumerate(params)]
+    requests = [new_request(f"r{i}", (5, 6), p, max_total_tokens=99, seed=1) for i, p in enumerate(params)]
     spans = [Span(request, 1, [6], (0,)) for request in requests]
     return decoder_of().commit(spans, np.stack([logits] * len(spans)))
 
@@ -78,8 +78,8 @@ def test_a_users_choice_has_the_plain_log_probabilities() -> None:
 
 def test_prompt_chunks_commit_no_token_beside_a_users_sampler() -> None:
     params = sampler("test-chunk", 3)
-    chunk = Request("chunk", tuple(range(9)), GREEDY, max_total_tokens=99, seed=1)
-    own = Request("own", (5, 6), params, max_total_tokens=99, seed=1)
+    chunk = new_request("chunk", tuple(range(9)), GREEDY, max_total_tokens=99, seed=1)
+    own = new_request("own", (5, 6), params, max_total_tokens=99, seed=1)
     found = decoder_of().commit([Span(chunk, 0, [0, 1], ()), Span(own, 1, [6], (0,))], LOGITS[None])
     assert [len(commit.tokens) for commit in found] == [0, 1]
     assert [commit.num_computed for commit in found] == [2, 1]
@@ -94,6 +94,6 @@ def test_dry_breakers_are_read_at_the_start_of_a_text_and_behind_a_word() -> Non
     for breaker, is_broken in [(2, True), (3, True), (4, True), (5, True), (6, False), (9, False)]:
         # 9 0 .. 9: token 0 would repeat what came after 9, unless a breaker stands at the end.
         prompt = (breaker, 0, 8, breaker)
-        request = Request(f"r{breaker}", prompt, params, max_total_tokens=99, seed=1)
+        request = new_request(f"r{breaker}", prompt, params, max_total_tokens=99, seed=1)
         (commit,) = decoder.commit([Span(request, 3, [breaker], (0,))], LOGITS[None])
         assert commit.tokens[0].token_id == (0 if is_broken else 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kvarn.backends.batch import RowSampling
 from kvarn.decoding.sampling_state import BANNED, SamplingDefaults, SamplingState
-from kvarn.request import Request
 from kvarn.types import SamplingParams
+from tests.submitting import new_request
 
 
 def row(params: SamplingParams, defaults: SamplingDefaults | None = None, output: tuple[int, ...] = ()) -> RowSampling:
-    request = Request("r1", (5, 6, 5), params, max_total_tokens=100, seed=params.seed or 0)
+    request = new_request("r1", (5, 6, 5), params, max_total_tokens=100, seed=params.seed or 0)
     state = SamplingState(request, defaults or SamplingDefaults(), eos_ids=(2,))
     for token_id in output:
         state.row(request)
@@ -75,13 +75,13 @@ def test_dry_penalties_join_the_callers_bias() -> None:
 
 def test_a_breaker_of_tokens_ends_dry_runs() -> None:
     params = SamplingParams(dry_multiplier=0.5, dry_allowed_length=1)
-    request = Request("r1", (5, 6, 7, 5, 6), params, max_total_tokens=100, seed=0)
+    request = new_request("r1", (5, 6, 7, 5, 6), params, max_total_tokens=100, seed=0)
     assert SamplingState(request, SamplingDefaults(), (2,)).row(request).bias_ids.tolist() == [7]
     assert SamplingState(request, SamplingDefaults(), (2,), ((6,),)).row(request).bias_ids.tolist() == []
 
 
 def test_xtc_and_the_index_of_the_choice_are_passed_on() -> None:
     params = SamplingParams(xtc_probability=0.25, xtc_threshold=0.2)
-    request = Request("r1", (5,), params, max_total_tokens=100, seed=0, choice=3)
+    request = new_request("r1", (5,), params, max_total_tokens=100, seed=0, choice=3)
     chosen = SamplingState(request, SamplingDefaults(), (2,)).row(request)
     assert (chosen.xtc_probability, chosen.xtc_threshold, chosen.choice) == (0.25, 0.2, 3)

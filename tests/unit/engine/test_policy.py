@@ -8,6 +8,7 @@ from kvarn.config import POLICIES, EngineConfig
 from kvarn.engine.scheduling.policy import Policy, make_policy
 from kvarn.request import Request
 from kvarn.types import SamplingParams
+from tests.submitting import new_request
 
 AGEING_S = 10.0
 
@@ -15,7 +16,7 @@ AGEING_S = 10.0
 def make_request(at: float, *, num_prompt: int = 4, **params: object) -> Request:
     sampling = SamplingParams(**{"max_tokens": 8, **params})  # type: ignore[arg-type]
     total = num_prompt + (sampling.max_tokens or 0)
-    return Request(f"at {at}", (1,) * num_prompt, sampling, total, 0, clock=lambda: at, number=int(at * 1000))
+    return new_request(f"at {at}", (1,) * num_prompt, sampling, total, 0, clock=lambda: at, number=int(at * 1000))
 
 
 def policy(name: str) -> Policy:

@@ -9,7 +9,7 @@ import tracemalloc
 from kvarn.engine.scheduling.queue import RequestQueue
 from kvarn.request import Request
 from kvarn.types import SamplingParams
-from tests.submitting import submit
+from tests.submitting import new_request, submit
 from tests.unit.engine.fake import make_engine
 
 PARAMS = SamplingParams(max_tokens=4)
@@ -26,7 +26,7 @@ class CountedKey(float):
 
 
 def make_request(number: int, priority: int = 0) -> Request:
-    request = Request(f"r{number}", (1,), PARAMS, max_total_tokens=5, seed=0, number=number)
+    request = new_request(f"r{number}", (1,), PARAMS, max_total_tokens=5, seed=0, number=number)
     request.priority = priority
     return request
 

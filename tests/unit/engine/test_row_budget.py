@@ -5,10 +5,11 @@ from __future__ import annotations
 from kvarn import SamplingParams
 from kvarn.engine.scheduling.row_budget import RowBudget
 from kvarn.request import Request
+from tests.submitting import new_request
 
 
 def request(name: str) -> Request:
-    return Request(name, (1,), SamplingParams(), 8, seed=0)
+    return new_request(name, (1,), SamplingParams(), 8, seed=0)
 
 
 def served(budget: RowBudget, wanted: dict[str, int]) -> list[str]:

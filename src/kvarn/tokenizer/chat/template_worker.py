@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvarn.child_process import CHECK_S, StopCheck, exit_code, retried, was_killed
+from kvarn.child_process import CHECK_S, StopCheck, exit_code, was_killed
 from kvarn.errors import HelperUnavailable, TemplateError
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ class TemplateWorker:
         """Return the template rendered with context, or raise TemplateError."""
         request = _serialise({"template": template, "context": context})
         with self._lock:
-            return retried(lambda: self._request(request))
+            try:
+                return self._request(request)
+            except HelperUnavailable:  # lost: the next one is new
+                return self._request(request)
 
     def close(self) -> None:
         """End the process."""
