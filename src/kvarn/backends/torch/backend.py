@@ -81,7 +81,7 @@ class TorchBackend:
         for rope in self._loaded.ropes:
             rope.reserve(max_tokens)
         self._graphs = self._make_graphs(max_tokens)
-        self._warm_up(layout.block_size, num_blocks)
+        self._warm_up(layout.block_size, num_blocks, max_tokens)
         return num_blocks
 
     @torch.inference_mode()
@@ -168,12 +168,12 @@ class TorchBackend:
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, max_tokens))
 
-    def _warm_up(self, block_size: int, num_blocks: int) -> None:
+    def _warm_up(self, block_size: int, num_blocks: int, max_tokens: int) -> None:
         """Compile and capture before the first request: a step that takes seconds would mislead the scheduler."""
         if self._graphs is None:
             return
         module = importlib.import_module(f"{KERNELS}.graphs")
-        for batch in module.warm_up_batches(block_size, num_blocks):
+        for batch in module.warm_up_batches(block_size, num_blocks, max_tokens):
             self.forward(batch)
         self.synchronise()
 

@@ -167,13 +167,14 @@ class CapturedSteps:
         return Decoded(hidden, logits, most_probable(logits))
 
 
-def warm_up_batches(block_size: int, num_blocks: int) -> list[Batch]:
+def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
     """Steps for which everything is compiled that will be met, over the first blocks."""
     prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     decodes += [_batch(1, PIECE << doubled, 1, block_size) for doubled in range(DEEP.bit_length() - PIECE.bit_length())]
-    return [batch for batch in prompts + decodes if int(batch.block_tables.max()) < num_blocks]
+    fitting = [batch for batch in prompts + decodes if int(batch.context_lens.max()) <= max_context]
+    return [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
 
 
 def _batch(num_sequences: int, first: int, rows: int, block_size: int) -> Batch:
