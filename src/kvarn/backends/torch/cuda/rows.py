@@ -1,4 +1,4 @@
-"""Row-wise kernels: norms with their residual, rope with the write to the cache, gated activations.
+"""Row-wise kernels: norms, rope with the write to the cache, gated activations.
 
 Each row is one program's (or one warp's) own sum, so its bits do not depend on the rows beside it.
 """
@@ -21,54 +21,28 @@ COLUMNS_PER_PROGRAM = 2048
 
 def normalise(x: Tensor, norm: NormWeights) -> Tensor:
     """norm(x), row by row."""
-    out = torch.empty_like(x)
-    _norm(x, x, out, norm, keeps=False, adds_after=False)
-    return out
-
-
-def add_and_normalise(residual: Tensor, x: Tensor, norm: NormWeights) -> Tensor:
-    """residual += x, then norm(residual)."""
-    out = torch.empty_like(x)
-    _norm(x, residual, out, norm, keeps=True, adds_after=False)
-    return out
-
-
-def add_normalised(residual: Tensor, x: Tensor, norm: NormWeights) -> None:
-    """residual += norm(x)."""
-    _norm(x, residual, residual, norm, keeps=False, adds_after=True)
-
-
-def _norm(x: Tensor, residual: Tensor, out: Tensor, norm: NormWeights, *, keeps: bool, adds_after: bool) -> None:
-    width = x.shape[-1]
+    width, out = x.shape[-1], torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
-        x, residual, out, norm.weight, norm.bias, norm.norm.eps,
+        x, out, norm.weight, norm.bias, norm.norm.eps,
         WIDTH=width, PADDED=triton.next_power_of_2(width), IS_LAYER=norm.norm.kind == "layer",
-        HAS_BIAS=norm.bias is not None, ADDS_BEFORE=keeps, ADDS_AFTER=adds_after, num_warps=8 if width > 2048 else 4,
+        HAS_BIAS=norm.bias is not None, num_warps=8 if width > 2048 else 4,
     )  # fmt: skip
+    return out
 
 
 @triton.jit
 def _norm_kernel(
-    x, residual, out, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_LAYER: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ADDS_BEFORE: tl.constexpr, ADDS_AFTER: tl.constexpr,
-):  # fmt: skip
+    x, out, weight, bias, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, IS_LAYER: tl.constexpr, HAS_BIAS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64) * WIDTH
     c = tl.arange(0, PADDED)
     inside = c < WIDTH
     a = tl.load(x + row + c, mask=inside, other=0.0).to(tl.float32)
-    if ADDS_BEFORE:
-        total = (tl.load(residual + row + c, mask=inside, other=0.0).to(tl.float32) + a).to(residual.dtype.element_ty)
-        tl.store(residual + row + c, total, mask=inside)
-        a = total.to(tl.float32)
     if IS_LAYER:
         a = tl.where(inside, a - tl.sum(a) / WIDTH, 0.0)
     y = a * (1 / tl.sqrt(tl.sum(a * a) / WIDTH + eps)) * tl.load(weight + c, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         y += tl.load(bias + c, mask=inside, other=0.0).to(tl.float32)
-    if ADDS_AFTER:
-        y = y.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + row + c, mask=inside, other=0.0).to(
-            tl.float32
-        )
     tl.store(out + row + c, y.to(out.dtype.element_ty), mask=inside)
 
 
