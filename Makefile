@@ -84,7 +84,7 @@ $(VENV)/.dev: $(VENV)/.created $(NATIVE)
 	$(PIP) install -qq --no-build-isolation --editable ".[dev]"
 	@touch $@
 
-$(VENV)/.oracles: $(VENV)/.created
+$(VENV)/.oracles: $(VENV)/.dev
 	@{ $(PIP) install -qq "$(TORCH)" && $(PIP) install -qq "$(TRANSFORMERS)"; } || \
 		echo "no $(TORCH) for this platform: the tests that need it are skipped"
 	@touch $@
