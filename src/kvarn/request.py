@@ -1,7 +1,7 @@
 """One request and its state machine: every transition is in this file.
 
-    waiting ──start──> running ──finish──> finished
-       │  <──preempt──    ├──────fail────> failed       (fail, cancel and expire also while waiting)
+    waiting ──start──> running ──finish──> finished     (all four also while waiting: finish by a token that
+       │  <──preempt──    ├──────fail────> failed        was under way when the request was preempted)
        └──cancel, expire──┴──cancel, expire──> cancelled
 
 Knows token ids and times; knows no text, no blocks and no model.
@@ -38,7 +38,7 @@ class RequestState(StrEnum):
 ENDED = frozenset({RequestState.FINISHED, RequestState.FAILED, RequestState.CANCELLED})
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FAILED, RequestState.CANCELLED}),
+    RequestState.WAITING: ENDED | {RequestState.RUNNING},  # finished: by a token that was under way
     RequestState.RUNNING: ENDED | {RequestState.WAITING},
     RequestState.FINISHED: frozenset(),
     RequestState.FAILED: frozenset(),
@@ -80,6 +80,11 @@ class Request:
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer
     num_computed: int = 0  # tokens whose K and V lie in the cache
+    # What the device still computes (engine.scheduling.launched_steps); all 0 where every step is waited for.
+    num_launched: int = 0  # tokens after num_computed, the last of them perhaps not known yet
+    num_under_way: int = 0  # steps that it takes part in
+    chosen_row: int = 0  # of the last of them: where the token lies that it chooses
+    num_late: int = 0  # times that such a step took a token which was not the one chosen in the end
     num_cached: int | None = None  # prompt tokens taken from the prefix cache; None: not started yet
     num_preemptions: int = 0
     served_in: int = 0  # number of the last step it took part in
@@ -116,7 +121,7 @@ class Request:
     @property
     def is_prefilling(self) -> bool:
         """More than the last token is missing from the cache."""
-        return self.num_computed + 1 < len(self.token_ids)
+        return self.num_computed + self.num_launched + 1 < len(self.token_ids)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -154,7 +159,7 @@ class Request:
     def preempt(self) -> None:
         """Give the blocks back and wait again; tokens chosen so far stay."""
         self._enter(RequestState.WAITING)
-        self.num_computed = 0
+        self.num_computed = self.num_launched = 0
         self.num_preemptions += 1
 
     def finish(self, finish: Finish) -> None:

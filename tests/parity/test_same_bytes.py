@@ -61,9 +61,18 @@ class TinyModel:
         self.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
         self._make = make
 
-    def engine(self, *, threads: int = 1, chunk: int = 512, num_blocks: int = 64, kv_dtype: str = "f16") -> Engine:
+    def engine(
+        self,
+        *,
+        threads: int = 1,
+        chunk: int = 512,
+        num_blocks: int = 64,
+        kv_dtype: str = "f16",
+        runs_ahead: bool = False,
+    ) -> Engine:
         description = describe(open_weights(self.path))
         backend = self._make(threads)
+        backend.runs_ahead = runs_ahead
         backend.load(description.spec, description.weights)
         layout = layout_of(description.spec, kv_dtype)
         kv = KVCache(backend.reserve_kv(layout, num_blocks * layout.block_bytes), layout.block_size)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvarn.backends.batch import RowSampling
+from kvarn.backends.batch import RowSampling, SampleRows
 from kvarn.sampling.sampler import choose
 
 torch = pytest.importorskip("torch")
@@ -34,23 +34,19 @@ def test_the_most_probable_tokens_decide_as_the_whole_row_does(
     filters: dict[str, Any], spread: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvarn.backends.torch import candidates
-    from kvarn.backends.torch.sampling import scan
+    from kvarn.backends.torch.sampling import sample_rows
 
-    sorted_whole: list[int] = []
-    sort_all = candidates._sort_all
     monkeypatch.setattr(candidates, "TOP", 32)
-    monkeypatch.setattr(candidates, "_sort_all", lambda x, rows: sorted_whole.append(len(x)) or sort_all(x, rows))
     rng = np.random.default_rng(4)
     logits = np.round(rng.normal(0, spread, (ROWS, VOCAB)), 1).astype(np.float32)  # many ties
     params = [RowSampling(temperature=0.8, seed=i, position=i, mask=_mask(rng, i), **filters) for i in range(ROWS)]
-    masked = np.where([_allowed(row) for row in params], logits, -np.inf).astype(np.float32)
-    found, is_sampled = candidates.choose_candidates(torch.from_numpy(masked), params, scan)
-    assert is_sampled.all()
-    assert found.tolist() == [choose(row, one) for row, one in zip(logits, params, strict=True)]
+    rows = SampleRows(np.arange(ROWS, dtype=np.int32), tuple(params))
+    sampled = sample_rows(lambda wanted: torch.from_numpy(logits)[wanted], rows, torch.device("cpu"))
+    assert sampled.token_ids.tolist() == [choose(row, one) for row, one in zip(logits, params, strict=True)]
     if spread == 3.0 and filters in ({"top_k": 5}, {"min_p": 0.2}):
-        assert sum(sorted_whole) == 0
+        assert not sampled.late
     if spread == 0.0 and filters == {}:
-        assert sum(sorted_whole) > ROWS // 2
+        assert len(sampled.late) > ROWS // 2
 
 
 def _mask(rng: np.random.Generator, number: int) -> Any:
@@ -60,9 +56,3 @@ def _mask(rng: np.random.Generator, number: int) -> Any:
     allowed = rng.random(320) < (0.05 if number % 2 else 0.5)
     allowed[7] = True
     return np.packbits(allowed, bitorder="little").view("<u4")
-
-
-def _allowed(row: RowSampling) -> Any:
-    if row.mask is None:
-        return np.ones(VOCAB, bool)
-    return np.unpackbits(row.mask.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)

@@ -10,7 +10,7 @@ from kvarn import LLM, Completion, DiffusionParams, SamplingParams, SparseConfig
 from kvarn.config import EngineConfig
 from kvarn.hub import resolve
 from tests.assets import qwen_coder, smollm2
-from tests.parity.test_same_bytes import GREEDY, KINDS, TinyModel, alone, prompts, run, same
+from tests.parity.test_same_bytes import GREEDY, SAMPLED, TinyModel, alone, prompts, run, same
 from tests.submitting import submit
 from tests.torch_backend import torch_cpu
 
@@ -20,12 +20,21 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return TinyModel(request.param, tmp_path_factory.mktemp("model"), torch_cpu)
 
 
+KINDS = pytest.mark.parametrize(
+    "params", [GREEDY, SAMPLED, SAMPLED.replace(repetition_penalty=1.0)], ids=["greedy", "penalised", "sampled"]
+)
+AHEAD = pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "runs-ahead"])
+
+
+@AHEAD
 @KINDS
 @pytest.mark.parametrize("chunk", [16, 100])
-def test_neighbours_and_chunks_change_nothing(model: TinyModel, params: SamplingParams, chunk: int) -> None:
+def test_neighbours_and_chunks_change_nothing(
+    model: TinyModel, params: SamplingParams, chunk: int, runs_ahead: bool
+) -> None:
     mine, others = prompts(2, 1), prompts(4, 1001)
     expected = [alone(model, prompt, params) for prompt in mine]
-    engine = model.engine(chunk=chunk)
+    engine = model.engine(chunk=chunk, runs_ahead=runs_ahead)
     submit(engine, others[0], params.replace(max_tokens=9))
     engine.step()
     requests = [submit(engine, mine[0], params)]
@@ -36,21 +45,25 @@ def test_neighbours_and_chunks_change_nothing(model: TinyModel, params: Sampling
     assert same(run(engine, requests), expected)
 
 
+@AHEAD
 @KINDS
-def test_preempted_requests_resume_with_the_same_answer(model: TinyModel, params: SamplingParams) -> None:
+def test_preempted_requests_resume_with_the_same_answer(
+    model: TinyModel, params: SamplingParams, runs_ahead: bool
+) -> None:
     mine = prompts(4, 2, low=20, high=31)
     expected = [alone(model, prompt, params) for prompt in mine]
-    engine = model.engine(num_blocks=8, chunk=40)
+    engine = model.engine(num_blocks=8, chunk=40, runs_ahead=runs_ahead)
     requests = [submit(engine, prompt, params) for prompt in mine]
     assert same(run(engine, requests), expected)
     assert sum(request.num_preemptions for request in requests) > 0
 
 
+@AHEAD
 @KINDS
-def test_forks_and_shared_prefixes_change_nothing(model: TinyModel, params: SamplingParams) -> None:
+def test_forks_and_shared_prefixes_change_nothing(model: TinyModel, params: SamplingParams, runs_ahead: bool) -> None:
     (prompt,) = prompts(1, seed=5, low=40)
     expected = [alone(model, prompt, params, choice) for choice in range(3)]
-    engine = model.engine(num_blocks=16)
+    engine = model.engine(num_blocks=16, runs_ahead=runs_ahead)
     first = submit(engine, prompt, params)
     forks = [submit(engine, prompt, params, choice=choice, fork_of=first) for choice in (1, 2)]
     assert same(run(engine, [first, *forks]), expected)

@@ -43,7 +43,7 @@ class Keep:
 class Batch:
     """One step's work: S sequences, N tokens in all.
 
-        token_ids     |a a a a|b|c c|     (N)
+        token_ids     |a a a a|b|c c|     (N)  below 0: chosen_token(i), one that the device has and the host not yet
         positions     |0 1 2 3|9|4 5|     (N)  absolute; consecutive within a sequence
         row_starts    0       4 5   7     (S + 1)
         context_lens  4       10  6       (S)  cached tokens after this step
@@ -64,6 +64,11 @@ class Batch:
     output_rows: Int32
     slot_shifts: Int32 | None = None
     keep: tuple[Keep, ...] = ()
+
+
+def chosen_token(row: int) -> int:
+    """The id that stands for what row i of the last sample_later() chose. Its own inverse: 0 is -1, 1 is -2."""
+    return -1 - row
 
 
 @dataclass(frozen=True)  # no slots: at() copies one dict, a third of the time of copying as many slots
@@ -127,6 +132,7 @@ class Sampled:
     entropy: Float32  # (rows) nats
     top_ids: Int32  # (rows, num_top), most probable first, ties to the lower id
     top_logprobs: Float32  # (rows, num_top)
+    late: tuple[int, ...] = ()  # rows of sample_later() settled when it was read: the next batch had another token
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ what it reads back through the block table: a wrong table, position or stale blo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored, chosen_token
 from kvarn.backends.pooling import pool_rows
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import (
@@ -88,8 +89,11 @@ class FakeBackend:
         self.faults = dict(faults or {})
         self.poison = dict(poison or {})
         self.on_forward = on_forward
+        self.runs_ahead = False
+        self.is_late: Callable[[], bool] = lambda: False  # the next step takes another token for one just chosen
         self.batch_sizes: list[int] = []  # tokens of each forward
         self._cache = np.empty((0, 0), np.int32)  # (blocks, block_size)
+        self._chosen = np.empty(0, np.int32)  # by the last sample_later()
 
     def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002
         return []
@@ -127,6 +131,7 @@ class FakeBackend:
         """forward() without the time it takes."""
         fault = self.faults.get(len(self.batch_sizes))
         self.batch_sizes.append(len(batch.token_ids))
+        batch = self._with_chosen(batch)
         poison = [self.poison[token] for token in batch.token_ids.tolist() if token in self.poison]
         for struck in (fault, *poison):
             if isinstance(struck, BaseException):
@@ -158,6 +163,13 @@ class FakeBackend:
         entropy = -(np.exp(logprobs) * logprobs).sum(axis=1)
         return Sampled(token_ids, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
 
+    def sample_later(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Callable[[], Sampled]:
+        sampled = self.sample(hidden, rows)
+        late = tuple([i for i in range(len(rows.rows)) if self.is_late()])
+        self._chosen = np.maximum(sampled.token_ids, 0)
+        self._chosen[list(late)] = 1
+        return lambda: replace(sampled, late=late)
+
     def score(self, hidden: npt.NDArray[np.float32], targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         logprobs = _log_softmax(hidden)
         top_ids = np.argsort(-logprobs, axis=1, kind="stable")[:, :num_top].astype(np.int32)
@@ -174,6 +186,14 @@ class FakeBackend:
 
     def close(self) -> None:
         self._cache = np.empty((0, 0), np.int32)
+
+    def _with_chosen(self, batch: Batch) -> Batch:
+        """The batch with the tokens that the last one chose in their places."""
+        ids = batch.token_ids
+        if (ids >= 0).all():
+            return batch
+        chosen = [int(self._chosen[chosen_token(i)]) if i < 0 else i for i in ids.tolist()]
+        return replace(batch, token_ids=np.array(chosen, np.int32))
 
     def _logits(self, batch: Batch, row: int, sequence: int) -> npt.NDArray[np.float32]:
         length = int(batch.positions[row]) + 1

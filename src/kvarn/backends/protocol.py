@@ -20,6 +20,7 @@ class Backend(Protocol):
     """An interpreter of ModelSpec."""
 
     name: str
+    runs_ahead: bool  # it is a LaunchingBackend, and gains by it
     min_prompt_rows: int  # rows of a prompt that take about as long as one, where a step's cost is mostly fixed
 
     @property
@@ -56,3 +57,10 @@ class Backend(Protocol):
         """(output rows, vocabulary): for tests and Python samplers only."""
 
     def close(self) -> None: ...
+
+
+class LaunchingBackend(Backend, Protocol):
+    """Computes while the host goes on: a batch may have tokens that the last one chose and nobody has read."""
+
+    def sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
+        """Begin to sample; call the result for the tokens. The next batch knows them as chosen_token(row)."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
-from kvarn.backends.protocol import Backend, Hidden
+from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
@@ -54,6 +54,7 @@ class ObservedBackend:
         self._observer = observer
         self.name = backend.name
         self.min_prompt_rows = backend.min_prompt_rows
+        self.runs_ahead = backend.runs_ahead
 
     def forward(self, batch: Batch) -> Hidden:
         started = time.perf_counter()
@@ -67,6 +68,17 @@ class ObservedBackend:
         sampled = self._backend.sample(hidden, rows)
         self._observer.call_ended(time.perf_counter() - started)
         return sampled
+
+    def sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
+        read = cast(LaunchingBackend, self._backend).sample_later(hidden, rows)
+
+        def timed() -> Sampled:
+            started = time.perf_counter()
+            sampled = read()
+            self._observer.call_ended(time.perf_counter() - started)
+            return sampled
+
+        return timed
 
     # Delegated unseen:
 

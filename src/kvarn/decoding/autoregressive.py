@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
-from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows
-from kvarn.backends.protocol import Backend, Hidden
+from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, chosen_token
+from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.unused_ids import NO_UNUSED_IDS
 from kvarn.decoding.custom_sampling import sample_custom
-from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, Span, failed_commit
+from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, ReadCommits, Span, failed_commit
 from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
 from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
 from kvarn.errors import BackendError, BrokenScores, InvalidParameter
@@ -22,6 +23,7 @@ from kvarn.sampling.dry import Breakers
 from kvarn.types import SamplingParams, TokenLogprob
 
 Encode = Callable[[str], Sequence[int]]
+SampledRow = tuple[int, Span]  # a row of the hidden states, and whose next token is chosen from it
 
 CANNOT_PREPARE = "what this answer's next token depends on (penalties, constraint) failed"
 
@@ -33,6 +35,7 @@ class AutoregressiveDecoder:
     """
 
     has_divisible_spans = True
+    runs_ahead = True
     can_fork = True
 
     def __init__(
@@ -70,20 +73,40 @@ class AutoregressiveDecoder:
         return 1
 
     def span(self, request: Request, budget: int) -> Span | None:
-        start = request.num_computed
+        start = request.num_computed + request.num_launched
         token_ids = request.token_ids[start : start + budget]
         if not token_ids:
-            return None
+            return self._span_ahead(request, start)
         outputs = tuple(scored_offsets(request, start, len(token_ids)))
         is_sampled = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
         return Span(request, start, token_ids, (*outputs, len(token_ids) - 1) if is_sampled else outputs)
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
-        sampled = self._sample(_sampled_rows(spans), hidden)
-        commits = [sampled.get(span.request.id) or Commit(span.request, len(span.token_ids)) for span in spans]
+        commits = _in_order(spans, self._sample(_sampled_rows(spans), hidden))
         if any(span.request.wants_prompt_logprobs for span in spans):
             return self._add_prompt_logprobs(spans, commits, hidden)
         return commits
+
+    def can_launch(self, spans: Sequence[Span]) -> bool:
+        asks = [span.request for span in spans]
+        return not any(request.params.sampler is not None or request.wants_prompt_logprobs for request in asks)
+
+    def launch(self, spans: Sequence[Span], hidden: Hidden) -> ReadCommits:
+        commits, ready, params = self._sampling_of(_sampled_rows(spans))
+        for index, (_, span) in enumerate(ready):
+            span.request.chosen_row = index
+        backend, rows = cast(LaunchingBackend, self.backend), self._sample_rows(ready, params, masked=True)
+        read = backend.sample_later(hidden, rows) if ready else None
+
+        def read_commits() -> list[Commit]:
+            if read is not None:
+                started_at = self._clock()
+                sampled = read()
+                self.backend_s += self._clock() - started_at
+                commits.update(self._commits_of(ready, sampled))
+            return _in_order(spans, commits)
+
+        return read_commits
 
     def restart(self, request: Request) -> None:
         """Nothing to do: the state follows from the request's tokens."""
@@ -91,7 +114,7 @@ class AutoregressiveDecoder:
     def forget(self, request: Request) -> None:
         request.sampling = None
 
-    def _sample(self, rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+    def _sample(self, rows: Sequence[SampledRow], hidden: Hidden) -> dict[str, Commit]:
         # A registered sampler runs in Python on all logits of its row; every other row is sampled in the backend.
         plain = [(row, span) for row, span in rows if span.request.params.sampler is None]
         commits = self._sample_in_backend(plain, hidden) if plain else {}
@@ -103,38 +126,64 @@ class AutoregressiveDecoder:
     def _sample_by_function(self, span: Span, hidden: Hidden) -> Commit:
         try:
             state = self._state(span.request)
-            params = self.unused.masked(state.row(span.request))
+            params = self.unused.masked(state.row(span.request, span.end))
         except BaseException as error:
             return failed_commit(span.request, CANNOT_PREPARE, error)
         sampled = sample_custom(self.backend, hidden, span, state, params)
         return sampled if isinstance(sampled, Commit) else _commit_token(span, state, *sampled)
 
-    def _sample_in_backend(self, sampled_rows: Sequence[tuple[int, Span]], hidden: Hidden) -> dict[str, Commit]:
+    def _sample_in_backend(self, sampled_rows: Sequence[SampledRow], hidden: Hidden) -> dict[str, Commit]:
+        commits, ready, params = self._sampling_of(sampled_rows)
+        if not ready:
+            return commits
+        rows = self._sample_rows(ready, params)
+        started_at = self._clock()
+        has_unused = self.unused.mask is not None
+        sampled = self.unused.sample(self.backend, hidden, rows) if has_unused else self.backend.sample(hidden, rows)
+        self.backend_s += self._clock() - started_at
+        return commits | self._commits_of(ready, sampled)
+
+    def _sampling_of(self, rows: Sequence[SampledRow]) -> tuple[dict[str, Commit], list[SampledRow], list[RowSampling]]:
+        """What each choice depends on, and the ends of requests where that cannot be told."""
         commits: dict[str, Commit] = {}
-        ready: list[tuple[int, Span]] = []
+        ready: list[SampledRow] = []
         params: list[RowSampling] = []
-        for row, span in sampled_rows:
+        for row, span in rows:
             try:
-                params.append(self._state(span.request).row(span.request))
+                params.append(self._state(span.request).row(span.request, span.end))
             except BaseException as error:
                 commits[span.request.id] = failed_commit(span.request, CANNOT_PREPARE, error)
             else:
                 ready.append((row, span))
-        if not ready:
-            return commits
-        spans = [span for _, span in ready]
-        wanted = [span.request.params.logprobs for span in spans if span.request.params.logprobs is not None]
+        return commits, ready, params
+
+    def _sample_rows(
+        self, rows: Sequence[SampledRow], params: Sequence[RowSampling], *, masked: bool = False
+    ) -> SampleRows:
+        """masked: ids that no token has are masked here, as the backend is not asked twice."""
+        wanted = [span.request.params.logprobs for _, span in rows if span.request.params.logprobs is not None]
         num_top = min(max(wanted, default=0), self._vocab_size)
-        numbers = np.array([row for row, _ in ready], np.int32)
-        started_at = self._clock()
-        rows = SampleRows(numbers, tuple(params), num_top, bool(wanted))
-        has_unused = self.unused.mask is not None
-        sampled = self.unused.sample(self.backend, hidden, rows) if has_unused else self.backend.sample(hidden, rows)
-        self.backend_s += self._clock() - started_at
+        if masked:
+            params = [self.unused.masked(row) for row in params]
+        return SampleRows(np.array([row for row, _ in rows], np.int32), tuple(params), num_top, bool(wanted))
+
+    def _commits_of(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
         token_ids = sampled.token_ids.tolist()
-        for i, span in enumerate(spans):
-            commits[span.request.id] = _commit(span, self._state(span.request), token_ids[i], sampled, i)
+        commits = {
+            span.request.id: _commit(span, self._state(span.request), token_ids[i], sampled, i)
+            for i, (_, span) in enumerate(rows)
+            if not span.request.is_ended  # while the step was under way
+        }
+        late = [rows[i][1].request.id for i in sampled.late]
+        commits |= {name: replace(commits[name], is_late=True) for name in late if name in commits}
         return commits
+
+    def _span_ahead(self, request: Request, start: int) -> Span | None:
+        """The token that a step under way chooses: the device has it, and all else of its row is known."""
+        is_last = start + 1 >= request.max_total_tokens
+        if not request.num_launched or is_last or request.params.prefill_only or not self._state(request).is_static:
+            return None
+        return Span(request, start, [chosen_token(request.chosen_row)], (0,))
 
     def _add_prompt_logprobs(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
         """Add prompt log-probabilities to the commits of requests that want them."""
@@ -172,13 +221,18 @@ class AutoregressiveDecoder:
         return tuple(sequence for sequence in found if sequence)
 
 
-def _sampled_rows(spans: Sequence[Span]) -> list[tuple[int, Span]]:
-    """Spans that reach the last known token, each with the row of hidden that the next token is sampled from."""
-    rows: list[tuple[int, Span]] = []
+def _in_order(spans: Sequence[Span], commits: Mapping[str, Commit]) -> list[Commit]:
+    """One commit for each span; those without one have computed their rows and chosen nothing."""
+    return [commits.get(span.request.id) or Commit(span.request, len(span.token_ids)) for span in spans]
+
+
+def _sampled_rows(spans: Sequence[Span]) -> list[SampledRow]:
+    """Spans that reach the last token, each with the row of hidden that the next token is sampled from."""
+    rows: list[SampledRow] = []
     num_rows = 0
     for span in spans:
         num_rows += len(span.outputs)
-        if span.end == len(span.request.token_ids) and not span.request.params.prefill_only:
+        if span.end >= len(span.request.token_ids) and not span.request.params.prefill_only:
             rows.append((num_rows - 1, span))
     return rows
 

@@ -8,7 +8,7 @@ that it never asks which kind of model it serves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,10 +101,14 @@ class Commit:
     tokens: tuple[CommittedToken, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt tokens after the computed ones, if wanted
     error: KvarnError | None = None
+    is_late: bool = False  # a step under way has taken another token for this one: what it gives does not count
     canvas: CanvasView | None = None  # the answer as it is now, for requests with diffusion.events
     # Set by engine.stream, which reads the tokens as text:
     texts: tuple[str, ...] = ()  # texts[i] became certain with tokens[i]
     finish: Finish | None = None  # the last token ends the answer
+
+
+ReadCommits = Callable[[], list[Commit]]
 
 
 def failed_commit(request: Request, what: str, cause: BaseException) -> Commit:
@@ -135,6 +139,7 @@ class Decoder(Protocol):
     backend_s: float  # seconds that commit() has spent in the backend, ever
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     has_divisible_spans: bool  # a span may be cut down to one row; False: it is computed whole or not at all
+    runs_ahead: bool  # it is a LaunchingDecoder
     can_fork: bool  # several answers may start on one computed prompt
 
     def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
@@ -160,3 +165,13 @@ class Decoder(Protocol):
 
     def forget(self, request: Request) -> None:
         """Drop the state of a finished request."""
+
+
+class LaunchingDecoder(Decoder, Protocol):
+    """Names the next span of a request before its last token is known; see kvarn.engine.scheduling.launched_steps."""
+
+    def can_launch(self, spans: Sequence[Span]) -> bool:
+        """Whether launch() can take these: all that the host wants of them are the tokens they choose."""
+
+    def launch(self, spans: Sequence[Span], hidden: Hidden) -> ReadCommits:
+        """commit() in two halves: begin to sample; call the result for the commits, which waits for the device."""

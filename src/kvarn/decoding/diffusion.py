@@ -39,6 +39,7 @@ class DiffusionDecoder:
     """Span = what the cache kind recomputes; the rows of masked positions give tokens and confidences."""
 
     has_divisible_spans = False
+    runs_ahead = False
     can_fork = False
 
     def __init__(

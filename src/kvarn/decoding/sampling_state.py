@@ -47,13 +47,15 @@ class SamplingState:
         )
         self._dry = DryBias(request, breakers) if params.dry_multiplier > 0 else None
         self._matcher = None if request.constraint is None else request.constraint.matcher()
-        self._is_static = self._penalty_counts is None and self._dry is None and self._matcher is None
+        # No choice depends on the tokens before it:
+        self.is_static = self._penalty_counts is None and self._dry is None and self._matcher is None
 
-    def row(self, request: Request) -> RowSampling:
-        """Everything that sampling the next token depends on."""
-        row = self._row_below_min_tokens if request.num_output < request.params.min_tokens else self._row
-        if self._is_static:
-            return row.at(len(request.token_ids))
+    def row(self, request: Request, position: int) -> RowSampling:
+        """Everything that sampling the token at a position depends on; all before it are known, or is_static."""
+        is_early = position - request.num_prompt < request.params.min_tokens
+        row = self._row_below_min_tokens if is_early else self._row
+        if self.is_static:
+            return row.at(position)
         changes: dict[str, Any] = {}
         if self._penalty_counts is not None:
             self._penalty_counts.update(request.token_ids)
@@ -62,7 +64,7 @@ class SamplingState:
             changes |= self._dry.changes(row, request)
         if self._matcher is not None:
             changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)  # None: all may follow
-        return row.at(len(request.token_ids), **changes)
+        return row.at(position, **changes)
 
     @property
     def error(self) -> ConstraintError | None:

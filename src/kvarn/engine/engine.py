@@ -1,4 +1,7 @@
-"""The step: plan, copy blocks, forward, sample, apply, events. Owned by one thread at a time; holds no tensor."""
+"""The step: plan, copy blocks, forward, sample, apply, events. Owned by one thread at a time; holds no tensor.
+
+Where the backend runs ahead, a step is launched before the one before it is read.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine_arbiter import Demand
+from kvarn.engine.scheduling.launched_steps import LaunchedSteps, with_known_tokens
 from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
 from kvarn.engine.scheduling.rate_limit import RateLimiter
 from kvarn.engine.scheduling.scheduler import Scheduler
-from kvarn.engine.stats import EngineStats, StepMeter, StepTiming
+from kvarn.engine.stats import EngineStats, StepMeter, StepTiming, engine_stats
 from kvarn.engine.stream import Stream
 from kvarn.engine.submission import Submission
 from kvarn.errors import BackendError, InvalidParameter
@@ -51,9 +55,11 @@ class Engine:
             decoder, kv, config, publishes=publishes, clock=clock, min_prompt_rows=backend.min_prompt_rows
         )
         self._rate_limiter = RateLimiter(config, clock)
+        self._launched = LaunchedSteps(decoder)
         self._meter = StepMeter()
         self._clock = clock
         self._numbers = itertools.count(1)
+        self._step_started = (0.0, 0.0)  # the clock and _backend_s then
         self._forward_s = 0.0
         self._layerwise_s = 0.0  # of this step, for the layer-wise prefill
         self._layerwise: tuple[BatchEntry, ResumableForward] | None = None  # the chunk under way
@@ -65,7 +71,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._undelivered)
+        return self.scheduler.has_work or bool(self._undelivered or self._launched)
 
     @property
     def wait_s(self) -> float:
@@ -132,23 +138,19 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Advance the requests that the scheduler chooses; what fails ends its own request, never the engine."""
-        started_at, backend_s, self._layerwise_s = self._clock(), self._backend_s, 0.0
+        self._layerwise_s = 0.0
+        if not self._launched:  # else the time since the last one was read counts
+            self._step_started = (self._clock(), self._backend_s)
         events = self._undelivered = self.reap()
-        if not self.scheduler.has_work or (plan := self.scheduler.plan()).is_empty:
-            self._undelivered = []
-            return events
-        try:
-            commits = self._compute(plan)
-        except BaseException:  # Ctrl-C: as if the step had not begun
-            self.scheduler.abandon(plan)
-            raise
-        commits = self.stream.read(commits)
-        self.scheduler.apply(commits)
-        events = events + self.stream.events(commits)
-        for commit in commits:
-            self._settle_if_ended(commit.request)
+        plan = self.scheduler.plan() if self.scheduler.has_work else StepPlan()
+        has_older = bool(self._launched)
+        is_launched = self._launched.takes(plan) and self._launch(plan)
+        if has_older:
+            events = self._undelivered = events + self._read_launched()
+            plan = plan if is_launched else with_known_tokens(plan)
+        if not is_launched and not plan.is_empty:
+            events = events + self._finish(plan, self._compute(plan))
         self._undelivered = []
-        self._measure(plan, commits, self._clock() - started_at, self._backend_s - backend_s)
         return events
 
     def reap(self) -> list[TokenEvent]:
@@ -161,39 +163,58 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """What the engine holds and how fast it is."""
-        scheduler, kv, meter = self.scheduler, self.kv.stats(), self._meter
-        return EngineStats(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            blocks_total=kv.num_blocks,
-            blocks_used=kv.used,
-            blocks_cached=kv.cached,
-            blocks_shared=kv.shared,
-            prefix_hit_tokens=scheduler.prefix_reuse.num_hit_tokens,
-            evictions=kv.evictions,
-            preemptions=scheduler.num_preemptions,
-            steps=meter.num_steps,
-            retried_steps=meter.num_retried,
-            prompt_tokens=meter.prompt_tokens,
-            generated_tokens=meter.generated_tokens,
-            tokens_per_s=meter.tokens_per_s,
-            step_s=meter.step_s,
-            overhead_share=meter.overhead_share,
-            block_size=self.kv.block_size,
-            waiting_for_prompt=scheduler.num_forks,
-            prefix_query_tokens=scheduler.prefix_reuse.num_query_tokens,
-            denoise_steps=self.decoder.num_denoise_steps,
-            distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **self.kv.histograms()},
-        )
+        return engine_stats(self.scheduler, self.kv, self.decoder, self._meter)
 
     @property
     def _backend_s(self) -> float:
         return self._forward_s + self.decoder.backend_s
 
+    def _launch(self, plan: StepPlan) -> bool:
+        """Begin a step that is read in a later one; False: it failed, and is to be computed as any other."""
+        try:
+            self.backend.copy_blocks(plan.copies)
+            self._launched.launch(plan)
+        except Exception:
+            self._meter.num_retried += 1
+            return False
+        except BaseException:
+            self.scheduler.abandon(plan)
+            raise
+        return True
+
+    def _read_launched(self) -> list[TokenEvent]:
+        """Take what the oldest step under way gave; when that fails, all under way is computed again, one by one."""
+        later: list[StepPlan] = []
+        try:
+            plan, commits = self._launched.read()
+        except Exception:
+            self._meter.num_retried += 1
+            plan, *later = self._launched.discard()
+            plan = with_known_tokens(plan)
+            commits = [self._compute_alone(entry) for entry in plan.entries]
+        events = self._finish(plan, commits)
+        for undone in later:
+            self.scheduler.abandon(undone)
+        return events
+
+    def _finish(self, plan: StepPlan, commits: list[Commit]) -> list[TokenEvent]:
+        """Tokens become text and events, and ends free their blocks."""
+        commits = self.stream.read(commits)
+        self.scheduler.apply(commits)
+        events = self.stream.events(commits)
+        for commit in commits:
+            self._settle_if_ended(commit.request)
+        self._measure(plan, commits)
+        return events
+
     def _compute(self, plan: StepPlan) -> list[Commit]:
-        plan = self._copy(plan)
-        commits = [] if plan.batch is None else self._compute_batch(plan)
-        return commits if plan.layerwise is None else commits + self._advance(plan.layerwise)
+        try:
+            plan = self._copy(plan)
+            commits = [] if plan.batch is None else self._compute_batch(plan)
+            return commits if plan.layerwise is None else commits + self._advance(plan.layerwise)
+        except BaseException:  # Ctrl-C: as if the step had not begun
+            self.scheduler.abandon(plan)
+            raise
 
     def _compute_batch(self, plan: StepPlan) -> list[Commit]:
         """All requests at once; when that fails, each alone, so that only those at fault fail."""
@@ -264,7 +285,9 @@ class Engine:
         if request.is_ended:
             self._rate_limiter.settle(request)
 
-    def _measure(self, plan: StepPlan, commits: Sequence[Commit], seconds: float, backend_s: float) -> None:
+    def _measure(self, plan: StepPlan, commits: Sequence[Commit]) -> None:
+        (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
+        seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
         num_generated = sum(len(commit.tokens) for commit in commits)
         num_rows = sum(commit.num_computed for commit in commits)
         self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))

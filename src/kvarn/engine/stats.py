@@ -6,6 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvarn.decoding.decoder import Decoder
+from kvarn.engine.scheduling.scheduler import Scheduler
+from kvarn.kv.cache import KVCache
 from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
 
 NUM_RECENT = 64  # steps that "recent" figures look back on
@@ -82,3 +85,31 @@ class StepMeter:
     @property
     def _seconds(self) -> float:
         return max(sum(step.seconds for step in self._recent), 1e-9)
+
+
+def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: StepMeter) -> EngineStats:
+    """What an engine holds and how fast it is."""
+    kv = cache.stats()
+    return EngineStats(
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        blocks_total=kv.num_blocks,
+        blocks_used=kv.used,
+        blocks_cached=kv.cached,
+        blocks_shared=kv.shared,
+        prefix_hit_tokens=scheduler.prefix_reuse.num_hit_tokens,
+        evictions=kv.evictions,
+        preemptions=scheduler.num_preemptions,
+        steps=meter.num_steps,
+        retried_steps=meter.num_retried,
+        prompt_tokens=meter.prompt_tokens,
+        generated_tokens=meter.generated_tokens,
+        tokens_per_s=meter.tokens_per_s,
+        step_s=meter.step_s,
+        overhead_share=meter.overhead_share,
+        block_size=cache.block_size,
+        waiting_for_prompt=scheduler.num_forks,
+        prefix_query_tokens=scheduler.prefix_reuse.num_query_tokens,
+        denoise_steps=decoder.num_denoise_steps,
+        distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
+    )

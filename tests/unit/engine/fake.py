@@ -65,11 +65,13 @@ def make_engine(
     poison: Mapping[int, Fault] | None = None,
     defaults: SamplingDefaults | None = None,
     clock: SimulatedClock | None = None,
+    runs_ahead: bool = False,
     **options: Any,
 ) -> Engine:
     """options go to EngineConfig. Without a clock, time is real."""
     config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens, **options)
     backend = FakeBackend(VOCAB, rule, faults, poison, None if clock is None else clock.on_forward)
+    backend.runs_ahead = runs_ahead
     kv = KVCache(backend.reserve_kv(LAYOUT, num_blocks * LAYOUT.block_bytes), LAYOUT.block_size)
     time_of = time.perf_counter if clock is None else clock
     decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults(), clock=time_of)

@@ -6,8 +6,7 @@ import pytest
 
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
-from kvarn.engine.scheduling.rate_limit import MovingWindow
+from kvarn.engine.scheduling.rate_limit import ExpectedAnswer, MovingWindow
 from kvarn.engine.submission import Submission
 from kvarn.errors import CapacityError, InvalidParameter, PromptTooLong
 from kvarn.request import Request

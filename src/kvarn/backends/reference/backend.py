@@ -35,6 +35,7 @@ class ReferenceBackend:
 
     name = "reference"
     min_prompt_rows = 1
+    runs_ahead = False
     progress = 0
 
     def __init__(self, *, dense: bool = True) -> None:

@@ -20,13 +20,14 @@ from torch import Tensor
 from kvarn.backends import host_sampling
 from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.pooling import pool_rows
-from kvarn.backends.torch import sampling
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
-from kvarn.backends.torch.device import Device
+from kvarn.backends.torch.device import Device, on_device
 from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
+from kvarn.backends.torch.sampling import Drawn, PendingSample, draw_rows, is_greedy, score_rows
+from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
@@ -34,6 +35,7 @@ from kvarn.models.spec import FeedForward, ModelSpec, Pooling
 
 log = logging.getLogger("kvarn.backends")
 
+CHOSEN_ROWS = 4096  # tokens of one step that the next may take on the device
 GPU_PROMPT_ROWS = 256  # fewer do not take less time: launching their kernels does
 KERNELS = "kvarn.backends.torch.cuda"  # imports Triton, so only where there is a GPU
 
@@ -51,6 +53,9 @@ class TorchBackend:
         self._cache: DeviceCache | None = None
         self._graphs: StepGraphs | None = None
         self._decoded: Decoded | None = None  # of the last step, where it was a captured one
+        self.runs_ahead = device.kind == "cuda"
+        self._chosen = torch.zeros(CHOSEN_ROWS, dtype=torch.int32, device=device.torch_device)  # by sample_later()
+        self._num_chosen = 0
         if device.kind == "cpu":
             torch.set_num_threads(threads)
 
@@ -95,7 +100,7 @@ class TorchBackend:
     def forward(self, batch: Batch) -> Tensor:
         """Run all rows through all blocks; (output rows, width) on the device."""
         if self._graphs is not None:
-            check_batch(batch, self._loaded.weights.spec, self._paged)
+            check_batch(batch, self._loaded.weights.spec, self._paged, self._num_chosen)
             self._decoded = self._graphs.run(batch)
             if self._decoded is not None:
                 self.progress += 1
@@ -112,19 +117,35 @@ class TorchBackend:
     def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
         if self.device.kind == "mps":  # has no float64
             return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
-        decoded = self._decoded
+        return self._pending(self._draw(hidden, rows), hidden, rows).read()
+
+    @torch.inference_mode()
+    def sample_later(self, hidden: Tensor, rows: SampleRows) -> Callable[[], Sampled]:
+        if len(rows.rows) > CHOSEN_ROWS:
+            raise BackendError(f"{len(rows.rows)} rows choose a token at once; at most {CHOSEN_ROWS} can")
+        drawn = self._draw(hidden, rows)
+        self._num_chosen = len(rows.rows)
+        self._chosen[: self._num_chosen] = drawn.token_ids.clamp(min=0)  # an id to compute with, also for NO_TOKEN
+        return self._pending(drawn, hidden, rows).read
+
+    def _draw(self, hidden: Tensor, rows: SampleRows) -> Drawn:
+        """Begin to choose: among the logits that a captured step has left, or computing them from the states."""
+        decoded, device = self._decoded, self.device.torch_device
         if decoded is None or decoded.hidden is not hidden or decoded.logits is None:
-            return sampling.sample_rows(lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
-        if decoded.greedy is not None and sampling.is_greedy(rows):
-            return sampling.chosen(decoded.greedy.cpu().numpy()[rows.rows])
+            return draw_rows(lambda wanted: self._logits(hidden[wanted]), rows, device)
+        if decoded.greedy is not None and is_greedy(rows):
+            return Drawn(decoded.greedy[on_device(rows.rows.astype(np.int64), device)])
         logits = decoded.logits
-        return sampling.sample_rows(lambda wanted: logits[wanted], rows, self.device.torch_device)
+        return draw_rows(lambda wanted: logits[wanted], rows, device)
+
+    def _pending(self, drawn: Drawn, hidden: Tensor, rows: SampleRows) -> PendingSample:
+        return PendingSample(drawn, lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
 
     @torch.inference_mode()
     def score(self, hidden: Tensor, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         if self.device.kind == "mps":
             return host_sampling.score_rows(lambda wanted: self.logits(hidden[wanted]), targets, num_top)
-        return sampling.score_rows(lambda wanted: self._logits(hidden[wanted]), targets, num_top)
+        return score_rows(lambda wanted: self._logits(hidden[wanted]), targets, num_top)
 
     def pool(self, hidden: Tensor, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
         return pool_rows(_on_host(hidden), row_starts, pooling)
@@ -166,7 +187,7 @@ class TorchBackend:
         if type(model.ops) is PlainOps or not is_dense:
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
-        return cast(StepGraphs, module.CapturedSteps(model, self._paged, max_tokens))
+        return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))
 
     def _warm_up(self, block_size: int, num_blocks: int, max_tokens: int) -> None:
         """Compile and capture before the first request: a step that takes seconds would mislead the scheduler."""
@@ -196,10 +217,10 @@ class TorchResumableForward:
     def __init__(self, backend: TorchBackend, batch: Batch) -> None:
         self._backend = backend
         self._model, self._cache = backend._loaded, backend._paged
-        check_batch(batch, self._model.weights.spec, self._cache)
+        check_batch(batch, self._model.weights.spec, self._cache, backend._num_chosen)
         for rope in self._model.ropes:
             rope.reserve(int(batch.positions.max(initial=0)) + 1)
-        self._step = self._model.make_step(batch, self._cache)
+        self._step = with_chosen(self._model.make_step(batch, self._cache), backend._chosen)
         self._x: Tensor | None = None
         self._layer = 0
         self.piece_s = 0.0

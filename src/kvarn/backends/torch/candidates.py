@@ -1,7 +1,8 @@
 """Temperature, filters and the random choice on the device: kvarn.sampling.filters for many rows at once.
 
 Candidates stay in their places, sorted, the most probable first; a filter takes some out of `kept`. The TOP most
-probable are looked at first, and rows whose choice they do not settle are sorted whole.
+probable are looked at first, and rows whose choice they do not settle are sorted whole. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import RowSampling
+from kvarn.backends.torch.device import on_device
 from kvarn.sampling.philox import uniform
 from kvarn.sampling.sampler import applies_xtc
 
@@ -33,24 +35,29 @@ class SortedTokens:
     total: Tensor  # (rows, 1)
 
 
-def choose_candidates(logits: Tensor, params: Sequence[RowSampling], scan: Scan) -> tuple[Tensor, Tensor]:
-    """A random token for each row, and whether it counts: not where dividing by the temperature overflows."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A token for each row."""
+
+    ids: Tensor
+    counts: Tensor  # bool: not where dividing by the temperature overflows
+    is_settled: Tensor  # bool: no token that was not looked at could have changed it
+
+
+def choose_candidates(logits: Tensor, params: Sequence[RowSampling], scan: Scan, *, whole: bool = False) -> Choice:
+    """Choose at random; whole: among all tokens, which settles every row."""
     scaled = logits / _column(params, "temperature", logits).float()
-    is_sampled = torch.isfinite(scaled.amax(dim=-1))
-    scaled = torch.where(is_sampled[:, None], scaled, 0.0)
-    if scaled.shape[1] <= TOP + 1:
-        return _choose(_sort_all(scaled, params), params, scan)[0], is_sampled
-    chosen, is_settled = _choose(_sort_top(scaled, params, scan), params, scan)
-    left = (~is_settled).nonzero()[:, 0]
-    if len(left):
-        rest = [params[i] for i in left.tolist()]
-        chosen[left] = _choose(_sort_all(scaled[left], rest), rest, scan)[0]
-    return chosen, is_sampled
+    counts = torch.isfinite(scaled.amax(dim=-1))
+    scaled = torch.where(counts[:, None], scaled, 0.0)
+    if whole or scaled.shape[1] <= TOP + 1:
+        return Choice(_choose(_sort_all(scaled, params), params, scan)[0], counts, torch.ones_like(counts))
+    ids, is_settled = _choose(_sort_top(scaled, params, scan), params, scan)
+    return Choice(ids, counts, is_settled | ~counts)
 
 
 def _sort_all(scaled: Tensor, params: Sequence[RowSampling]) -> SortedTokens:
     ordered, ids = torch.sort(scaled, dim=-1, descending=True, stable=True)
-    is_masked = torch.tensor([row.mask is not None for row in params], device=ids.device)[:, None]
+    is_masked = on_device([row.mask is not None for row in params], ids.device)[:, None]
     logs = ordered.double() - ordered[:, :1].double()
     everything = torch.ones((len(params), 1), dtype=torch.bool, device=ids.device)
     return SortedTokens(ids, logs, ~is_masked | (ordered > -torch.inf), everything, torch.zeros_like(logs[:, :1]))
@@ -64,7 +71,7 @@ def _sort_top(scaled: Tensor, params: Sequence[RowSampling], scan: Scan) -> Sort
     next_one = ordered[:, -1:]
     logs = ordered.double() - ordered[:, :1].double()
     total = scan(torch.exp(scaled.double() - ordered[:, :1].double()))[:, -1:]
-    is_masked = torch.tensor([row.mask is not None for row in params], device=ids.device)[:, None]
+    is_masked = on_device([row.mask is not None for row in params], ids.device)[:, None]
     return SortedTokens(ids.gather(1, order), logs, ordered > next_one, is_masked & (next_one == -torch.inf), total)
 
 
@@ -76,9 +83,9 @@ def _choose(found: SortedTokens, params: Sequence[RowSampling], scan: Scan) -> t
     cumulative = scan(torch.where(kept, weights, 0.0))
     total = torch.where(is_complete, cumulative[:, -1:], found.total)
     draws = [uniform(row.seed, row.position, row.choice, draw=row.draw) for row in params]
-    target = torch.tensor(draws, dtype=torch.float64, device=device)[:, None] * total
+    target = on_device(draws, device)[:, None] * total
     place = _reach(cumulative, target, kept)
-    is_plain = torch.tensor([_is_unfiltered(row) for row in params], device=device)[:, None]
+    is_plain = on_device([_is_unfiltered(row) for row in params], device)[:, None]
     is_settled = is_complete | (is_plain & (cumulative[:, -1:] >= target))
     return found.ids.gather(1, place)[:, 0], is_settled[:, 0]
 
@@ -93,10 +100,10 @@ def _filter(found: SortedTokens, weights: Tensor, params: Sequence[RowSampling],
     Where tokens are missing, top_p and min_p can still tell, but not behind a filter that needed the missing ones.
     """
     kept, ranks = found.is_known, torch.arange(found.ids.shape[1], device=found.ids.device)
-    most = torch.tensor([row.top_k if row.top_k > 0 else 2**31 for row in params], device=kept.device)[:, None]
+    most = on_device([row.top_k if row.top_k > 0 else 2**31 for row in params], kept.device)[:, None]
     is_complete = found.is_complete | (kept.sum(dim=-1, keepdim=True) >= most)
     needs_all = [row.top_k > 0 or row.typical_p < 1.0 or applies_xtc(row) for row in params]
-    is_lost = torch.tensor(needs_all, device=kept.device)[:, None] & ~is_complete
+    is_lost = on_device(needs_all, kept.device)[:, None] & ~is_complete
     kept = kept & (ranks < most)
     typical, top_p, min_p = (_column(params, name, kept) for name in ("typical_p", "top_p", "min_p"))
     if any(np.float32(row.typical_p) < 1.0 for row in params):
@@ -122,7 +129,7 @@ def _drop_top_choices(kept: Tensor, weights: Tensor, params: Sequence[RowSamplin
     least = _column(params, "xtc_threshold", kept) * scan(torch.where(kept, weights, 0.0))[:, -1:]
     num_above = (kept & (weights >= least)).sum(dim=-1, keepdim=True)
     number = torch.cumsum(kept, dim=-1) - 1
-    return kept & (~torch.tensor(crossed, device=kept.device)[:, None] | (number >= num_above - 1))
+    return kept & (~on_device(crossed, kept.device)[:, None] | (number >= num_above - 1))
 
 
 def _is_typical(kept: Tensor, weights: Tensor, logs: Tensor, mass: Tensor, scan: Scan) -> Tensor:
@@ -151,4 +158,4 @@ def _first(kept: Tensor) -> Tensor:
 def _column(params: Sequence[RowSampling], name: str, like: Tensor) -> Tensor:
     """One parameter of every row, rounded to float32 first, (rows, 1) in float64."""
     values = np.array([getattr(row, name) for row in params], np.float32).astype(np.float64)
-    return torch.from_numpy(values).to(like.device)[:, None]
+    return on_device(values, like.device)[:, None]

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvarn.backends.batch import Batch, Int32, Keep
+from kvarn.backends.batch import Batch, Int32, Keep, chosen_token
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.models.spec import ModelSpec
 
 
-def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache) -> None:
-    """Raise ValueError for a batch the backend would read or write out of bounds with."""
+def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache, num_chosen: int = 0) -> None:
+    """Raise ValueError for a batch the backend would read or write out of bounds with.
+
+    num_chosen: rows of the last sample_later(), whose tokens it may name.
+    """
     num_rows, num_sequences = len(batch.token_ids), len(batch.context_lens)
     starts = batch.row_starts
     fits = len(starts) == num_sequences + 1 and len(batch.positions) == num_rows
     fits = fits and starts[0] == 0 and starts[-1] == num_rows and bool((np.diff(starts) >= 0).all())
     _require(fits and len(batch.block_tables) == num_sequences, "rows, row_starts and sequences do not fit together")
     limit = spec.vocab_size * spec.embedding.segments
-    _require(_within(batch.token_ids, limit), f"token ids must be 0 .. {limit - 1}")
+    is_known = _within(batch.token_ids, limit, least=chosen_token(num_chosen - 1))
+    _require(is_known, f"token ids must be 0 .. {limit - 1}, or one of {num_chosen} chosen ones")
     _require(_within(batch.output_rows, num_rows), f"output_rows must be 0 .. {num_rows - 1}")
     is_inside = np.ones(num_rows, bool)
     is_inside[starts[:-1][starts[:-1] < num_rows]] = False
@@ -67,8 +71,8 @@ def _check_keep(batch: Batch, keep: Keep, cache: DeviceCache) -> None:
     _require(not np.isin(keep.table[:num_blocks], own).any(), "a block of the kept keys is one of the sequence itself")
 
 
-def _within(values: Int32, limit: int) -> bool:
-    return not len(values) or (int(values.min()) >= 0 and int(values.max()) < limit)
+def _within(values: Int32, limit: int, least: int = 0) -> bool:
+    return not len(values) or (int(values.min()) >= least and int(values.max()) < limit)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from kvarn.errors import ConfigError
 from kvarn.machine import MemoryAvailable, available_memory
@@ -45,6 +48,11 @@ class Device:
             return available_memory()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return MemoryAvailable(free, f"free on the GPU of {total / 2**30:,.1f} GiB", total)
+
+
+def on_device(values: npt.ArrayLike, device: torch.device) -> Tensor:
+    """Host values as a tensor; never waits for what the device is computing."""
+    return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
 
 
 def torch_lines() -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Int32, RowSampling
+from kvarn.backends.torch.device import on_device
 from kvarn.sampling.token_masks import num_words
 
 Int64 = npt.NDArray[np.int64]
@@ -45,8 +46,8 @@ def _apply_masks(logits: Tensor, params: Sequence[RowSampling]) -> Tensor:
     if any(len(mask) != num_words(logits.shape[1]) for mask in masks):
         raise ValueError(f"a mask has not one bit for each of {logits.shape[1]} tokens")
     words = np.stack(masks).astype(np.uint32).view(np.int32)
-    at, bits = torch.tensor(masked, device=logits.device), torch.arange(32, device=logits.device)
-    allowed = (torch.from_numpy(words).to(logits.device)[:, :, None] >> bits) & 1
+    at, bits = on_device(masked, logits.device), torch.arange(32, device=logits.device)
+    allowed = (on_device(words, logits.device)[:, :, None] >> bits) & 1
     allowed = allowed.view(len(masked), -1)[:, : logits.shape[1]].bool()
     logits[at] = logits[at].masked_fill(~allowed, -torch.inf)
     return logits
@@ -59,8 +60,8 @@ def _add_bias(logits: Tensor, params: Sequence[RowSampling], biased: Sequence[in
     while len(left):  # a token named twice is changed twice, in order
         _, first = np.unique(rows[left] * logits.shape[1] + ids[left], return_index=True)
         now = left[np.sort(first)]
-        places = tuple(torch.from_numpy(part[now]).to(logits.device) for part in (rows, ids))
-        logits[places] += torch.from_numpy(values[now]).to(logits.device)
+        places = tuple(on_device(part[now], logits.device) for part in (rows, ids))
+        logits[places] += on_device(values[now], logits.device)
         left = np.setdiff1d(left, now)
 
 
@@ -71,10 +72,10 @@ def _penalise(logits: Tensor, params: Sequence[RowSampling], penalised: Sequence
 
     def by_token(name: str) -> Tensor:
         values = np.repeat(np.array([getattr(row, name) for row in some], np.float32), lengths)
-        return torch.from_numpy(values).to(logits.device)
+        return on_device(values, logits.device)
 
-    counts = torch.from_numpy(np.concatenate([row.seen_counts for row in some]).astype(np.float32)).to(logits.device)
-    places = tuple(torch.from_numpy(part).to(logits.device) for part in (rows, ids))
+    counts = on_device(np.concatenate([row.seen_counts for row in some]).astype(np.float32), logits.device)
+    places = tuple(on_device(part, logits.device) for part in (rows, ids))
     seen, factor = logits[places], by_token("repetition_penalty")
     seen = torch.where(seen > 0, seen / factor, seen * factor)
     present = (counts > 0).float()

@@ -7,7 +7,7 @@ is computed by operations of the same shape, alone or in company.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,13 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
         output_rows=torch.from_numpy(batch.output_rows.astype(np.int64)).to(device),
         tiles=tiles,
     )
+
+
+def with_chosen(step: Step, chosen: Tensor) -> Step:
+    """The step with the tokens that the last one chose in the places that name them; see batch.chosen_token."""
+    ids = step.token_ids
+    fed = chosen[(-1 - ids).clamp(min=0)].to(ids.dtype)
+    return replace(step, token_ids=torch.where(ids < 0, fed, ids))
 
 
 def sequence_of_rows(batch: Batch) -> Int64:

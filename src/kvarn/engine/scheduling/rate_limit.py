@@ -12,11 +12,34 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvarn.config import EngineConfig
-from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
 from kvarn.errors import CapacityError, InvalidParameter
 from kvarn.request import Clock, Request
 
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 60.0
+MIN_EXPECTED = 512  # tokens: longer than most answers of a chat
+EXPECTED_DECAY = 0.25  # of the distance to a shorter answer
+
+
+class ExpectedAnswer:
+    """How long an answer without max_tokens will be, going by the last ones: what is reserved for it.
+
+    Rises at once to a longer answer and falls slowly after shorter ones, so that few exceed it. The context, or the
+    whole window of a limit, would be a safe bound, and would refuse everybody else meanwhile.
+    """
+
+    __slots__ = ("_num_tokens",)
+
+    def __init__(self) -> None:
+        self._num_tokens = float(MIN_EXPECTED)
+
+    def within(self, longest: int) -> int:
+        """The tokens to reserve for an answer that cannot get longer than this."""
+        return min(longest, round(self._num_tokens))
+
+    def observe(self, num_tokens: float) -> None:
+        """An answer without max_tokens has ended."""
+        fallen = self._num_tokens + EXPECTED_DECAY * (num_tokens - self._num_tokens)
+        self._num_tokens = max(num_tokens, fallen, MIN_EXPECTED)
 
 
 @dataclass(slots=True)

@@ -158,7 +158,7 @@ class Scheduler:
             if request.id in self._live.running and (entry.copies or entry.span.reach is not None):
                 self.preempt(request)  # it is unknown whether its copies were made, or what was overwritten
             elif request.id in self._live.running:
-                self._kv.trim(request.id, request.num_computed)
+                self._kv.trim(request.id, request.num_computed + request.num_launched)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks; it waits again, keeps its tokens and will give the same answer."""
@@ -278,7 +278,10 @@ class Scheduler:
         self._layerwise.leave(request)
         request.num_computed += commit.num_computed
         request.prompt_logprobs.extend(commit.prompt_logprobs)
-        self.prefix_reuse.publish(request)
+        if request.id in self._live.running:  # else it was preempted with this token under way
+            self.prefix_reuse.publish(request)
+            if commit.is_late:
+                self._kv.trim(request.id, request.num_computed + request.num_launched)
         if len(commit.tokens) > 1 and request.num_output == 0:
             request.num_first = len(commit.tokens)
         for token in commit.tokens:

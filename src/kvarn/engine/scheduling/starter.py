@@ -25,6 +25,8 @@ class Starter:
     def start(self, draft: Draft, request: Request) -> bool:
         """Move the first waiting request to the running ones, if there is room for it."""
         live, kv = self._live, self._live.kv
+        if request.num_under_way:
+            return False  # it was preempted, and its next token is not known yet
         if live.running and self._refused == (request.id, kv.num_free):
             return False  # nothing has changed since it found too few
         while len(live.running) >= self._max_running:

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from kvarn.engine.scheduling.expected_answer import ExpectedAnswer
+from kvarn.engine.scheduling.rate_limit import ExpectedAnswer
 from kvarn.server.access.keys import Principal
 
 WINDOW_S = 60

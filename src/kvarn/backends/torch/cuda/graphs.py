@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots
+from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots, with_chosen
 
 MAX_SEQUENCES = 256
 PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
@@ -63,9 +64,11 @@ class Captured:
 class CapturedSteps:
     """The captured steps of one model and its cache."""
 
-    def __init__(self, model: Model, cache: DeviceCache, max_context: int) -> None:
+    def __init__(self, model: Model, cache: DeviceCache, chosen: Tensor, max_context: int) -> None:
+        """chosen: where the tokens of the last step lie that the host has not read."""
         assert isinstance(model.ops, CudaOps), "only kernels can be captured"
         self._model, self._cache, self._ops = model, cache, model.ops
+        self._chosen = chosen
         self._width = -(-max_context // cache.block_size)
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
@@ -74,6 +77,7 @@ class CapturedSteps:
         self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._inputs = self._staged.to(cache.device)
         self._tables = self._staged_tables.to(cache.device)
+        self._copied = torch.cuda.Event()  # the last copy has read the staged memory
 
     def run(self, batch: Batch) -> Decoded | None:
         """Compute a step; None where it is of no shape that is captured."""
@@ -107,7 +111,7 @@ class CapturedSteps:
 
     def _stage(self, batch: Batch, shape: StepShape) -> None:
         """Write the batch to pinned memory and begin its copy."""
-        torch.cuda.current_stream().synchronize()  # the last copy has read this memory
+        self._copied.synchronize()
         lengths = np.diff(batch.row_starts).astype(np.int64)
         sequences, first = cut_rows(lengths, shape.tile)
         arrays = {
@@ -130,6 +134,7 @@ class CapturedSteps:
         tables[:count, :width] = np.maximum(batch.block_tables, 0)
         self._inputs.copy_(self._staged, non_blocking=True)
         self._tables[:count].copy_(self._staged_tables[:count], non_blocking=True)
+        self._copied.record()
 
     def _capture(self, shape: StepShape) -> Captured:
         step = self._step(shape)
@@ -157,7 +162,7 @@ class CapturedSteps:
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
-        x = model.embed(step)
+        x = model.embed(with_chosen(step, self._chosen))
         for index in range(len(model.weights.blocks)):
             x = model.run_block(x, index, step, self._cache)
         hidden = model.finish(x, step)
