@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -175,7 +174,7 @@ class AutoregressiveDecoder:
             if not span.request.is_ended  # while the step was under way
         }
         late = [rows[i][1].request.id for i in sampled.late]
-        commits |= {name: replace(commits[name], is_late=True) for name in late if name in commits}
+        commits |= {name: commits[name]._replace(is_late=True) for name in late if name in commits}
         return commits
 
     def _span_ahead(self, request: Request, start: int) -> Span | None:
@@ -194,7 +193,7 @@ class AutoregressiveDecoder:
                 logprobs = score_prompt(self.backend, hidden[first:end], span, self._vocab_size)
                 is_broken = any(math.isnan(entry.logprob) for entry in logprobs)
                 error = _broken_logits(span) if is_broken else None
-                scored.append(replace(commit, prompt_logprobs=logprobs, error=error))
+                scored.append(commit._replace(prompt_logprobs=logprobs, error=error))
             else:
                 scored.append(commit)
             first = end

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import UnusedIds
@@ -48,8 +48,7 @@ class Reach:
     companion: Span | None = None  # the same positions in another context; its outputs come right after this span's
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):  # as what follows: a tuple is made in a fifth of the time of a frozen dataclass
     """Positions start .. start + len(token_ids) of one request; outputs are offsets whose hidden state is wanted."""
 
     request: Request
@@ -85,15 +84,13 @@ class Span:
             yield from self.reach.companion.needs()
 
 
-@dataclass(frozen=True, slots=True)
-class CommittedToken:
+class CommittedToken(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     ends_answer: bool = False  # a constraint is satisfied, and nothing may follow
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """What a step gave one request: num_computed positions now in the cache, and tokens of the answer."""
 
     request: Request

@@ -95,7 +95,7 @@ class DiffusionDecoder:
         if state.config.is_guided:
             assert span.reach is not None
             guide = self._denoising_span(request, state, window, is_guide=True)
-            span = replace(span, reach=replace(span.reach, companion=guide))
+            span = span._replace(reach=replace(span.reach, companion=guide))
         return span if span.num_rows <= budget else None
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:

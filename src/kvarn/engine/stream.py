@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvarn.decoding.decoder import Commit, CommittedToken, failed_commit
@@ -87,15 +87,15 @@ class Stream:
     def _read(self, commit: Commit) -> Commit:
         request = commit.request
         if request.params.prefill_only and request.num_computed + commit.num_computed >= len(request.prompt_ids):
-            return replace(commit, tokens=(), finish=Finish(FinishReason.LENGTH))
+            return commit._replace(tokens=(), finish=Finish(FinishReason.LENGTH))
         texts: list[str] = []
         for index, token in enumerate(commit.tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
             text, finish = self._advance(request.text, token, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
-                return replace(commit, tokens=commit.tokens[: len(texts)], texts=tuple(texts), finish=finish)
-        return replace(commit, texts=tuple(texts)) if texts else commit
+                return commit._replace(tokens=commit.tokens[: len(texts)], texts=tuple(texts), finish=finish)
+        return commit._replace(texts=tuple(texts)) if texts else commit
 
     def _advance(
         self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool

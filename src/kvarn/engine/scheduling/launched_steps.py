@@ -7,15 +7,14 @@ it turns out to have ended or been preempted meanwhile, what the row computed do
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 from kvarn.decoding.decoder import Commit, Decoder, LaunchingDecoder, ReadCommits, Span
 from kvarn.engine.scheduling.plan import StepPlan, make_plan
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRequest:
+class LaunchedRequest(NamedTuple):
     """One request's part of a step under way, and how often it had been preempted and late when that was launched."""
 
     span: Span
@@ -89,7 +88,7 @@ class LaunchedSteps:
             if commit.is_late and commit.request.num_under_way:
                 commit.request.num_late += 1
                 commit.request.num_launched = 0
-            found.append(commit if is_held or commit.error is not None else replace(commit, num_computed=0))
+            found.append(commit if is_held or commit.error is not None else commit._replace(num_computed=0))
         return step.plan, found
 
     def discard(self) -> list[StepPlan]:
@@ -105,7 +104,7 @@ class LaunchedSteps:
 def with_known_tokens(plan: StepPlan) -> StepPlan:
     """A plan that was made one token ahead, once that token is known; requests that ended are left out."""
     entries = [
-        replace(entry, span=_with_known_tokens(entry.span)) for entry in plan.entries if not entry.span.request.is_ended
+        entry._replace(span=_with_known_tokens(entry.span)) for entry in plan.entries if not entry.span.request.is_ended
     ]
     is_over = plan.layerwise is None or plan.layerwise.entry.span.request.is_ended
     return make_plan(entries, None if is_over else plan.layerwise)
@@ -114,4 +113,4 @@ def with_known_tokens(plan: StepPlan) -> StepPlan:
 def _with_known_tokens(span: Span) -> Span:
     token_ids = span.request.token_ids[span.start : span.end]
     assert len(token_ids) == len(span.token_ids), f"request {span.request.id} has no token at {span.end - 1}"
-    return replace(span, token_ids=token_ids)
+    return span._replace(token_ids=token_ids)

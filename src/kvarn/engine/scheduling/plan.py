@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +12,7 @@ from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep
 from kvarn.decoding.decoder import Span
 
 
-@dataclass(frozen=True, slots=True)
-class BatchEntry:
+class BatchEntry(NamedTuple):
     """One request's part: its span, its block ids, and the blocks to copy before it may write."""
 
     span: Span
