@@ -171,7 +171,7 @@ class TokenLogprob:
     entropy: float | None = None  # nats, of the whole distribution; None for tokens of a prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every token, and that takes five times as long
 class TokenEvent:
     """One step of a stream. text is what became certain with this token, and may be empty."""
 

@@ -148,10 +148,11 @@ class AutoregressiveDecoder:
         ready: list[SampledRow] = []
         params: list[RowSampling] = []
         for row, span in rows:
+            request = span.request
             try:
-                params.append(self._state(span.request).row(span.request, span.end))
+                params.append((request.sampling or self._state(request)).row(request, span.end))
             except BaseException as error:
-                commits[span.request.id] = failed_commit(span.request, CANNOT_PREPARE, error)
+                commits[request.id] = failed_commit(request, CANNOT_PREPARE, error)
             else:
                 ready.append((row, span))
         return commits, ready, params
@@ -162,15 +163,15 @@ class AutoregressiveDecoder:
         """masked: ids that no token has are masked here, as the backend is not asked twice."""
         wanted = [span.request.params.logprobs for _, span in rows if span.request.params.logprobs is not None]
         num_top = min(max(wanted, default=0), self._vocab_size)
-        if masked:
+        if masked and self.unused.mask is not None:
             params = [self.unused.masked(row) for row in params]
         return SampleRows(np.array([row for row, _ in rows], np.int32), tuple(params), num_top, bool(wanted))
 
     def _commits_of(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
         token_ids = sampled.token_ids.tolist()
         commits = {
-            span.request.id: _commit(span, self._state(span.request), token_ids[i], sampled, i)
-            for i, (_, span) in enumerate(rows)
+            span.request.id: _commit(span, self._state(span.request), token_id, sampled, i)
+            for i, (token_id, (_, span)) in enumerate(zip(token_ids, rows, strict=True))
             if not span.request.is_ended  # while the step was under way
         }
         late = [rows[i][1].request.id for i in sampled.late]
@@ -179,10 +180,11 @@ class AutoregressiveDecoder:
 
     def _span_ahead(self, request: Request, start: int) -> Span | None:
         """The token that a step under way chooses: the device has it, and all else of its row is known."""
-        is_last = start + 1 >= request.max_total_tokens
-        if not request.num_launched or is_last or request.params.prefill_only or not self._state(request).is_static:
+        if not request.num_launched or start + 1 >= request.max_total_tokens:
             return None
-        return Span(request, start, [chosen_token(request.chosen_row)], (0,))
+        state: SamplingState | None = request.sampling
+        is_known = state is not None and state.is_static  # without a state nothing is chosen: only the prompt is wanted
+        return Span(request, start, (chosen_token(request.chosen_row),), (0,)) if is_known else None
 
     def _add_prompt_logprobs(self, spans: Sequence[Span], commits: Sequence[Commit], hidden: Hidden) -> list[Commit]:
         """Add prompt log-probabilities to the commits of requests that want them."""

@@ -55,7 +55,7 @@ class SamplingState:
         is_early = position - request.num_prompt < request.params.min_tokens
         row = self._row_below_min_tokens if is_early else self._row
         if self.is_static:
-            return row.at(position)
+            return row if row.temperature == 0.0 else row.at(position)  # nothing is drawn where it is 0
         changes: dict[str, Any] = {}
         if self._penalty_counts is not None:
             self._penalty_counts.update(request.token_ids)

@@ -85,17 +85,21 @@ class Stream:
             return ""
 
     def _read(self, commit: Commit) -> Commit:
-        request = commit.request
+        request, tokens, finish = commit.request, commit.tokens, None
         if request.params.prefill_only and request.num_computed + commit.num_computed >= len(request.prompt_ids):
             return commit._replace(tokens=(), finish=Finish(FinishReason.LENGTH))
+        if not tokens:
+            return commit
         texts: list[str] = []
-        for index, token in enumerate(commit.tokens, start=request.num_output):
+        for index, token in enumerate(tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
             text, finish = self._advance(request.text, token, finish, is_early=index < request.params.min_tokens)
             texts.append(text)
             if finish is not None:
-                return commit._replace(tokens=commit.tokens[: len(texts)], texts=tuple(texts), finish=finish)
-        return commit._replace(texts=tuple(texts)) if texts else commit
+                break
+        _, num_computed, _, prompt_logprobs, error, is_late, canvas, *_ = commit
+        told = (prompt_logprobs, error, is_late, canvas, tuple(texts), finish)
+        return Commit(request, num_computed, tokens[: len(texts)], *told)
 
     def _advance(
         self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
@@ -118,21 +122,20 @@ class Stream:
         return text + answer.matcher.flush()
 
     def _events(self, commit: Commit) -> list[TokenEvent]:
-        request = commit.request
-        tokens = commit.tokens
-        if request.is_ended and not tokens:  # failed, or only the prompt was wanted
+        request, tokens, canvas = commit.request, commit.tokens, commit.canvas
+        is_ended = request.is_ended
+        if is_ended and not tokens:  # failed, or only the prompt was wanted
             return self.end([request])
-        canvas = commit.canvas
         events = [] if canvas is None else [_canvas_event(request, canvas)]
-        num_before = len(events)
-        for index, token in enumerate(tokens, start=request.num_output - len(tokens)):
-            text = commit.texts[len(events) - num_before]
-            if request.is_ended and len(events) - num_before == len(tokens) - 1:
-                events.append(self._last_event(request, text))
-            else:
-                request.text.parts.append(text)
-                logprob, name = token.logprob, request.id
-                events.append(TokenEvent(text, token.token_id, index, None, logprob, None, name, request.choice))
+        num_told = len(tokens) - 1 if is_ended else len(tokens)
+        first, parts, name = request.num_output - len(tokens), request.text.parts, request.id
+        for index in range(num_told):
+            text, token = commit.texts[index], tokens[index]
+            parts.append(text)
+            logprob = token.logprob
+            events.append(TokenEvent(text, token.token_id, first + index, None, logprob, None, name, request.choice))
+        if is_ended:
+            events.append(self._last_event(request, commit.texts[num_told]))
         return events
 
     def _last_event(self, request: Request, text: str) -> TokenEvent:

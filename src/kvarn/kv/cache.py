@@ -82,6 +82,7 @@ class KVCache:
         assert self.num_tokens(sequence) == 0, f"sequence {sequence} already holds blocks"
         origin = self._tables[source] if isinstance(source, str) else self._table_of(source)
         table = origin.prefix(origin.num_tokens if num_tokens is None else num_tokens)
+        origin.owns_last = False
         self._pool.share(table.block_ids.tolist())
         self._tables[sequence] = table
         if isinstance(source, PrefixHit):
@@ -105,8 +106,19 @@ class KVCache:
         for _ in range(missing):
             table.append(self._allocate())
         table.num_tokens += num_tokens
+        table.owns_last = table.owns_last or num_tokens > 0
         self._tables[sequence] = table
         return copies
+
+    def extend_to(self, sequence: str, num_tokens: int) -> Sequence[BlockCopy] | None:
+        """Make room up to num_tokens positions, as extend() does; next to nothing for one more in a block it owns."""
+        table = self._tables.get(sequence)
+        if table is None:
+            return self.extend(sequence, num_tokens)
+        if table.num_tokens + 1 == num_tokens and table.has_own_room:
+            table.num_tokens = num_tokens
+            return ()
+        return self.extend(sequence, num_tokens - table.num_tokens)
 
     def publish(
         self, sequence: str, token_ids: Sequence[int], tenant: str = "", num_computed: int | None = None
@@ -187,6 +199,8 @@ class KVCache:
         for table in self._tables.values():
             assert table.num_blocks == blocks_for(table.num_tokens, self.block_size)
             assert table.num_published <= table.num_tokens // self.block_size
+            if table.has_own_room:
+                assert self._read_only_block(table) is None, "a block that others read may be written"
             published = table.block_ids[: table.num_published].tolist()
             assert all(self._index.digest_of(b) is not None for b in published), "a published block is not findable"
         self._pool.check(self._references())

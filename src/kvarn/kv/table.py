@@ -18,6 +18,7 @@ class BlockTable:
         self.tenant = tenant  # known from the first publication on
         self.num_tokens = 0
         self.num_published = 0  # leading blocks that the prefix index knows
+        self.owns_last = False  # the last block is nobody else's, and not published: it may be written
         self._ids = np.empty(8, np.int32)
         self._num_blocks = 0
 
@@ -37,6 +38,11 @@ class BlockTable:
     @property
     def num_unused_slots(self) -> int:
         return self._num_blocks * self.block_size - self.num_tokens
+
+    @property
+    def has_own_room(self) -> bool:
+        """The next position lies in a block that may be written."""
+        return self.owns_last and self.num_tokens % self.block_size != 0
 
     def blocks_missing(self, num_tokens: int) -> int:
         """How many blocks an extension by num_tokens would add."""
@@ -68,7 +74,7 @@ class BlockTable:
         """Keep the first num_tokens positions and return the blocks no longer needed."""
         keep = blocks_for(num_tokens, self.block_size)
         dropped: list[int] = self._ids[keep : self._num_blocks].tolist()
-        self._num_blocks, self.num_tokens = keep, num_tokens
+        self._num_blocks, self.num_tokens, self.owns_last = keep, num_tokens, False
         self.num_published = min(self.num_published, num_tokens // self.block_size)
         return dropped
 

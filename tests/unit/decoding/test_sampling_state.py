@@ -12,9 +12,9 @@ def row(params: SamplingParams, defaults: SamplingDefaults | None = None, output
     request = new_request("r1", (5, 6, 5), params, max_total_tokens=100, seed=params.seed or 0)
     state = SamplingState(request, defaults or SamplingDefaults(), eos_ids=(2,))
     for token_id in output:
-        state.row(request)
+        state.row(request, len(request.token_ids))
         request.append(token_id)
-    return state.row(request)
+    return state.row(request, len(request.token_ids))
 
 
 def test_what_the_caller_leaves_open_is_filled_in() -> None:
@@ -76,12 +76,17 @@ def test_dry_penalties_join_the_callers_bias() -> None:
 def test_a_breaker_of_tokens_ends_dry_runs() -> None:
     params = SamplingParams(dry_multiplier=0.5, dry_allowed_length=1)
     request = new_request("r1", (5, 6, 7, 5, 6), params, max_total_tokens=100, seed=0)
-    assert SamplingState(request, SamplingDefaults(), (2,)).row(request).bias_ids.tolist() == [7]
-    assert SamplingState(request, SamplingDefaults(), (2,), ((6,),)).row(request).bias_ids.tolist() == []
+    assert SamplingState(request, SamplingDefaults(), (2,)).row(request, len(request.token_ids)).bias_ids.tolist() == [
+        7
+    ]
+    assert (
+        SamplingState(request, SamplingDefaults(), (2,), ((6,),)).row(request, len(request.token_ids)).bias_ids.tolist()
+        == []
+    )
 
 
 def test_xtc_and_the_index_of_the_choice_are_passed_on() -> None:
     params = SamplingParams(xtc_probability=0.25, xtc_threshold=0.2)
     request = new_request("r1", (5,), params, max_total_tokens=100, seed=0, choice=3)
-    chosen = SamplingState(request, SamplingDefaults(), (2,)).row(request)
+    chosen = SamplingState(request, SamplingDefaults(), (2,)).row(request, len(request.token_ids))
     assert (chosen.xtc_probability, chosen.xtc_threshold, chosen.choice) == (0.25, 0.2, 3)

@@ -22,7 +22,7 @@ class KVAllocation:
     def extend(self, span: Span) -> Sequence[BlockCopy] | None:
         """Allocate blocks for what a span reads and writes; None: there are too few."""
         if span.reach is None:
-            return self._kv.extend(span.request.id, span.end - self._kv.num_tokens(span.request.id))
+            return self._kv.extend_to(span.request.id, span.end)
         for name, num_slots in span.needs():
             if name != span.request.id:
                 self._extra_sequences.setdefault(span.request.id, set()).add(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -66,23 +67,20 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         return StepPlan(layerwise=layerwise)
     is_plain = all(entry.span.reach is None for entry in entries)
     parts = entries if is_plain else list(_parts(entries))
-    token_ids: list[int] = []
-    positions: list[int] = []
-    outputs: list[int] = []
-    starts = [0]
-    for entry in parts:
-        span = entry.span
-        outputs.extend(starts[-1] + offset for offset in span.outputs)
-        token_ids.extend(span.token_ids)
-        positions.extend(range(span.start, span.end))
-        starts.append(len(token_ids))
+    spans = [entry.span for entry in parts]
+    token_ids = np.array(list(chain.from_iterable([span.token_ids for span in spans])), np.int32)
+    outputs = np.array(list(chain.from_iterable([span.outputs for span in spans])), np.int32)
+    lengths = np.array([len(span.token_ids) for span in spans], np.int32)
+    first = np.array([span.start for span in spans], np.int32)
+    starts = np.zeros(len(spans) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
     batch = Batch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=np.array(positions, np.int32),
-        row_starts=np.array(starts, np.int32),
-        context_lens=np.array([e.span.end if is_plain else e.span.num_slots for e in parts], np.int32),
+        token_ids=token_ids,
+        positions=np.arange(len(token_ids), dtype=np.int32) + np.repeat(first - starts[:-1], lengths),
+        row_starts=starts,
+        context_lens=first + lengths if is_plain else np.array([span.num_slots for span in spans], np.int32),
         block_tables=pad_tables([entry.table for entry in parts]),
-        output_rows=np.array(outputs, np.int32),
+        output_rows=outputs + np.repeat(starts[:-1], [len(span.outputs) for span in spans]),
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
     )
