@@ -185,6 +185,10 @@ class BackendError(KvarnError):
     """The batch failed; the engine keeps serving."""
 
 
+class DeviceLost(BackendError):
+    """The device computes nothing any more, for anybody: the engine ends."""
+
+
 class BrokenScores(BackendError):
     """The model's scores are not numbers."""
 

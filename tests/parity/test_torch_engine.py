@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvarn import LLM, Completion, DiffusionParams, SamplingParams, SparseConfig
 from kvarn.config import EngineConfig
+from kvarn.engine.engine import Engine
+from kvarn.errors import DeviceLost
 from kvarn.hub import resolve
 from tests.assets import qwen_coder, smollm2
 from tests.parity.test_same_bytes import GREEDY, SAMPLED, TinyModel, alone, prompts, run, same
@@ -43,6 +47,7 @@ def test_neighbours_and_chunks_change_nothing(
     engine.step()
     requests.append(submit(engine, mine[1], params))
     assert same(run(engine, requests), expected)
+    assert engine.stats().retried_steps == 0
 
 
 @AHEAD
@@ -56,6 +61,7 @@ def test_preempted_requests_resume_with_the_same_answer(
     requests = [submit(engine, prompt, params) for prompt in mine]
     assert same(run(engine, requests), expected)
     assert sum(request.num_preemptions for request in requests) > 0
+    assert engine.stats().retried_steps == 0
 
 
 @AHEAD
@@ -70,6 +76,7 @@ def test_forks_and_shared_prefixes_change_nothing(model: TinyModel, params: Samp
     (again,) = run(engine, [submit(engine, prompt, params)])
     assert same([again], expected[:1])
     assert again.usage.cached_tokens >= 32
+    assert engine.stats().retried_steps == 0
 
 
 @pytest.mark.model
@@ -110,3 +117,49 @@ def test_a_pool_of_texts_is_embedded_as_the_reference_does(tmp_path: Path) -> No
         batch = batch_of([(ids, 0)], _table())
         vectors.append(_loaded(backend, path).pool(backend.forward(batch), batch.row_starts, "mean"))
     assert abs(vectors[0] - vectors[1]).max() < 1e-5
+
+
+class Failing:
+    """Operations that fail once as a device does."""
+
+    def __init__(self, ops: Any, error: Exception, at: int) -> None:
+        self._ops, self._error, self._left = ops, error, at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def linear(self, *args: Any) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+        return self._ops.linear(*args)
+
+
+@AHEAD
+def test_a_step_without_memory_is_computed_request_by_request(model: TinyModel, runs_ahead: bool) -> None:
+    import torch
+
+    mine = prompts(3, 1)
+    expected = [alone(model, prompt, GREEDY) for prompt in mine]
+    engine = model.engine(runs_ahead=runs_ahead)
+    _fail(engine, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), at=30)
+    assert same(run(engine, [submit(engine, prompt, GREEDY) for prompt in mine]), expected)
+    assert engine.stats().retried_steps == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: an illegal memory access", "Triton Error [CUDA]: unspecified launch failure"]
+)
+def test_a_lost_device_is_told_apart_from_a_failed_step(model: TinyModel, text: str) -> None:
+    engine = model.engine()
+    _fail(engine, RuntimeError(text), at=1)
+    submit(engine, prompts(1, 1)[0], GREEDY)
+    backend: Any = engine.backend
+    plan = engine.scheduler.plan()
+    with pytest.raises(DeviceLost, match=r"the device is lost.*restart the process"):
+        backend.forward(plan.batch)
+
+
+def _fail(engine: Engine, error: Exception, at: int) -> None:
+    backend: Any = engine.backend
+    backend._model = replace(backend._model, ops=Failing(backend._model.ops, error, at))

@@ -6,6 +6,7 @@ Where the backend runs ahead, a step is launched before the one before it is rea
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -23,10 +24,12 @@ from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.engine.stats import EngineStats, StepMeter, StepTiming, engine_stats
 from kvarn.engine.stream import Stream
 from kvarn.engine.submission import Submission
-from kvarn.errors import BackendError, InvalidParameter
+from kvarn.errors import BackendError, DeviceLost, InvalidParameter
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request, draw_seed
 from kvarn.types import MAX_PRIORITY, TokenEvent
+
+log = logging.getLogger("kvarn.engine")
 
 
 class Engine:
@@ -172,9 +175,11 @@ class Engine:
     def _launch(self, plan: StepPlan) -> bool:
         """Begin a step that is read in a later one; False: it failed, and is to be computed as any other."""
         try:
-            self.backend.copy_blocks(plan.copies)
+            if copies := plan.copies:
+                self.backend.copy_blocks(copies)
             self._launched.launch(plan)
-        except Exception:
+        except Exception as error:
+            log.warning("a step could not be launched: %s", error or type(error).__name__)
             self._meter.num_retried += 1
             return False
         except BaseException:
@@ -273,6 +278,8 @@ class Engine:
     def _compute_alone(self, entry: BatchEntry) -> Commit:
         try:
             return self._forward(make_plan([entry]))[0]
+        except DeviceLost:
+            raise  # no other request would fare better
         except Exception as error:
             return self._failed(entry, error)
 

@@ -23,7 +23,7 @@ from kvarn.engine.idle_memory import IdleMemory
 from kvarn.engine.inbox import EngineCall, Inbox, fresh
 from kvarn.engine.step_watchdog import StepWatchdog
 from kvarn.engine.submission import Submission
-from kvarn.errors import BackendError, CapacityError, KvarnError, RequestError
+from kvarn.errors import BackendError, CapacityError, DeviceLost, KvarnError, RequestError
 from kvarn.types import TokenEvent
 
 T = TypeVar("T")
@@ -248,7 +248,7 @@ class EngineThread:
         """An exception that no request caused: end them all, and go on unless it keeps happening."""
         log.exception("a step failed outside any request")
         self._num_failed_steps += 1
-        if self._num_failed_steps >= MAX_FAILED_STEPS:
+        if self._num_failed_steps >= MAX_FAILED_STEPS or isinstance(error, DeviceLost):
             raise error
         failure = BackendError(f"the engine failed outside any request: {error or type(error).__name__}")
         failure.__cause__ = error

@@ -15,7 +15,7 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OutputCollector
 from kvarn.engine.scheduling.plan import StepPlan
 from kvarn.engine.submission import Submission
-from kvarn.errors import BackendError, RequestError
+from kvarn.errors import BackendError, DeviceLost, RequestError
 from kvarn.request import RequestState
 from tests.submitting import submit_to
 from tests.unit.engine.fake import make_engine
@@ -149,3 +149,16 @@ def test_long_work_that_gives_signs_of_life_is_not_stuck(engine: Engine) -> None
 
     assert client.compute(work).result() == 7
     client.close()
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "runs-ahead"])
+def test_a_lost_device_fails_what_runs_and_nothing_is_accepted_any_more(runs_ahead: bool) -> None:
+    engine = make_engine(runs_ahead=runs_ahead, faults={k: DeviceLost("the device is lost") for k in range(4, 400)})
+    client = EngineClient(engine)
+    submissions = [Submission([token], ENDLESS) for token in (1, 2, 3)]
+    for handle in client.submit_all(submissions, *(OutputCollector() for _ in submissions)):
+        with pytest.raises(BackendError, match="the device is lost"):
+            handle.result(10)
+    assert eventually(lambda: not client.is_alive)
+    with pytest.raises(BackendError, match="the device is lost"):
+        submit_to(client, [4], GREEDY)

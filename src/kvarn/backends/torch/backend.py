@@ -22,7 +22,7 @@ from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, S
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
-from kvarn.backends.torch.device import Device, on_device
+from kvarn.backends.torch.device import Device, computing, on_device
 from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
@@ -62,7 +62,7 @@ class TorchBackend:
     def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002 - every field has its plain operation
         return []
 
-    @torch.inference_mode()
+    @computing
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         loaded = load_weights(WeightReader(weights, self.device, progress), spec)
         weights.verify_unchanged()
@@ -73,7 +73,7 @@ class TorchBackend:
         self._model.ops.prepare(loaded)
         self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 
-    @torch.inference_mode()
+    @computing
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         num_blocks = budget_bytes // layout.block_bytes
         if num_blocks < 1:
@@ -89,14 +89,14 @@ class TorchBackend:
         self._warm_up(layout.block_size, num_blocks, max_tokens)
         return num_blocks
 
-    @torch.inference_mode()
+    @computing
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._paged.copy(copies)
 
     def return_kv(self, block_ids: Iterable[int]) -> None:
         """Do nothing: a device's memory is taken once and kept until close."""
 
-    @torch.inference_mode()
+    @computing
     def forward(self, batch: Batch) -> Tensor:
         """Run all rows through all blocks; (output rows, width) on the device."""
         if self._graphs is not None:
@@ -113,13 +113,13 @@ class TorchBackend:
     def begin(self, batch: Batch) -> TorchResumableForward:
         return TorchResumableForward(self, batch)
 
-    @torch.inference_mode()
+    @computing
     def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
         if self.device.kind == "mps":  # has no float64
             return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
         return self._pending(self._draw(hidden, rows), hidden, rows).read()
 
-    @torch.inference_mode()
+    @computing
     def sample_later(self, hidden: Tensor, rows: SampleRows) -> Callable[[], Sampled]:
         if len(rows.rows) > CHOSEN_ROWS:
             raise BackendError(f"{len(rows.rows)} rows choose a token at once; at most {CHOSEN_ROWS} can")
@@ -141,7 +141,7 @@ class TorchBackend:
     def _pending(self, drawn: Drawn, hidden: Tensor, rows: SampleRows) -> PendingSample:
         return PendingSample(drawn, lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)
 
-    @torch.inference_mode()
+    @computing
     def score(self, hidden: Tensor, targets: npt.NDArray[np.int32], num_top: int) -> Scored:
         if self.device.kind == "mps":
             return host_sampling.score_rows(lambda wanted: self.logits(hidden[wanted]), targets, num_top)
@@ -150,7 +150,7 @@ class TorchBackend:
     def pool(self, hidden: Tensor, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
         return pool_rows(_on_host(hidden), row_starts, pooling)
 
-    @torch.inference_mode()
+    @computing
     def logits(self, hidden: Tensor) -> Float32:
         return _on_host(self._logits(hidden))
 
@@ -225,7 +225,7 @@ class TorchResumableForward:
         self._layer = 0
         self.piece_s = 0.0
 
-    @torch.inference_mode()
+    @computing
     def advance(self, seconds: float) -> Tensor | None:
         """Run layers for about that long, at least one."""
         started = time.perf_counter()

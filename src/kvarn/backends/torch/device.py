@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvarn.errors import ConfigError
+from kvarn.errors import BackendError, ConfigError, DeviceLost
 from kvarn.machine import MemoryAvailable, available_memory
 
 MIN_VERSION = (2, 6)
+LOST = ("CUDA error", "Triton Error [CUDA]", "cuBLAS error", "CUBLAS_STATUS_EXECUTION_FAILED")
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,35 @@ class Device:
             return available_memory()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return MemoryAvailable(free, f"free on the GPU of {total / 2**30:,.1f} GiB", total)
+
+
+def computing(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that computes: no gradients, and errors of the device in words."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with torch.inference_mode():
+                return function(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()  # what the allocator keeps in pieces that were too small
+            raise BackendError(f"the device has no memory for this step: {_first_line(error)}") from error
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            raise DeviceLost(f"the device is lost: {_first_line(error)}; restart the process") from error
+
+    return called
+
+
+def is_lost(error: RuntimeError) -> bool:
+    """Whether every later call would fail too: CUDA reports an error in a kernel so, from then on."""
+    accelerator_error = getattr(torch, "AcceleratorError", ())  # since torch 2.8
+    return isinstance(error, accelerator_error) or any(mark in str(error) for mark in LOST)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def on_device(values: npt.ArrayLike, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, Scored
 from kvarn.backends.torch.candidates import choose_candidates
-from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.device import computing, on_device
 from kvarn.backends.torch.logit_changes import change_logits, is_changed
 
 LOGIT_ROWS = 64  # rows x vocabulary never exists as one array beyond this
@@ -69,7 +69,7 @@ class PendingSample:
             self._copied = torch.Event(device)
             self._copied.record()
 
-    @torch.inference_mode()
+    @computing
     def read(self) -> Sampled:
         """Wait for the device."""
         if self._copied is not None:
