@@ -16,10 +16,11 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS ?= llama-cpp-python==0.3.36
 
-# Tests that measure no time share the cores; the others, and those of the server, have the machine for themselves.
-TIMED_PARITY := $(addprefix tests/parity/,test_engine_speed.py test_footprint.py test_priority_rows.py test_examples.py)
-LIGHT_TESTS := tests/unit tests/rules tests/simulate tests/golden tests/kernels \
-	$(filter-out $(TIMED_PARITY),$(wildcard tests/parity/test_*.py))
+# Tests that measure no time share the cores; these have the machine for themselves.
+QUIET_TESTS := $(addprefix tests/parity/,test_engine_speed.py test_footprint.py test_priority_rows.py test_examples.py) \
+	$(addprefix tests/server/,test_crowds.py test_disconnect.py test_drain.py test_drain_deadline.py test_edge_crowd.py \
+	test_embeddings.py test_floods.py test_history.py test_hostile.py test_leaving.py test_load.py test_lost_helpers.py \
+	test_priority.py test_rolling.py test_storage_limits.py test_structured.py test_tiers.py test_watchdog.py)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -44,8 +45,8 @@ run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
 install: $(INSTALLED)  ## install into .venv only
 
 test: lint  ## install what the tests need, then lint, type check and test
-	$(BIN)/python -m pytest -n auto --dist loadfile $(LIGHT_TESTS) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(LIGHT_TESTS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(QUIET_TESTS)) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(QUIET_TESTS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.oracles $(VENV)/.peers  ## full sizes, peers and fuzzing; writes benchmarks/results/*.json
 	$(BIN)/python -m pytest --long --timeout=7200 $(PYTEST_ARGS)
