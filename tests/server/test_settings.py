@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from kvarn.errors import ConfigError
+from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.process.setting_sources import explain, load_config, variable
 from kvarn.server.process.settings import ServerConfig, make_config
+from tests.chat_model import write_chat_model
+from tests.server.process import ServerProcess
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -50,6 +53,36 @@ def test_explain_names_the_source_of_every_value(tmp_path: Path) -> None:
     assert told["ping_s"].source == told["engine.threads"].source == f"file {path}"
     assert told["tiers.free.concurrency"].source == f"file {path}"
     assert told["host"].source == told["engine.context"].source == told["tiers.pro.concurrency"].source == "default"
+
+
+def test_relative_paths_begin_at_the_files_folder_and_elsewhere_at_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").touch()  # an alias stays one
+    (tmp_path / "folder").mkdir()
+    listed = [
+        *("smollm2", "m/a.gguf", "b=b.gguf", "folder", "hf:o/r", "c=pypi:p==1", "/x/d.gguf", "~/e.gguf", "unknown")
+    ]
+    names = ("keys", "uds", "tls_cert", "tls_key", "response_store")
+    lines = [f'{name} = "s/{name}"' for name in names]
+    path = _file(tmp_path, "\n".join([f"models = {listed}", 'pinned = ["m/a.gguf", "b"]', *lines]))
+    config = load_config(path, environment={})
+    assert [getattr(config, name) for name in names] == [tmp_path / "s" / name for name in names]
+    placed = (f"{tmp_path}/m/a.gguf", f"b={tmp_path}/b.gguf", f"{tmp_path}/folder")
+    assert config.models == ("smollm2", *placed, *listed[4:])
+    assert config.pinned == (f"{tmp_path}/m/a.gguf", "b")
+    stronger = load_config(path, {"models": ("x.gguf",), "uds": Path("u")}, {"keys": "k.toml"})
+    assert (stronger.models, stronger.uds, stronger.keys) == (("x.gguf",), Path("u"), Path("k.toml"))
+
+
+def test_a_server_finds_what_its_file_names_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    write_chat_model(tmp_path / "models" / "tiny.gguf")
+    key, entry = draw_key("alice", "free")
+    write_keys(tmp_path / "keys.toml", [entry])
+    path = _file(tmp_path, 'models = ["models/tiny.gguf"]\nkeys = "keys.toml"\n')
+    with ServerProcess("--config", path) as server, server.client() as http:
+        assert http.get("/v1/models").status_code == 401
+        listed = http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).json()
+        assert [one["id"] for one in listed["data"]] == ["tiny.gguf"]
 
 
 def test_explain_leaves_no_setting_out() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from kvarn.checks import why_unreadable
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server.access.keyfile import AnyEntry, KeyEntry, SkippedEntry, read_keys, valid_keys
 from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier, unknown_tier
@@ -113,8 +114,8 @@ class KeyRing:
         try:
             signature = _signature(path)
         except (OSError, ValueError) as error:  # ValueError: a path with NUL
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
+            why = why_unreadable(path, error)
+            raise ConfigError(f"the API keys {path} cannot be read: {why}; make them with `kvarn keys new`") from error
         entries = read_keys(path)
         for entry in entries:
             if (reason := self._why_refused(entry)) is not None:

@@ -47,7 +47,7 @@ _REAL: dict[str, tuple[float, float]] = {
     "heartbeat_timeout_s": (2.0, 3600.0),
 }
 _CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
-_PATHS = {
+PATHS = {
     "keys": "the path of a TOML file, see `kvarn keys --help`",
     "uds": "the path of a Unix socket",
     "tls_cert": "the path of a PEM file",
@@ -154,7 +154,7 @@ class ServerConfig:
             )
 
     def _check_reach(self) -> None:
-        for name, wanted in _PATHS.items():
+        for name, wanted in PATHS.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Path) or "\0" in str(value)):
                 raise ConfigError(f"{name} is {value!r:.60}; give {wanted}")
@@ -188,7 +188,7 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
     for name in _TEXTS:
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    for name in _PATHS:
+    for name in PATHS:
         if isinstance(given.get(name), str):
             given[name] = _path(name, given[name])
     return ServerConfig(**given)
