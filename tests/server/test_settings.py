@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -132,7 +133,9 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_settings() -> None
         ({"models": ["a", "a"]}, "'a' twice"),
         ({"cors_origins": ["*"]}, "scheme and host"),
         ({"memory_bytes": 5}, "memory_bytes is 5"),
-        ({"colour": 1}, "no setting 'colour'"),
+        ({"colour": 1}, "no setting 'colour'; `kvarn config explain`"),
+        ({"modles": ["a"]}, "no setting 'modles'; is models meant? "),
+        ({"engine": {"thread": 4}}, "no setting 'engine.thread'; is threads meant? "),
         ({"engine": {"speed": 1}}, "no setting 'engine.speed'"),
         ({"engine": {"threads": 0}}, "threads is 0"),
         ({"engine": {"queue_limit": 5}}, "set that one"),
@@ -207,6 +210,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("colour", "1", "no setting for KVARN_SERVER_COLOUR"),
+        ("prot", "1", r"no setting for KVARN_SERVER_PROT; is KVARN_SERVER_PORT meant\? "),
         ("port", "eighty", "port is 'eighty'"),
         ("insecure", "perhaps", "insecure is 'perhaps'"),
         ("engine_speed", "1", "no setting for KVARN_SERVER_ENGINE_SPEED"),
@@ -234,6 +238,28 @@ def test_serve_explains_its_flags_and_starts_nothing() -> None:
     assert rows["port"] == ["9000", "flag"]
     assert rows["engine.context"] == ["512", "flag"]
     assert rows["models"] == ['["a-model-nobody-has"]', "flag"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "nosuchhost.invalid", "--insecure"), "choose a --host that this machine has"),
+        (("--host", "192.0.2.1", "--insecure"), "choose a --host that this machine has"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_told_as_such(arguments: tuple[str, ...], words: str) -> None:
+    done = _kvarn("serve", "--model", "a-model-nobody-has", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_port_in_use_is_told_as_such() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = _kvarn("serve", "--model", "a-model-nobody-has", "--port", str(other.getsockname()[1]))
+    assert done.returncode == 2
+    assert "in use; choose another --port" in done.stderr
 
 
 def test_serve_refuses_to_be_open_to_the_world_before_it_loads_anything() -> None:

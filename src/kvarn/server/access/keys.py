@@ -61,6 +61,8 @@ class KeyRing:
         self._checked_at = time.monotonic()
         if path is not None:
             self._keys = self._read(path)
+            if not any(self._opens(entry) for entry in self._keys.entries):
+                log.warning("no key in %s is valid, all requests are refused; make one with `kvarn keys new`", path)
 
     @property
     def is_open(self) -> bool:
@@ -121,6 +123,10 @@ class KeyRing:
             if (reason := self._why_refused(entry)) is not None:
                 log.error("key %r opens nothing: %s", entry.name, reason)
         return _Keys(tuple(valid_keys(entries)), signature)
+
+    def _opens(self, entry: KeyEntry) -> bool:
+        is_valid = not entry.is_revoked and not entry.has_expired(datetime.now().astimezone())
+        return is_valid and entry.tier in self._tiers
 
     def _why_refused(self, entry: AnyEntry) -> str | None:
         """What is wrong with an entry; nothing is with one that was revoked."""

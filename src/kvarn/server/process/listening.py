@@ -63,8 +63,16 @@ def _bind_address(listener: socket.socket, config: ServerConfig) -> None:
         listener.bind((config.host, config.port))
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; {_remedy(error)}"
         ) from None
+
+
+def _remedy(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "choose a --host that this machine has, or 0.0.0.0 for all of its addresses"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "this user may not; choose another --port, above 1023, or put a reverse proxy before it"
+    return "choose another --port"
 
 
 def _bind_file(listener: Listener, path: Path) -> None:

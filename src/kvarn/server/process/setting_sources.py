@@ -17,7 +17,7 @@ from kvarn.checks import why_unreadable
 from kvarn.config import EngineConfig, server_environment
 from kvarn.errors import ConfigError
 from kvarn.hub.locate import begun_at, model_begun_at
-from kvarn.server.process.settings import PATHS, ServerConfig, make_config
+from kvarn.server.process.settings import PATHS, ServerConfig, make_config, meant
 
 MAX_FILE_BYTES = 1 << 20
 TABLES = ("engine", "tiers")
@@ -132,8 +132,8 @@ def _parsed(name: str, text: str) -> Any:
     dotted = _dotted(name)
     hints = _hints()
     if dotted not in hints:
-        known = ", ".join(variable(one) for one in hints)
-        raise ConfigError(f"there is no setting for {variable(name)[:80]}; known are {known}")
+        instead = meant(variable(name), map(variable, hints))
+        raise ConfigError(f"there is no setting for {variable(name)[:80]}; {instead}")
     accepted = get_args(hints[dotted]) or (hints[dotted],)
     if hints[dotted] == tuple[str, ...]:
         return tuple(one.strip() for one in text.split(",") if one.strip())
