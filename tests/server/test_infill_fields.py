@@ -1,6 +1,6 @@
 """/infill's fields by llama-server's names: what our samplers have is applied, hints pass, the rest is refused by name.
 
-recordings/llama_vim.json and llama_vscode.json have what these editors send, with texts of our own.
+recordings/llama_vim.json and llama_vscode.json have what these editors send, by their sources, with texts of our own.
 """
 
 from __future__ import annotations
