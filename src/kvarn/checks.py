@@ -6,8 +6,11 @@ configuration. A module whose messages differ in a detail derives its own with d
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
@@ -24,6 +27,27 @@ def short(value: object) -> str:
 def cut(value: object) -> str:
     """A value as a message shows it: its first 60 characters."""
     return f"{value!r:.60}"
+
+
+def why_unreadable(path: Path, error: OSError | ValueError) -> str:
+    """Why a file of the operator's cannot be read; where that is forbidden, with the user and the file's owner."""
+    if not isinstance(error, PermissionError):
+        return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    try:
+        found = path.stat()
+        owned = f"it belongs to {path.owner()}:{path.group()}, mode {stat.S_IMODE(found.st_mode):03o}"
+    except (OSError, KeyError):
+        owned = "its folder may not be entered"
+    return f"{error.strerror}: {owned}, and this process runs as {_user()}; let it read the file (chgrp, chmod 640)"
+
+
+def _user() -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (ImportError, KeyError):
+        return f"user {os.geteuid()}"
 
 
 def utf8(name: str, text: str) -> bytes:

@@ -147,6 +147,10 @@ class StorageError(RetrievalError):
     """The files of a collection cannot be read or written."""
 
 
+class CollectionLocked(StorageError):
+    """Another process is changing the collection."""
+
+
 class AuthError(KvarnError):
     """The caller may not do this; a "forbidden" key is a valid one, but its tier does not allow it."""
 

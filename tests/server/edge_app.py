@@ -148,6 +148,7 @@ class Site:
             auth=Authenticator(KeyRing(None), takes_local=True),
             lifecycle=always_ready,
             traffic=Traffic(),
+            root_path=self.config.root_path,
         )
 
 

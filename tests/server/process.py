@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,7 @@ class ServerProcess:
 
     args: further arguments of `kvarn serve`; config: the text of a TOML file; keys: the path of a key file; env:
     variables to add; module: what `python -m` starts instead (tests.server.faulty); is_patient: a watchdog with more
-    time than by default, unless config says how much.
+    time than by default, unless config says how much; prefix: a command that runs the one after it, as another user.
     """
 
     def __init__(
@@ -54,10 +54,11 @@ class ServerProcess:
         module: str = "kvarn.cli.main",
         waits: bool = True,
         is_patient: bool = True,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvarn-server-")
         folder = Path(self._folder.name)
-        command = [sys.executable, "-m", module, "serve", "--port", "0", *(os.fspath(arg) for arg in args)]
+        command = [*prefix, sys.executable, "-m", module, "serve", "--port", "0", *(os.fspath(arg) for arg in args)]
         if config is not None:
             (folder / "server.toml").write_text(config, encoding="utf-8")
             command += ["--config", str(folder / "server.toml")]

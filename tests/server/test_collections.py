@@ -257,6 +257,29 @@ def test_collections_survive_a_restart_and_kill(tmp_path: Path) -> None:
             process.process.kill()
 
 
+def test_of_two_servers_with_one_home_one_writes_and_the_other_takes_over_when_it_ends(tmp_path: Path) -> None:
+    models, home = ("--model", model_path(MINILM), "--drain-delay", "0"), {"KVARN_HOME": str(tmp_path)}
+    documents, search = "/v1/collections/shared/documents", "/v1/collections/shared/search"
+    with (
+        ServerProcess(*models, env=home) as first,
+        ServerProcess(*models, env=home) as second,
+        first.client() as writer,
+        second.client() as reader,
+    ):
+        answer(writer, "/v1/collections", {"name": "shared"})
+        answer(writer, documents, {"documents": [{"id": "a", "text": "a mill grinds grain"}]})
+        assert [hit["document"] for hit in answer(reader, search, {"query": "grain"})["data"]] == ["a"]
+        more = {"documents": [{"id": "b", "text": "water turns the wheel"}]}
+        for path, body in ((documents, more), (f"{documents}/delete", {"ids": ["a"]})):
+            error = refusal(reader, path, body, 503)
+            assert error["code"] == "collection_locked"
+            assert "send changes to that server" in error["message"]
+        assert reader.delete("/v1/collections/shared").json()["error"]["code"] == "collection_locked"
+        assert first.stop() == 0
+        assert answer(reader, documents, more)["added"] == 1
+        assert {hit["document"] for hit in answer(reader, search, {"query": "grain"})["data"]} == {"a", "b"}
+
+
 def test_more_collections_than_open_files_are_served_in_turn(tmp_path: Path) -> None:
     models = ("--model", model_path(SMOLLM2), "--model", model_path(MINILM))
     with ServerProcess(*models, env={"KVARN_HOME": str(tmp_path)}) as process, process.client() as client:

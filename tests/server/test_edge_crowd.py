@@ -136,6 +136,17 @@ def test_a_busy_connection_makes_room_for_nobody_and_probes_are_answered_all_the
         until(lambda: not server.ask(HEALTH).closes)
 
 
+def test_probes_under_the_prefix_of_a_proxy_are_answered_all_the_same() -> None:
+    prefixed, lookalike = HEALTH.replace(b"/health", b"/llm/health"), HEALTH.replace(b"/health", b"/llmx/health")
+    with EdgeServer(max_connections=20, root_path="/llm") as server:
+        clients = [server.client().send(b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(20)]
+        until(lambda: server.ask(HEALTH).closes)
+        check_full(server)
+        assert [server.ask(one).status for one in (HEALTH, prefixed, lookalike)] == [200, 200, 503]
+        for one in clients:
+            one.socket.close()
+
+
 def test_one_address_has_a_share_and_others_the_rest() -> None:
     busy = b"GET /wait HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with EdgeServer(max_connections=20, max_connections_per_address=8) as server:

@@ -32,7 +32,7 @@ def function(**fields: Any) -> dict[str, Any]:
         ({"tools": [function(), function(name="g", parameters=LIST)]}, "tools.1.parameters"),
         ({"tools": [function(), function()]}, "tools.1.name"),
         ({"tools": [function()], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
-        ({"tools": [function()], "text": {"format": {"type": "json_object"}}}, "tools"),
+        ({"tools": [function()], "text": FORMAT}, "text.format"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "7"}]}, "input.0.call_id"),
         ({"top_logprobs": 20, "max_output_tokens": 10**9}, "max_output_tokens"),
         ({"response_format": {"type": "text"}}, "response_format"),  # sent so, and not known here

@@ -115,7 +115,12 @@ def test_infill_answers_as_llama_server_does(coder: httpx.Client) -> None:
 def test_infill_takes_what_editors_send(coder: httpx.Client) -> None:
     editors = {
         **{"samplers": ["top_k", "top_p", "infill"], "cache_prompt": True, "n_indent": 4, "t_max_prompt_ms": 500},
-        **{"t_max_predict_ms": 1000, "response_fields": ["content", "timings/prompt_n"], "top_k": 40, "top_p": 0.9},
+        **{
+            "t_max_predict_ms": 1000,
+            "response_fields": ["tokens_evaluated", "timings/prompt_n"],
+            "top_k": 40,
+            "top_p": 0.9,
+        },
         **{"stop": ["\n"], "seed": -1, "id_slot": 0},
     }
     extra = [{"text": "x = 1\n", "filename": "a.py", "time": 7}, {"text": "y = 2\n"}]

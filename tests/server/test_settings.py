@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from kvarn.errors import ConfigError
+from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.process.setting_sources import explain, load_config, variable
 from kvarn.server.process.settings import ServerConfig, make_config
+from tests.chat_model import write_chat_model
+from tests.server.process import ServerProcess
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -50,6 +54,36 @@ def test_explain_names_the_source_of_every_value(tmp_path: Path) -> None:
     assert told["ping_s"].source == told["engine.threads"].source == f"file {path}"
     assert told["tiers.free.concurrency"].source == f"file {path}"
     assert told["host"].source == told["engine.context"].source == told["tiers.pro.concurrency"].source == "default"
+
+
+def test_relative_paths_begin_at_the_files_folder_and_elsewhere_at_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").touch()  # an alias stays one
+    (tmp_path / "folder").mkdir()
+    listed = [
+        *("smollm2", "m/a.gguf", "b=b.gguf", "folder", "hf:o/r", "c=pypi:p==1", "/x/d.gguf", "~/e.gguf", "unknown")
+    ]
+    names = ("keys", "uds", "tls_cert", "tls_key", "response_store")
+    lines = [f'{name} = "s/{name}"' for name in names]
+    path = _file(tmp_path, "\n".join([f"models = {listed}", 'pinned = ["m/a.gguf", "b"]', *lines]))
+    config = load_config(path, environment={})
+    assert [getattr(config, name) for name in names] == [tmp_path / "s" / name for name in names]
+    placed = (f"{tmp_path}/m/a.gguf", f"b={tmp_path}/b.gguf", f"{tmp_path}/folder")
+    assert config.models == ("smollm2", *placed, *listed[4:])
+    assert config.pinned == (f"{tmp_path}/m/a.gguf", "b")
+    stronger = load_config(path, {"models": ("x.gguf",), "uds": Path("u")}, {"keys": "k.toml"})
+    assert (stronger.models, stronger.uds, stronger.keys) == (("x.gguf",), Path("u"), Path("k.toml"))
+
+
+def test_a_server_finds_what_its_file_names_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    write_chat_model(tmp_path / "models" / "tiny.gguf")
+    key, entry = draw_key("alice", "free")
+    write_keys(tmp_path / "keys.toml", [entry])
+    path = _file(tmp_path, 'models = ["models/tiny.gguf"]\nkeys = "keys.toml"\n')
+    with ServerProcess("--config", path) as server, server.client() as http:
+        assert http.get("/v1/models").status_code == 401
+        listed = http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).json()
+        assert [one["id"] for one in listed["data"]] == ["tiny.gguf"]
 
 
 def test_explain_leaves_no_setting_out() -> None:
@@ -99,7 +133,9 @@ def test_variables_that_kubernetes_adds_for_a_service_are_not_settings() -> None
         ({"models": ["a", "a"]}, "'a' twice"),
         ({"cors_origins": ["*"]}, "scheme and host"),
         ({"memory_bytes": 5}, "memory_bytes is 5"),
-        ({"colour": 1}, "no setting 'colour'"),
+        ({"colour": 1}, "no setting 'colour'; `kvarn config explain`"),
+        ({"modles": ["a"]}, "no setting 'modles'; is models meant? "),
+        ({"engine": {"thread": 4}}, "no setting 'engine.thread'; is threads meant? "),
         ({"engine": {"speed": 1}}, "no setting 'engine.speed'"),
         ({"engine": {"threads": 0}}, "threads is 0"),
         ({"engine": {"queue_limit": 5}}, "set that one"),
@@ -174,6 +210,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("colour", "1", "no setting for KVARN_SERVER_COLOUR"),
+        ("prot", "1", r"no setting for KVARN_SERVER_PROT; is KVARN_SERVER_PORT meant\? "),
         ("port", "eighty", "port is 'eighty'"),
         ("insecure", "perhaps", "insecure is 'perhaps'"),
         ("engine_speed", "1", "no setting for KVARN_SERVER_ENGINE_SPEED"),
@@ -201,6 +238,28 @@ def test_serve_explains_its_flags_and_starts_nothing() -> None:
     assert rows["port"] == ["9000", "flag"]
     assert rows["engine.context"] == ["512", "flag"]
     assert rows["models"] == ['["a-model-nobody-has"]', "flag"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "nosuchhost.invalid", "--insecure"), "choose a --host that this machine has"),
+        (("--host", "192.0.2.1", "--insecure"), "choose a --host that this machine has"),
+    ],
+)
+def test_an_address_that_is_not_ours_is_told_as_such(arguments: tuple[str, ...], words: str) -> None:
+    done = _kvarn("serve", "--model", "a-model-nobody-has", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_a_port_in_use_is_told_as_such() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        done = _kvarn("serve", "--model", "a-model-nobody-has", "--port", str(other.getsockname()[1]))
+    assert done.returncode == 2
+    assert "in use; choose another --port" in done.stderr
 
 
 def test_serve_refuses_to_be_open_to_the_world_before_it_loads_anything() -> None:

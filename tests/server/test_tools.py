@@ -107,6 +107,55 @@ def test_a_free_model_answers_in_text_or_calls_a_known_function(client: httpx.Cl
     assert choice != "none" or not found["tool_calls"]
 
 
+REPORT = {
+    "type": "object",
+    "properties": {"summary": {"enum": ["sunny", "rainy"]}},
+    "required": ["summary"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(("bias", "is_call"), [(100, True), (-100, False)])
+def test_with_a_format_a_free_model_calls_or_writes_in_that_format(
+    client: httpx.Client, bias: int, is_call: bool
+) -> None:
+    """What the model would choose is its own affair: the bias on the first letters of both makes the choice here."""
+    ids = answer(client, "/tokenize", {"prompt": "name", "add_special_tokens": False})["tokens"]
+    format = {"type": "json_schema", "json_schema": {"name": "report", "schema": REPORT, "strict": True}}
+    body = asked(response_format=format, logit_bias={str(ids[0]): bias}, parallel_tool_calls=False)
+    (choice,) = answer(client, CHAT, body)["choices"]
+    found = whole(choice)
+    assert bool(found["tool_calls"]) == is_call
+    if is_call:
+        assert choice["finish_reason"] == "tool_calls"
+        assert found["content"] == ""
+        for call in found["tool_calls"]:
+            assert call["name"] == "now" or check_weather(call["arguments"]) is None
+    else:
+        assert json.loads(found["content"])["summary"] in ("sunny", "rainy")
+    assert told(chunks(client, CHAT, body)) == found
+
+
+def test_with_any_json_object_wanted_a_free_model_writes_one_or_calls(client: httpx.Client) -> None:
+    (choice,) = answer(client, CHAT, asked(response_format={"type": "json_object"}, max_tokens=12))["choices"]
+    found = whole(choice)
+    assert found["tool_calls"] or found["content"].startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("format", "tools", "param"),
+    [
+        ({"type": "array", "uniqueItems": True}, TOOLS, "response_format"),
+        (REPORT, [tool(parameters={"type": "object", "patternProperties": {"(?=x)y": {}}}, strict=True)], "tools"),
+    ],
+)
+def test_what_cannot_be_followed_beside_tools_names_its_field(
+    client: httpx.Client, format: Any, tools: Any, param: str
+) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "report", "schema": format}}
+    assert refusal(client, CHAT, asked(response_format=wanted, tools=tools))["param"] == param
+
+
 def test_none_is_as_if_no_tools_had_been_given(client: httpx.Client) -> None:
     with_tools = answer(client, CHAT, asked(tool_choice="none", max_tokens=8))
     without = answer(client, CHAT, chat_body(QUESTION, max_tokens=8))
@@ -216,7 +265,7 @@ def test_the_prompt_about_tools_is_the_one_that_is_counted(client: httpx.Client)
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": None, "tool_choice": named("weather")}, "tool_choice"),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "tools"),
+        ({"guided_regex": "a+"}, "tools"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

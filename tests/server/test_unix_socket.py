@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import pytest
 
 from kvarn.server.access.keyfile import draw_key, write_keys
 from tests.chat_model import write_chat_model
-from tests.server.process import ServerProcess
+from tests.server.edge_client import until
+from tests.server.process import SMOLLM2, ServerProcess, model_path
 
 MODEL = "tiny.gguf"
 
@@ -85,6 +87,30 @@ def test_a_stale_socket_is_replaced_and_the_own_one_removed(tmp_path: Path, mode
             assert http.get("/health").status_code == 200
         assert server.stop() == 0
         assert not path.exists()
+
+
+@pytest.mark.parametrize("phase", ["bound", "loading", "second signal"])
+def test_the_socket_is_removed_whenever_a_signal_comes(tmp_path: Path, model: Path, phase: str) -> None:
+    path = tmp_path / "s"
+    chosen = model if phase == "second signal" else model_path(SMOLLM2)  # which takes longer to load than to be told
+    with ServerProcess("--model", chosen, "--uds", path, waits=phase == "second signal") as server:
+        until(path.exists)
+        if phase == "loading":
+            until(lambda: _status(path) == 503)
+        if phase == "second signal":
+            server.process.send_signal(signal.SIGINT)
+        seconds = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # whichever was seen second
+        assert server.stop() in (seconds if phase == "second signal" else (0,))
+        assert not path.exists()
+        assert bool(server.output) == (phase == "second signal")
+
+
+def _status(path: Path) -> int | None:
+    try:
+        with asking(path) as http:
+            return http.get("/health/startup").status_code
+    except httpx.TransportError:
+        return None
 
 
 def test_metrics_need_a_key_because_whoever_comes_may_be_a_proxy(tmp_path: Path, model: Path) -> None:

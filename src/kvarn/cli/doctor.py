@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator
@@ -103,10 +104,19 @@ def store_lines() -> Iterator[tuple[str, str]]:
     from kvarn.models.memory_plan import show_bytes
 
     home = config.kvarn_home()
-    existing = next(path for path in (home, *home.parents) if path.exists())
-    yield "home", str(home)
+    existing = next(path for path in (home, *home.parents) if os.path.exists(path))
+    yield "home", f"{home}{_why_unusable(existing)}"
     yield "free disk", show_bytes(shutil.disk_usage(existing).free)
     yield "offline", "yes" if config.is_offline() else "no"
+
+
+def _why_unusable(folder: Path) -> str:
+    """What keeps this user from storing something; folder: the home, or where it would be made."""
+    if not folder.is_dir():
+        return f": {folder} is no folder; set KVARN_HOME to another one"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f": this user may not write to {folder}; set KVARN_HOME to another one, or change its rights"
+    return ""
 
 
 def _native() -> ModuleType | Any | None:

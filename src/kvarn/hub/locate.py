@@ -13,7 +13,17 @@ from kvarn.hub import store
 from kvarn.hub.aliases import ALIASES, alias_of
 from kvarn.hub.bundled import BUNDLED
 from kvarn.hub.fetch_plan import FetchPlan, Outline
-from kvarn.hub.names import FORMS, LocalName, ModelName, PypiName, RemoteName, looks_like_path, parse_remote
+from kvarn.hub.names import (
+    FORMS,
+    LocalName,
+    ModelName,
+    PypiName,
+    RemoteName,
+    exists,
+    looks_like_path,
+    parse_remote,
+    split_id,
+)
 from kvarn.hub.progress import OnProgress, silent
 
 VERSION_MARKER = "version"
@@ -40,6 +50,20 @@ def parse(name: str) -> ModelName:
     if remote is not None:
         return remote
     return _local(name)
+
+
+def begun_at(folder: Path, path: str) -> str:
+    """A path of a file in this folder: a relative one begins there."""
+    return path if not path or path.startswith("~") else str(folder / path)
+
+
+def model_begun_at(folder: Path, given: str) -> str:
+    """The same for a name of a model, with an id before it or not, if it is a path."""
+    model_id, name = split_id(given, folder)
+    is_known = name in BUNDLED or name in ALIASES or parse_remote(name) is not None
+    is_path = not is_known and (looks_like_path(name) or exists(folder, name))
+    placed = begun_at(folder, name) if is_path else name
+    return placed if model_id is None else f"{model_id}={placed}"
 
 
 def pull(

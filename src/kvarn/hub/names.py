@@ -23,6 +23,7 @@ _REPOSITORY = re.compile(
     r"(?::(?P<selector>[^:@]+))?"
     r"(?:@(?P<revision>[^:@]+))?"
 )
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,127}")  # no colon: pypi:package==version is a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,22 @@ def parse_remote(name: str) -> RemoteName | None:
 def looks_like_path(name: str) -> bool:
     """Return whether a name is meant as a path, whether or not it exists."""
     return name.startswith(("~", ".", "/")) or "/" in name or "\\" in name or name.lower().endswith(".gguf")
+
+
+def split_id(given: str, folder: Path | None = None) -> tuple[str | None, str]:
+    """Id and name of a model that a server is given as id=name; a file may have such a name itself."""
+    model_id, _, name = given.partition("=")
+    if not name or name.startswith("=") or not _ID.fullmatch(model_id) or exists(folder or Path(), given):
+        return None, given
+    return model_id, name
+
+
+def exists(folder: Path, path: str) -> bool:
+    """Whether there is such a file or folder; whatever cannot be one is none."""
+    try:
+        return (folder / path).exists()
+    except (OSError, ValueError):  # a name too long, or with NUL
+        return False
 
 
 def _parse_pypi(name: str, rest: str) -> PypiName:

@@ -32,6 +32,10 @@ SCALING_KEYS: dict[str, frozenset[str]] = {
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
 }
+# Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
+UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
+# As which llama.cpp's converter writes them, attention_factor too. It reads them for no architecture that is run here.
+UNUSED_GGUF_KEYS = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 RENAMED = {"default": "none", "su": "longrope"}
 
 
@@ -46,12 +50,12 @@ def read_rope(
     scaling = _scaling_kind(hparams, table)
     if scaling == "none":
         factors = hparams.vector("rope_freqs.weight", dims // 2) if hparams.is_gguf else None
-        return rope(style, plain if factors is None else plain / factors)
+        return rope(style, plain if factors is None else plain / factors, gguf_magnitude(hparams))
     if scaling == "longrope":
         return rope(style, *_longrope(hparams, table, plain, context))
     factor = hparams.number("rope_factor", table=table)
     if scaling == "linear":
-        return rope(style, plain / factor)
+        return rope(style, plain / factor, gguf_magnitude(hparams))
     if scaling == "llama3":
         return rope(style, _llama3(hparams, table, plain, factor))
     return rope(style, *_yarn(hparams, table, plain, base, factor))
@@ -64,6 +68,12 @@ def frequencies(base: float, dims: int) -> Float64:
 
 def rope(style: Literal["interleaved", "half"], inverse: Float64, magnitude: float = 1.0) -> Rope:
     return Rope(style=style, inverse_frequencies=tuple(float(f) for f in inverse), magnitude=magnitude)
+
+
+def gguf_magnitude(hparams: HParams) -> float:
+    """GGUF's rope.scaling.attn_factor, by which llama.cpp multiplies whatever the kind of scaling; 1 without it."""
+    magnitude: float = hparams.number("rope_magnitude", default=1.0) if hparams.is_gguf else 1.0
+    return magnitude
 
 
 def usual_context(hparams: HParams, context: int) -> int:
@@ -143,11 +153,17 @@ def _gguf_scaling(hparams: HParams) -> Any:
     name = hparams.raw("rope.scaling.type")
     factor = hparams.number("rope_factor", default=None)
     hparams.raw("rope.scaling.original_context_length")  # has no effect unless the kind of scaling uses it
+    for key in UNUSED_GGUF_KEYS:
+        if (given := hparams.raw(key)) not in (None, 1.0):
+            hparams.notes[f"{key} = {short(given)} has no effect, as in llama.cpp"] = None
     return "linear" if name is None and factor is not None else name  # the meaning of a factor without a type
 
 
 def _refuse_unknown(hparams: HParams, kind: str, table: Mapping[str, Any]) -> None:
-    unknown = sorted(table.keys() - COMMON_KEYS - SCALING_KEYS[kind])
+    unused = UNUSED_KEYS.get(kind, frozenset()) & table.keys()
+    unknown = sorted(table.keys() - COMMON_KEYS - SCALING_KEYS[kind] - unused)
+    for key in sorted(unused):
+        hparams.notes[f"rope scaling {kind!r}: {key} = {short(table[key])} has no effect, as in transformers"] = None
     if unknown:
         listed = ", ".join(f"{key} = {short(table[key])}" for key in unknown[:4])
         raise hparams.unsupported(f"rope scaling {kind!r} is changed by {listed}", *unknown)
@@ -175,11 +191,10 @@ def _yarn(
 ) -> tuple[Float64, float]:
     divide = _yarn_ramp(hparams, table, 2 * len(plain), base)
     inverse = plain * (1.0 - divide) + plain / factor * divide
-    given = hparams.number("rope_magnitude", default=None, table=table)
-    if given is None:
-        return inverse, _yarn_magnitude(hparams, table, factor)
-    # GGUF's is a factor on top, config.json's replaces the usual one.
-    return inverse, given * _yarn_magnitude(hparams, table, factor) if hparams.is_gguf else given
+    usual = _yarn_magnitude(hparams, table, factor)
+    if hparams.is_gguf:
+        return inverse, usual * gguf_magnitude(hparams)
+    return inverse, hparams.number("rope_magnitude", default=usual, table=table)  # attention_factor replaces it
 
 
 def _yarn_ramp(hparams: HParams, table: Mapping[str, Any] | None, dims: int, base: float) -> Float64:
@@ -232,6 +247,8 @@ def _longrope(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64,
         raise hparams.format_error(f"{name} is missing; the file may be incomplete")
     extended = hparams.number("rope_factor", default=context / original, table=table)
     usual = math.sqrt(1 + math.log(extended) / math.log(original)) if extended > 1.0 and original > 1 else 1.0
+    if hparams.is_gguf:
+        return plain / factors, gguf_magnitude(hparams)
     return plain / factors, hparams.number("rope_magnitude", default=usual, table=table)
 
 

@@ -76,6 +76,11 @@ class Collection:
         return view
 
     @property
+    def is_writable(self) -> bool:
+        """Whether it may be changed; not if it was opened for searching only."""
+        return self._index.is_writable
+
+    @property
     def version(self) -> int:
         """Grows with every change."""
         return self._index.version

@@ -47,6 +47,10 @@ class Retriever(Protocol):
     def store(self) -> ChunkStore: ...
 
     @property
+    def is_writable(self) -> bool:
+        """Whether it was opened to be changed."""
+
+    @property
     def version(self) -> int:
         """Grows with every change: results of one version stay valid as long as it does."""
 

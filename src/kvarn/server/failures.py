@@ -26,6 +26,9 @@ from kvarn.server.process.lifecycle import NotReady, ShuttingDown
 log = logging.getLogger("kvarn.server")
 OUR_FAULT = "the server failed on this request; it was logged under the request's id"
 STORAGE_FAULT = "the collection cannot be read or changed now; the server's log says why"
+COLLECTION_LOCKED = (
+    "another process is changing this collection; send changes to that server, or wait until it has ended"
+)
 MAX_MESSAGE = 1000
 # Errors about the names in a body as it was sent: the client knows them, whether or not we do.
 AS_SENT = frozenset({"unknown_field", "unsupported_parameter", "missing_field"})
@@ -119,6 +122,7 @@ RULES: Mapping[type[BaseException], StatusRule] = {
     errors.CollectionNotFound: StatusRule(404, "invalid_request_error", "collection_not_found"),
     errors.StorageQuotaExceeded: StatusRule(403, "permission_error", "storage_quota_exceeded"),
     errors.StorageError: StatusRule(503, "api_error", "storage_unavailable", STORAGE_FAULT),
+    errors.CollectionLocked: StatusRule(503, "api_error", "collection_locked", COLLECTION_LOCKED),
     errors.ModelNotFound: StatusRule(404, "invalid_request_error", "model_not_found"),
     errors.UnsupportedModel: StatusRule(400, "invalid_request_error", "unsupported_by_model"),
     errors.ModelError: StatusRule(
@@ -177,7 +181,8 @@ def failure_response(
 
 def report(error: BaseException, request_id: str) -> None:
     """Log what is our fault."""
-    if failure_of(error).status == 500 or isinstance(error, errors.StorageError):
+    is_storage = isinstance(error, errors.StorageError) and not isinstance(error, errors.CollectionLocked)
+    if failure_of(error).status == 500 or is_storage:
         log.error("request %s failed: %s", request_id, type(error).__name__, exc_info=error)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.server.api.schema import Body, parse
 from kvarn.server.http.disconnect import Deadline, while_awaited
-from kvarn.server.http.json_body import json_response, parse_body, read_body, write_json
+from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
 from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ class RequestContext:
         entering = self.held.enter_async_context(models.use(name))
         return await (entering if models.is_loaded(name) else while_awaited(self, entering))
 
-    def reply(self, payload: Mapping[str, Any]) -> Response:
+    def reply(self, payload: Payload) -> Response:
         """A JSON response with the headers of the request's limits."""
         return json_response(write_json(payload), self.headers)
 
-    async def reply_from_thread(self, write: Callable[[], Mapping[str, Any]]) -> Response:
+    async def reply_from_thread(self, write: Callable[[], Payload]) -> Response:
         """The same for a payload that takes long to write, such as one with thousands of logprobs."""
         content = await while_awaited(self, asyncio.to_thread(lambda: write_json(write(), in_pieces=True)))
         return json_response(content, self.headers)

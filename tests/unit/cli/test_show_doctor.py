@@ -40,6 +40,15 @@ def test_doctor_says_what_it_sees(kvarn: Kvarn, tmp_path: Path) -> None:
         assert part in text
 
 
+def test_doctor_says_why_nothing_can_be_stored(kvarn: Kvarn, environment: dict[str, str], tmp_path: Path) -> None:
+    assert "set KVARN_HOME" not in kvarn("doctor").stdout.decode()
+    (tmp_path / "file").touch()
+    environment["KVARN_HOME"] = str(tmp_path / "file" / "home")
+    done = kvarn("doctor")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 'file'} is no folder; set KVARN_HOME to another one" in done.stdout.decode()
+
+
 def test_doctor_chooses_one_thread_under_a_v2_quota_of_one_core_and_says_why(kvarn: Kvarn, tmp_path: Path) -> None:
     root = cpus(tmp_path, "0-1", {0: "0", 1: "1"})
     v2(root, "/app", {"app/cpu.max": "100000 100000", "app/memory.max": str(GIB), "app/memory.current": "0"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,49 @@ def test_rope_entries_that_a_scaling_does_not_have_are_refused_by_name(extra: An
     scaling = {"rope_type": "yarn", "factor": 2.0, **extra}
     with pytest.raises(UnsupportedModel, match=f"rope scaling 'yarn' is changed by {next(iter(extra))} ="):
         describe(edited_config(llama, rope_scaling=scaling))
+
+
+YARN_GGUF = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 32}
+USUAL = 0.1 * math.log(4.0) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("facts", "magnitude", "num_notes"),
+    [
+        ({}, 1.0, 0),
+        ({"scaling.attn_factor": 0.8}, 0.8, 0),
+        ({"scaling.type": "linear", "scaling.factor": 4.0, "scaling.attn_factor": 0.8}, 0.8, 0),
+        (YARN_GGUF, USUAL, 0),
+        (YARN_GGUF | {"scaling.attn_factor": 0.8}, 0.8 * USUAL, 0),
+        (YARN_GGUF | {"scaling.yarn_attn_factor": 0.8}, USUAL, 1),
+        (YARN_GGUF | {"scaling.yarn_attn_factor": 1.0, "scaling.yarn_ext_factor": 1.0}, USUAL, 0),
+    ],
+)
+def test_gguf_attn_factor_multiplies_and_yarn_attn_factor_does_nothing_as_in_llama_cpp(
+    facts: dict[str, Any], magnitude: float, num_notes: int, tmp_path: Path
+) -> None:
+    source = open_weights(tiny_model("llama", tmp_path, "gguf"))
+    described = describe(Edited(source, {f"llama.rope.{key}": value for key, value in facts.items()}))
+    assert described.spec.blocks[0].attention.rope.magnitude == pytest.approx(magnitude, rel=1e-12)
+    assert len(described.notes) == num_notes
+
+
+def test_gguf_attn_factor_holds_for_every_layer_and_is_the_whole_magnitude_of_longrope(tmp_path: Path) -> None:
+    gemma = open_weights(tiny_model("gemma3", tmp_path, "gguf"))
+    scaled = describe(Edited(gemma, {"gemma3.rope.scaling.attn_factor": 0.8})).spec
+    assert {block.attention.rope.magnitude for block in scaled.blocks} == {0.8}
+    phi = open_weights(tiny_model("phi3-longrope", tmp_path, "gguf"))
+    key = "phi3.rope.scaling.attn_factor"
+    magnitudes = [describe(Edited(phi, {key: given})).spec.blocks[0].attention.rope.magnitude for given in (1.25, None)]
+    assert magnitudes == [1.25, 1.0]
+
+
+def test_yarn_entries_that_transformers_ignores_are_noted(llama: WeightSource) -> None:
+    scaling = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}
+    plain = describe(edited_config(llama, rope_scaling=scaling))
+    noted = describe(edited_config(llama, rope_scaling=scaling | {"attn_factor": 0.5}))
+    assert noted.spec == plain.spec
+    assert [note for note in noted.notes if "attn_factor = 0.5 has no effect" in note]
 
 
 def test_a_copy_of_the_embedding_is_no_head_of_its_own(tmp_path: Path) -> None:

@@ -139,6 +139,23 @@ def test_a_mistyped_tier_is_refused_and_one_of_the_configuration_is_taken(file: 
     _kvarn("new", "alice", "--tier", "gold", "--config", str(config), "--keys", str(file))
 
 
+def test_the_configuration_says_where_the_keys_are(tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text('keys = "secret/keys.toml"\n')
+    words = ("--config", str(config))
+    assert "secret/keys.toml; name the file" in _kvarn("ls", *words, code=2).stderr
+    key = _kvarn("new", "alice", *words).stdout.strip()
+    file = tmp_path / "secret" / "keys.toml"
+    assert KeyRing(file).authenticate(bearer(key)).key_id == "alice"
+    assert "alice" in _kvarn("ls", *words).stdout
+    _kvarn("revoke", "alice", *words)
+    assert refusal(KeyRing(file), bearer(key)).reason == "invalid"
+    _kvarn("rm", "alice", *words)
+    assert read_keys(file) == []
+    config.write_text("keys = 5\n")
+    assert "keys is 5" in _kvarn("ls", *words, code=2).stderr
+
+
 def test_the_command_line_removes_keys_also_those_that_cannot_be_read(file: Path) -> None:
     key = add(file, "good")
     add(file, "typo", tier="profesional")

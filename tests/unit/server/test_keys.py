@@ -241,3 +241,13 @@ def test_the_time_of_a_refusal_tells_nothing_about_the_keys(file: Path, size: Si
     first, second = (statistics.median(seconds[which]) for which in (0, 1))
     # The median shrugs off a busy machine; a comparison that stopped early would save several of its ~10 us.
     assert abs(first - second) / max(first, second) < (0.02 if is_long else 0.25)
+
+
+def test_a_file_that_opens_nothing_is_told_at_the_start(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_keys(file, [])
+    KeyRing(file)
+    assert f"no key in {file} is valid, all requests are refused" in caplog.text
+    caplog.clear()
+    add(file, "alice")
+    KeyRing(file)
+    assert "no key in" not in caplog.text

@@ -83,6 +83,29 @@ async def test_alternating_between_models_that_fit_loads_each_of_them_once(files
 
 
 @in_a_loop
+async def test_one_file_with_several_ids_is_loaded_once(files: list[str], needed_bytes: int, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.symlink_to(files[0])
+    names = [f"first={files[0]}", files[0], str(link), f"other={files[1]}"]
+    async with started(names, memory_bytes=needed_bytes * 2 + MIB, pinned=("link.gguf",)) as pool:
+        models = [await use(pool, name) for name in ("first", "a.gguf", "link.gguf", "other")]
+        assert [model.id for model in models] == [model.entry.id for model in models] == list(pool.ids)
+        assert models[0].llm is models[1].llm is models[2].llm is not models[3].llm
+        assert loaded(pool) == {"first", "other"}
+        assert [entry.id for entry in pool.entries()] == list(pool.ids)
+        assert [entry.is_pinned for entry in pool.entries()] == [True, True, True, False]
+        assert all(entry.is_loaded for entry in pool.entries())
+        assert pool.is_loaded("link.gguf")
+
+
+@in_a_loop
+async def test_the_ids_of_one_file_do_not_share_its_memory(files: list[str]) -> None:
+    async with started([files[0]]) as alone, started([files[0], f"again={files[0]}"]) as twice:
+        assert {entry.context for entry in twice.entries()} == {entry.context for entry in alone.entries()}
+        assert {entry.needed_bytes for entry in twice.entries()} == {one.needed_bytes for one in alone.entries()}
+
+
+@in_a_loop
 async def test_the_least_recently_used_model_makes_room(files: list[str], needed_bytes: int) -> None:
     async with started(files, 2 * needed_bytes + MIB) as pool:
         for name in "aba":

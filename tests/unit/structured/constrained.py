@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 
 from kvarn.sampling.token_masks import allowed_tokens, is_allowed
-from kvarn.structured.compiler import CompiledConstraint, ConstraintCompiler
-from kvarn.structured.constraints import Constraint
+from kvarn.structured.compiler import ConstraintCompiler
+from kvarn.structured.constraints import Compiled, Constraint
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from kvarn.tokenizer.tokenizer import Tokenizer
 from tests.unit.tokenizer.vocabularies import byte_level, sentence_piece, word_piece
@@ -24,14 +24,14 @@ def compiler(kind: str = "byte") -> ConstraintCompiler:
     return ConstraintCompiler(tokenizer(kind), tokenizer(kind).vocab_size)
 
 
-def accepts(compiled: CompiledConstraint, words: Tokenizer, text: str) -> bool:
+def accepts(compiled: Compiled, words: Tokenizer, text: str) -> bool:
     """Whether the text may be written and end there: in tokens as long as allowed, or as short; both must agree."""
     verdicts = {_writes(compiled, words, text, by_length) for by_length in (max, min)}
     assert len(verdicts) == 1, f"it depends on the spelling of {text!r}"
     return verdicts.pop()
 
 
-def _writes(compiled: CompiledConstraint, words: Tokenizer, text: str, by_length: Callable[..., bytes]) -> bool:
+def _writes(compiled: Compiled, words: Tokenizer, text: str, by_length: Callable[..., bytes]) -> bool:
     ids_of, data, ids = _ids_by_bytes(words), text.encode(), []
     matcher = compiled.matcher()
     while data:

@@ -21,25 +21,36 @@ if TYPE_CHECKING:
 MAX_DAYS = 36_500
 COLUMNS = ("name", "prefix", "tier", "group", "state", "expires")
 
-File = Annotated[Path, typer.Option("--keys", help="The file that `kvarn serve --keys` reads.")]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--keys",
+        readable=False,
+        help="The file that `kvarn serve --keys` reads. [default: the one of --config, else keys.toml]",
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", readable=False, help="The server's TOML file, for its keys and [tiers].")
+]
 DEFAULT_FILE = Path("keys.toml")
 
 
 def new_key(
     name: Annotated[str, typer.Argument(help="Unique; appears in logs.")],
     *,
-    file: File = DEFAULT_FILE,
+    keys: File = None,
     tier: Annotated[str, typer.Option("--tier", help="free, pro, enterprise, or one of --config.")] = "free",
     group: Annotated[
         str | None, typer.Option("--group", help="Keys of one group share a prefix cache. [default: the name]")
     ] = None,
     days: Annotated[float | None, typer.Option("--days", help="Valid for so long. [default: for ever]")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="The server's TOML file, for its [tiers].")] = None,
+    config: Config = None,
 ) -> None:
     """Make a key and print it, once; a running server takes it at once."""
     from kvarn.server.access.keyfile import draw_key, editing
 
     _require_tier(tier, config)
+    file = _key_file(keys, config)
     key, entry = draw_key(name, tier, group, _expiry(days))
     with editing(file) as entries:
         if any(other.name == name for other in entries):
@@ -50,13 +61,14 @@ def new_key(
 
 
 def list_keys(
-    file: File = DEFAULT_FILE,
+    keys: File = None,
+    config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
     """List the keys by name, tier and first characters."""
     from kvarn.server.access.keyfile import SkippedEntry, read_keys
 
-    entries = read_keys(file)
+    entries = read_keys(_existing(keys, config))
     rows = [_row(entry, datetime.now(UTC)) for entry in entries]
     for entry in entries:
         if isinstance(entry, SkippedEntry):
@@ -72,11 +84,13 @@ def list_keys(
         typer.echo(line)
 
 
-def revoke_key(name: Annotated[str, typer.Argument(help="Of the key.")], file: File = DEFAULT_FILE) -> None:
+def revoke_key(
+    name: Annotated[str, typer.Argument(help="Of the key.")], keys: File = None, config: Config = None
+) -> None:
     """Make a key invalid; a running server refuses it within a second."""
     from kvarn.server.access.keyfile import SkippedEntry
 
-    with _editing_named(file, name) as (entries, index):
+    with _editing_named(_existing(keys, config), name) as (entries, index):
         entry = entries[index]
         if isinstance(entry, SkippedEntry):
             raise ConfigError(f"{name} opens nothing already: {entry.reason}; `kvarn keys rm` removes it")
@@ -85,10 +99,12 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Of the key.")], file: F
 
 
 def remove_key(
-    name: Annotated[str, typer.Argument(help="Of the key, as `kvarn keys ls` shows it.")], file: File = DEFAULT_FILE
+    name: Annotated[str, typer.Argument(help="Of the key, as `kvarn keys ls` shows it.")],
+    keys: File = None,
+    config: Config = None,
 ) -> None:
     """Remove a key from the file, also an entry that cannot be read; a running server refuses it within a second."""
-    with _editing_named(file, name) as (entries, _):
+    with _editing_named(_existing(keys, config), name) as (entries, _):
         entries[:] = [entry for entry in entries if entry.name != name]
     typer.echo(f"removed {name}")
 
@@ -98,13 +114,30 @@ def _editing_named(file: Path, name: str) -> Iterator[tuple[list[AnyEntry], int]
     """The entries of a file, to be changed in place, and the index of the first with a name."""
     from kvarn.server.access.keyfile import editing
 
-    if not file.exists():
-        raise ConfigError(f"there is no {file}; name the file with --keys")
     with editing(file) as entries:
         found = [index for index, entry in enumerate(entries) if entry.name == name]
         if not found:
             raise ConfigError(f"there is no key {name!r:.80}; `kvarn keys ls` lists them")
         yield entries, found[0]
+
+
+def _key_file(keys: Path | None, config: Path | None) -> Path:
+    """The file that is named, else the one that the configuration names."""
+    from kvarn.server.process.setting_sources import file_settings
+
+    named = keys if keys is not None or config is None else file_settings(config).get("keys")
+    if named is None:
+        return DEFAULT_FILE
+    if not isinstance(named, str | Path):
+        raise ConfigError(f"keys is {named!r:.60} in {config}; give the path of a TOML file")
+    return Path(named)
+
+
+def _existing(keys: Path | None, config: Path | None) -> Path:
+    file = _key_file(keys, config)
+    if not file.exists():
+        raise ConfigError(f"there is no {file}; name the file with --keys, or the configuration that has it")
+    return file
 
 
 def _require_tier(tier: str, config: Path | None) -> None:

@@ -25,6 +25,7 @@ Models = Annotated[
 ]
 
 
+# readable=False: why a file cannot be read is told in our words, the same for flags, variables and the TOML file.
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Flags of the server; those that are not given leave the setting to sources of lower precedence."""
@@ -33,13 +34,19 @@ class ServeOptions:
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None
     keys: Annotated[
-        Path | None, typer.Option(help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]")
+        Path | None,
+        typer.Option(readable=False, help="TOML file of API keys, see `kvarn keys new`. [default: nobody needs one]"),
     ] = None
-    uds: Annotated[Path | None, typer.Option(help="Listen on this Unix socket instead of host and port.")] = None
+    uds: Annotated[
+        Path | None, typer.Option(readable=False, help="Listen on this Unix socket instead of host and port.")
+    ] = None
     tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate chain: speak TLS. SIGHUP reads it again.")
+        Path | None,
+        typer.Option(readable=False, help="PEM file of the certificate chain: speak TLS. SIGHUP reads it again."),
     ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key, without a password.")] = None
+    tls_key: Annotated[Path | None, typer.Option(readable=False, help="PEM file of its key, without a password.")] = (
+        None
+    )
     root_path: Annotated[
         str | None, typer.Option(metavar="/PREFIX", help="Under which a reverse proxy offers the server.")
     ] = None

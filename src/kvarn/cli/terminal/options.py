@@ -41,7 +41,12 @@ BackendName = Annotated[
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
 Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with any setting; `kvarn config explain` lists them.")
+    Path | None,
+    typer.Option(
+        "--config",
+        readable=False,
+        help="TOML file with any setting, see `kvarn config explain`; relative paths in it begin at its folder.",
+    ),
 ]
 ApiKey = Annotated[str | None, typer.Option("--api-key", help="Key for the server. [default: KVARN_API_KEY]")]
 

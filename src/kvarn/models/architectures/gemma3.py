@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from kvarn.models.architectures.gemma2 import query_scale
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
-from kvarn.models.rope import frequencies, read_rope, rope
+from kvarn.models.rope import frequencies, gguf_magnitude, read_rope, rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec, Rope
 from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
@@ -57,4 +57,5 @@ def _local_rope(hparams: HParams, dims: Dimensions) -> Rope:
     by_kind = hparams.raw(None, "rope_parameters")
     if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:
         return read_rope(hparams, "half", dims.head_dim, dims.context_length, kind="sliding_attention")
-    return rope("half", frequencies(hparams.number("rope_base_local", default=10000.0), dims.head_dim))
+    local = frequencies(hparams.number("rope_base_local", default=10000.0), dims.head_dim)
+    return rope("half", local, gguf_magnitude(hparams))

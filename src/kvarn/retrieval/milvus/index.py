@@ -25,6 +25,8 @@ MAX_ATTEMPTS = 3  # of a search whose rows are being replaced
 class MilvusIndex:
     """A Retriever on Milvus. uri: http://host:19530, or a path that ends in .db."""
 
+    is_writable = True  # Milvus has no lock that could say otherwise
+
     def __init__(self, uri: str, name: str, *, token: str = "") -> None:
         self.store = MilvusStore(uri, name, token=token)
         self._is_clean = False  # no incomplete change is left, by an earlier process or a failed change of ours

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from kvarn.errors import StorageError
+from kvarn.errors import CollectionLocked, StorageError
 
 FolderLock = BaseFileLock
 LOCK = "writer.lock"
@@ -23,7 +23,7 @@ def lock_for_writing(folder: Path) -> FolderLock:
         lock = FileLock(folder / LOCK, timeout=0, thread_local=False)
         lock.acquire()
     except Timeout:
-        raise StorageError(
+        raise CollectionLocked(
             f"the collection in {folder} is being changed by another process, perhaps a server; "
             "go through that one, or wait until it has ended"
         ) from None

@@ -29,6 +29,7 @@ from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
 
+from kvarn.checks import why_unreadable
 from kvarn.errors import ConfigError
 
 KEY_PREFIX = "sk-kvarn-"
@@ -85,11 +86,13 @@ def read_keys(path: Path) -> list[AnyEntry]:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the file of API keys cannot be read ({why})") from error
+        raise ConfigError(f"the API keys {path} cannot be read: {why_unreadable(path, error)}") from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"the file of API keys has more than {MAX_FILE_BYTES:,} bytes; is it the right one?")
-    return parse_keys(data)
+        raise ConfigError(f"the API keys {path} have more than {MAX_FILE_BYTES:,} bytes; is it the right file?")
+    try:
+        return parse_keys(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def parse_keys(data: bytes) -> list[AnyEntry]:

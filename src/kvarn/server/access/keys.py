@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from kvarn.checks import why_unreadable
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server.access.keyfile import AnyEntry, KeyEntry, SkippedEntry, read_keys, valid_keys
 from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier, unknown_tier
@@ -60,6 +61,8 @@ class KeyRing:
         self._checked_at = time.monotonic()
         if path is not None:
             self._keys = self._read(path)
+            if not any(self._opens(entry) for entry in self._keys.entries):
+                log.warning("no key in %s is valid, all requests are refused; make one with `kvarn keys new`", path)
 
     @property
     def is_open(self) -> bool:
@@ -113,13 +116,17 @@ class KeyRing:
         try:
             signature = _signature(path)
         except (OSError, ValueError) as error:  # ValueError: a path with NUL
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"the file of API keys cannot be read ({why}); make one with `kvarn keys new`") from error
+            why = why_unreadable(path, error)
+            raise ConfigError(f"the API keys {path} cannot be read: {why}; make them with `kvarn keys new`") from error
         entries = read_keys(path)
         for entry in entries:
             if (reason := self._why_refused(entry)) is not None:
                 log.error("key %r opens nothing: %s", entry.name, reason)
         return _Keys(tuple(valid_keys(entries)), signature)
+
+    def _opens(self, entry: KeyEntry) -> bool:
+        is_valid = not entry.is_revoked and not entry.has_expired(datetime.now().astimezone())
+        return is_valid and entry.tier in self._tiers
 
     def _why_refused(self, entry: AnyEntry) -> str | None:
         """What is wrong with an entry; nothing is with one that was revoked."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, model_validator
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from kvarn.errors import InvalidParameter
+from kvarn.errors import ConstraintError, InvalidParameter
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
@@ -60,6 +60,15 @@ def engine_parameters() -> Iterator[None]:
         raise
     except InvalidParameter as error:
         raise (error if error.field is None else InvalidField(str(error), error.field)) from None
+
+
+@contextmanager
+def field_at_fault(field: str | None) -> Iterator[None]:
+    """A constraint that cannot be used is the fault of the field that asks for it."""
+    try:
+        yield
+    except ConstraintError as error:
+        raise InvalidField(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
 
 
 def _fail_fast(schema: Any) -> None:

@@ -5,17 +5,17 @@ Runs in worker threads: it encodes text and compiles constraints. Knows token co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvarn.engine.submission import Submission
-from kvarn.errors import ConstraintError, InvalidParameter, UnsupportedModel
+from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
 from kvarn.models.spec import MaskedDiffusion
-from kvarn.server.api.schema import InvalidField, engine_parameters
+from kvarn.server.api.schema import InvalidField, engine_parameters, field_at_fault
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.structured.constraints import JsonSchema
 from kvarn.submissions import with_fim_stops
 from kvarn.tokenizer.chat.template import encode_messages
 from kvarn.tokenizer.fim import Infill
@@ -94,11 +94,21 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     messages = plan.messages(chat.messages)
     _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
     ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
-    wanted = plan.constraint(llm.tokenizer, ids, chat.params.constraint)
-    with field_at_fault("tools" if plan.tools else chat.constrained_by):
-        compiled = _compiled(llm, ids, plan, wanted)
+    wanted, compiled = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
     return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=compiled)
+
+
+def _constraint_of_chat(
+    llm: LLM, ids: Sequence[int], chat: Conversation, plan: OutputPlan
+) -> tuple[Constraint | None, Compiled | None]:
+    text = chat.params.constraint
+    if plan.tools and isinstance(text, JsonSchema):
+        with field_at_fault(chat.constrained_by):
+            return text, plan.calls_or_text(llm.tokenizer, ids, text, llm.submissions.constraints)
+    wanted = plan.constraint(llm.tokenizer, ids, text)
+    with field_at_fault("tools" if plan.tools else chat.constrained_by):
+        return wanted, _compiled(llm, ids, plan, wanted)
 
 
 def _compiled(llm: LLM, ids: Sequence[int], plan: OutputPlan, wanted: Constraint | None) -> Compiled | None:
@@ -135,21 +145,13 @@ def infill_submission(
     """Ask for the text between two others; field: the name of what stands after."""
     llm = model.llm.llm
     _check_length(llm, [infill.prefix, infill.suffix], params)
-    check_bounded(llm, [file.text for file in infill.files], "input_extra", room=TRUNCATED_ROOM)
+    others = [text for file in infill.files for text in (file.name, file.text)]
+    check_bounded(llm, others, "input_extra", room=TRUNCATED_ROOM)
     try:
         with field_at_fault(constrained_by):
             return llm.submissions.of_infill(infill, params, llm.context)
     except UnsupportedModel as error:
         raise InvalidField(str(error), field, "unsupported_by_model") from None
-
-
-@contextmanager
-def field_at_fault(field: str | None) -> Iterator[None]:
-    """A constraint that cannot be used is the fault of the field that asks for it."""
-    try:
-        yield
-    except ConstraintError as error:
-        raise InvalidField(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
 
 
 def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> None:

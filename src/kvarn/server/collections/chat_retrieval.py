@@ -49,11 +49,15 @@ class RetrievalServices:
 
 
 @asynccontextmanager
-async def use_collection(request: RequestContext, collections: CollectionPool, name: str) -> AsyncIterator[Collection]:
-    """Keep one of the caller's collections open while the block runs; it embeds at the caller's priority, for as long
-    as the caller waits."""
+async def use_collection(
+    request: RequestContext, collections: CollectionPool, name: str, *, changes: bool = False
+) -> AsyncIterator[Collection]:
+    """Keep one of the caller's collections open while the block runs, to be searched or changed.
+
+    It embeds at the caller's priority, for as long as the caller waits.
+    """
     async with AsyncExitStack() as held:
-        opening = held.enter_async_context(collections.use(request.principal.tenant, name))
+        opening = held.enter_async_context(collections.use(request.principal.tenant, name, changes=changes))
         opened = (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
         ended = threading.Event()
         held.callback(ended.set)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.errors import CapacityError, ConfigError, InvalidParameter, StorageError
+from kvarn.errors import CapacityError, CollectionLocked, ConfigError, InvalidParameter, StorageError
 from kvarn.server.failures import RetrievalUnavailable
 from kvarn.server.http.limits import max_open_collections
 
@@ -69,11 +69,18 @@ class CollectionPool:
         await _uncancelled(self._drop(tenant, name))
 
     @asynccontextmanager
-    async def use(self, tenant: str, name: str) -> AsyncIterator[Collection]:
-        """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have."""
+    async def use(self, tenant: str, name: str, *, changes: bool = False) -> AsyncIterator[Collection]:
+        """Keep a collection open while the block runs; CollectionNotFound for names this tenant does not have.
+
+        changes: it will be changed, or CollectionLocked while another process may.
+        """
         key = (tenant, name)
+        if changes:
+            await _uncancelled(self._close_read_only(tenant, name))
         while (entry := self._open.get(key)) is None:  # again if it was closed before this task ran
             await _uncancelled(self._ensure_open(tenant, name, None))
+        if changes and not entry.collection.is_writable:
+            raise CollectionLocked(f"collection {name!r} is being changed by another process")
         entry.num_users += 1
         self._open.move_to_end(key)
         try:
@@ -86,6 +93,16 @@ class CollectionPool:
         async with self._changing:
             for key in list(self._open):
                 await self._close_one(key)
+
+    async def _close_read_only(self, tenant: str, name: str) -> None:
+        """Close a collection that another process had when it was opened: that one may have ended meanwhile."""
+        async with self._changing:
+            entry = self._open.get((tenant, name))
+            if entry is None or entry.collection.is_writable:
+                return
+            if entry.num_users:
+                raise CapacityError(f"collection {name!r} is being searched; try again", retry_after_s=RETRY_AFTER_S)
+            await self._close_one((tenant, name))
 
     async def _drop(self, tenant: str, name: str) -> None:
         paths = _paths()

@@ -86,7 +86,7 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
     body = await request.body(DocumentsBody)
     taken = await request.on_body(lambda: least_cost(body.documents))
     request.reserve(taken)  # before anything is made of them: that takes time too
-    async with use_collection(request, retrieval.collections, name) as collection:
+    async with use_collection(request, retrieval.collections, name, changes=True) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
         priority = request.principal.tier.priority
         reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, priority)
@@ -110,7 +110,7 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
 async def delete_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Remove documents by id."""
     body = await request.body(DeleteBody)
-    async with use_collection(request, retrieval.collections, name) as collection:
+    async with use_collection(request, retrieval.collections, name, changes=True) as collection:
         return request.reply({"deleted": await work_for(request, retrieval.workers, collection.delete, body.ids)})
 
 

@@ -14,6 +14,7 @@ import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvarn.server.http.limits import MAX_BODIES, ConnectionLimits
@@ -32,6 +33,8 @@ LOCAL = ""  # the address of a peer that has none, such as a Unix socket's: it i
 
 class Listener(socket.socket):
     """The listening socket: its backlog is at least WAITING, whatever listen() is called with."""
+
+    file: tuple[Path, int, int] | None = None  # of a Unix socket: where it is, its device and inode
 
     def listen(self, backlog: int = WAITING, /) -> None:
         super().listen(max(backlog, WAITING))

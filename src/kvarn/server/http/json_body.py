@@ -21,6 +21,7 @@ from kvarn.server.api.schema import MAX_VALUES
 from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, UnsupportedMediaType
 from kvarn.server.process.settings import ServerConfig
 
+Payload = Mapping[str, Any] | list[dict[str, Any]]
 MAX_MEMBERS = 65_536  # names in all objects together
 PIECE_BYTES = 256 << 10  # of a body, looked at in one go
 
@@ -63,7 +64,7 @@ def json_response(content: bytes, headers: Mapping[str, str]) -> Response:
     return Response(content, headers=headers, media_type="application/json")
 
 
-def write_json(payload: Mapping[str, Any], *, in_pieces: bool = False) -> bytes:
+def write_json(payload: Payload, *, in_pieces: bool = False) -> bytes:
     """JSON for any payload: half of a surrogate pair as its escape; null for a number that JSON does not have.
 
     in_pieces: for worker threads; the fast encoder would keep every other thread waiting until the last byte.

@@ -20,6 +20,7 @@ from kvarn.server.access.auth import Authenticator, has_body
 from kvarn.server.access.priority_gate import PriorityGate
 from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
+from kvarn.server.http.request_head import without_prefix
 from kvarn.server.http.request_id import id_headers, new_request_id
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.process.lifecycle import Lifecycle, is_probe
@@ -64,8 +65,7 @@ class RequestPipeline:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"no {scope['type']} is served here")  # the server answers with 403 or closes
-        if self._root_path:
-            scope["path"] = _without_prefix(scope["path"], self._root_path)
+        scope["path"] = without_prefix(scope["path"], self._root_path)
         scope.update({REQUEST_ID: new_request_id(), RECEIVED_AT: time.monotonic(), LOG_FIELDS: {}})
         headers = [*id_headers(scope["path"], scope[REQUEST_ID]), *self._browsers.cors_headers(scope)]
         response = ResponseSender(send, headers)
@@ -162,11 +162,6 @@ def _log_access(scope: Scope, status: int, first_byte_s: float | None, duration_
             **scope[LOG_FIELDS],
         )
     )
-
-
-def _without_prefix(path: str, prefix: str) -> str:
-    """The path as routes and access rules know it; the prefix is taken away once."""
-    return path[len(prefix) :] or "/" if path == prefix or path.startswith(prefix + "/") else path
 
 
 def _failure(error: Exception, scope: Scope) -> Response:

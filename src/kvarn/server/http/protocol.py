@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.config import Config
@@ -23,7 +23,7 @@ from kvarn.server.http.connection_end import ConnectionEnd
 from kvarn.server.http.connections import Connections
 from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descriptors
 from kvarn.server.http.refusals import Refusal, Refused
-from kvarn.server.http.request_head import check_headers, read_target, without_upgrade
+from kvarn.server.http.request_head import check_headers, read_target, without_prefix, without_upgrade
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.process.lifecycle import Lifecycle, is_probe
 from kvarn.server.process.settings import ServerConfig
@@ -40,11 +40,14 @@ def make_protocol(config: ServerConfig, lifecycle: Lifecycle, traffic: Traffic) 
     """
     limits = fit_descriptors(ConnectionLimits.of(config))
     connections = Connections(limits, lambda: lifecycle.closes_connections, traffic)
-    return type("ServerProtocol", (LimitedProtocol,), {"connections_of_server": connections})
+    members = {"connections_of_server": connections, "proxy_prefix": config.root_path}
+    return type("ServerProtocol", (LimitedProtocol,), members)
 
 
 class LimitedProtocol(ConnectionEnd):
     """make_protocol() makes the class that uvicorn uses."""
+
+    proxy_prefix: ClassVar[str]  # under which a reverse proxy offers the server
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class LimitedProtocol(ConnectionEnd):
         check_headers(version, self.headers)
         target = read_target(method, self.url, self.headers)
         if self._is_surplus:
-            if not is_probe(target.url.partition(b"?")[0].decode("ascii")):
+            if not is_probe(without_prefix(target.url.partition(b"?")[0].decode("ascii"), self.proxy_prefix)):
                 raise Refused(refusals.FULL)
             self.headers.append((b"connection", b"close"))  # as if the client had asked for it: it is told so
         self.url = target.url

@@ -52,6 +52,11 @@ def check_headers(version: str, headers: Headers) -> None:
         raise Refused(refusals.BAD_EXPECTATION)
 
 
+def without_prefix(path: str, prefix: str) -> str:
+    """The path as routes and access rules know it; the prefix of a reverse proxy is taken away once."""
+    return path[len(prefix) :] or "/" if prefix and (path == prefix or path.startswith(prefix + "/")) else path
+
+
 def without_upgrade(head: bytes, headers: Headers) -> bytes:
     """The head again as bytes, without the offer of another protocol, which the parser would accept."""
     kept = [(name, value) for name, value in headers if name not in (b"upgrade", b"http2-settings")]

@@ -6,7 +6,6 @@ Only the operator's configuration is read here; a name from a request is compare
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +17,13 @@ from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
 from kvarn.hub import ALIASES, BUNDLED, resolve, store
 from kvarn.hub.locate import parse
-from kvarn.hub.names import LocalName, parse_remote
+from kvarn.hub.names import LocalName, parse_remote, split_id
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.spec import Encoder, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/@-]{0,127}")  # no colon: pypi:package==version is a name
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
 
 
@@ -65,7 +63,8 @@ def model_ids(names: Iterable[str]) -> Mapping[str, str]:
     """Map the id that clients use to the operator's name of each model, which may be written as id=name."""
     ids: dict[str, str] = {}
     for given in names:
-        model_id, name = _given_id(given) or (_id_of(given), given)
+        chosen, name = split_id(given)
+        model_id = _id_of(name) if chosen is None else chosen
         if model_id in ids:
             raise ConfigError(
                 f"the models {ids[model_id]!r} and {name!r} are both called {model_id!r}; "
@@ -77,8 +76,13 @@ def model_ids(names: Iterable[str]) -> Mapping[str, str]:
     return ids
 
 
+def find_files(name: str) -> Path:
+    """Find a model's files, fetching them if need be: the same path for all names of one model. Blocks."""
+    return resolve(name, offline=is_offline()).resolve()
+
+
 def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan:
-    """Find a model's files, fetching them if need be, and plan its memory. Blocks.
+    """Plan the memory of a model that was found. Blocks.
 
     Where several models share one context=, those made for less keep their own.
     """
@@ -123,14 +127,6 @@ def with_digest(load_plan: LoadPlan) -> LoadPlan:
     with _weights_file(load_plan.path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return replace(load_plan, entry=replace(load_plan.entry, digest=digest))
-
-
-def _given_id(given: str) -> tuple[str, str] | None:
-    """Id and name of a model that is written as id=name; a file may have such a name itself."""
-    model_id, _, name = given.partition("=")
-    if not name or name.startswith("=") or not _ID.fullmatch(model_id) or Path(given).exists():
-        return None
-    return model_id, name
 
 
 def _id_of(name: str) -> str:

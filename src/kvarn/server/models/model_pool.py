@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvarn.async_llm import AsyncLLM
@@ -27,6 +28,7 @@ from kvarn.server.models.catalog import (
     CatalogEntry,
     LoadPlan,
     MemoryRoom,
+    find_files,
     model_ids,
     plan_beside,
     plan_load,
@@ -67,7 +69,8 @@ class ModelPool:
         self._pinned = frozenset(_pinned_id(self._names, name) for name in config.pinned)
         self._engine = config.engine
         self._budget_bytes = config.memory_bytes
-        self._slots: dict[str, ModelSlot] = {}
+        self._slots: dict[str, ModelSlot] = {}  # of each model, by the first id that it has
+        self._first_ids: dict[str, str] = {}  # one file may have several ids: it is loaded once
         self._ticks = count(1)
         self._changing = asyncio.Lock()  # one model is loaded or evicted at a time
         self._is_closed = False
@@ -96,11 +99,13 @@ class ModelPool:
     async def start(self, on_phase: Callable[[str, str], None] | None = None) -> None:
         """Find every model and load the pinned ones and the first; whatever cannot be served is refused here."""
         report = on_phase or _ignore
-        for model_id in sorted(self._names, key=lambda name: name not in self._pinned):
-            report("find", model_id)
+        await self._find(report)
+        pinned = {self._first_ids[model_id] for model_id in self._pinned}
+        self._pinned = frozenset(pinned)
+        for model_id in sorted(set(self._first_ids.values()), key=lambda one: (one not in pinned, self.ids.index(one))):
             self._slots[model_id] = ModelSlot(await self._plan(model_id, self.budget_bytes, self.budget_bytes))
         await self._share_memory()
-        for model_id in dict.fromkeys((*sorted(self._pinned, key=self.ids.index), self.default_id)):
+        for model_id in dict.fromkeys((*sorted(pinned, key=self.ids.index), self.default_id)):
             report("load", model_id)
             await self._load_now(self._slots[model_id])
 
@@ -110,14 +115,16 @@ class ModelPool:
         slot = self._slot(name)
         slot.num_users += 1  # before waiting, so that it is not unloaded between its load and its use
         try:
-            yield slot.model or await self._load(slot)
+            model = slot.model or await self._load(slot)
+            yield model if model.id == name else replace(model, id=name, entry=replace(model.entry, id=name))
         finally:
             slot.num_users -= 1
             slot.used_at = next(self._ticks)
 
     def is_loaded(self, name: str) -> bool:
         """Whether a use of this name need not wait."""
-        return name in self._slots and self._slots[name].model is not None
+        slot = self._slots.get(self._first_ids.get(name, ""))
+        return slot is not None and slot.model is not None
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         """All models in the order of the configuration."""
@@ -125,7 +132,7 @@ class ModelPool:
 
     def entry(self, name: str) -> CatalogEntry:
         slot = self._slot(name)
-        return replace(slot.plan.entry, is_loaded=slot.model is not None)
+        return replace(slot.plan.entry, id=name, is_loaded=slot.model is not None)
 
     async def close(self) -> None:
         """Unload everything; later uses are refused."""
@@ -140,12 +147,21 @@ class ModelPool:
             raise ModelNotFound(f"no model here is called {name[:MAX_NAME_SHOWN]!r}; this server has {offered}")
         if self._is_closed:
             raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
-        if name not in self._slots:
+        first_id = self._first_ids.get(name)
+        if first_id not in self._slots:
             raise CapacityError("the server is still looking for its models; try again", retry_after_s=RETRY_AFTER_S)
-        return self._slots[name]
+        return self._slots[first_id]
+
+    async def _find(self, report: Callable[[str, str], None]) -> None:
+        """Find the files of all models, and which ids are of the same one."""
+        first_ids: dict[Path, str] = {}
+        for model_id, name in self._names.items():
+            report("find", model_id)
+            path = await asyncio.to_thread(find_files, name)
+            self._first_ids[model_id] = first_ids.setdefault(path, model_id)
 
     async def _plan(self, model_id: str, share: int, whole: int) -> LoadPlan:
-        room = MemoryRoom(share, whole, is_shared=len(self._names) > 1)
+        room = MemoryRoom(share, whole, is_shared=len(set(self._first_ids.values())) > 1)
         plan = await asyncio.to_thread(plan_load, model_id, self._names[model_id], self._engine, room)
         return replace(plan, entry=replace(plan.entry, is_pinned=model_id in self._pinned))
 

@@ -29,12 +29,23 @@ def listening(config: ServerConfig) -> Iterator[Listener]:
         listener.setblocking(False)
         if config.uds is None:
             _bind_address(listener, config)
-            yield listener
         else:
-            with _bound_file(listener, config.uds):
-                yield listener
+            _bind_file(listener, config.uds)
+        yield listener
     finally:
+        remove_file(listener)
         listener.close()
+
+
+def remove_file(listener: Listener) -> None:
+    """Remove the file of a Unix socket, if there is one; for every way out, also those that end the process at once."""
+    if listener.file is None:
+        return
+    path, *made = listener.file
+    with suppress(OSError):  # it may be gone, or belong to the next server already
+        found = path.lstat()
+        if [found.st_dev, found.st_ino] == made:
+            path.unlink()
 
 
 def shown_address(listener: socket.socket, config: ServerConfig) -> str:
@@ -52,12 +63,19 @@ def _bind_address(listener: socket.socket, config: ServerConfig) -> None:
         listener.bind((config.host, config.port))
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; {_remedy(error)}"
         ) from None
 
 
-@contextmanager
-def _bound_file(listener: socket.socket, path: Path) -> Iterator[None]:
+def _remedy(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return "choose a --host that this machine has, or 0.0.0.0 for all of its addresses"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "this user may not; choose another --port, above 1023, or put a reverse proxy before it"
+    return "choose another --port"
+
+
+def _bind_file(listener: Listener, path: Path) -> None:
     _remove_stale(path)
     mask = os.umask(0o777 & ~SOCKET_MODE)  # from the first moment: there is no thread yet that makes other files
     try:
@@ -67,13 +85,7 @@ def _bound_file(listener: socket.socket, path: Path) -> Iterator[None]:
     finally:
         os.umask(mask)
     made = os.stat(path)
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # it may be gone, or belong to the next server already
-            found = os.lstat(path)
-            if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino):
-                path.unlink()
+    listener.file = path, made.st_dev, made.st_ino
 
 
 def _remove_stale(path: Path) -> None:

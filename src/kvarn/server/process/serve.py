@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import NoReturn
 
 from starlette.types import ASGIApp
 
@@ -39,7 +40,7 @@ from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.process.http_server import make_http_server
 from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
-from kvarn.server.process.listening import listening, shown_address
+from kvarn.server.process.listening import listening, remove_file, shown_address
 from kvarn.server.process.service_manager import ServiceManager
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.tls import Certificate
@@ -60,6 +61,8 @@ Extend = Callable[[ServerState, ASGIApp], ASGIApp]
 def serve(config: ServerConfig, extend: Extend | None = None) -> int:
     """Run the server until a signal ends it; returns the exit code. extend may wrap the application."""
     configure_logging(config.log_level)
+    for one in SIGNALS:
+        signal.signal(one, _leave)  # until the loop takes them: what was made by then is removed
     # Not asyncio.run: it would wait for threads that cannot be interrupted, such as a grammar being compiled.
     loop = asyncio.new_event_loop()
     loop.set_default_executor(ThreadPoolExecutor(NUM_THREADS, "kvarn-server"))
@@ -128,7 +131,7 @@ class ServerRun:
         loading = asyncio.create_task(self._state.models.start(self._lifecycle.begin_step))
         await asyncio.wait([loading, ended], return_when=asyncio.FIRST_COMPLETED)
         if self._ended.is_set():
-            os._exit(0)  # nothing was accepted, and a load cannot be interrupted
+            self._exit_now(0)  # nothing was accepted, and a load cannot be interrupted
         loading.result()
         self._watchdog.start()
         self._lifecycle.become_ready()
@@ -186,8 +189,12 @@ class ServerRun:
         self._num_signals += 1
         if self._num_signals > 1:
             log.warning("a second signal ends the process at once")
-            os._exit(128 + signum)
+            self._exit_now(128 + signum)
         self._ended.set()
+
+    def _exit_now(self, code: int) -> NoReturn:
+        remove_file(self._listener)
+        os._exit(code)
 
     def _reload(self) -> None:
         """SIGHUP: read the certificate again; keys are read when their file changes."""
@@ -250,6 +257,10 @@ def make_state(config: ServerConfig) -> ServerState:
         body_thread=WorkerThreads(num_threads=1, num_reserved=0),
         responses=ResponseStore(config.response_store, config.response_store_bytes),
     )
+
+
+def _leave(_signum: int, _frame: object) -> NoReturn:
+    raise SystemExit(0)
 
 
 def _unchanged(_: ServerState, app: ASGIApp) -> ASGIApp:

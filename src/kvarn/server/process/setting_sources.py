@@ -1,6 +1,7 @@
 """Where settings come from: defaults < TOML file < environment (KVARN_SERVER_*) < flags; and which one won.
 
-Knows names, texts and tables; what a value may be is decided in settings.py.
+Relative paths in a file begin at the file's folder, all others at the working directory. Knows names, texts and tables;
+what a value may be is decided in settings.py.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from kvarn.checks import why_unreadable
 from kvarn.config import EngineConfig, server_environment
 from kvarn.errors import ConfigError
-from kvarn.server.process.settings import ServerConfig, make_config
+from kvarn.hub.locate import begun_at, model_begun_at
+from kvarn.server.process.settings import PATHS, ServerConfig, make_config, meant
 
 MAX_FILE_BYTES = 1 << 20
 TABLES = ("engine", "tiers")
@@ -54,7 +57,7 @@ def _layers(
     path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> list[tuple[str, dict[str, Any]]]:
     """(source, nested values), weakest first."""
-    layers = [] if path is None else [(f"file {path}", read_file(path))]
+    layers = [] if path is None else [(f"file {path}", file_settings(path))]
     for name, text in sorted(environment.items()):
         if _SERVICE_LINK.fullmatch(name) or text.startswith("tcp://"):
             continue
@@ -69,9 +72,7 @@ def read_file(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with NUL
-        raise ConfigError(
-            f"the configuration {path} cannot be read: {getattr(error, 'strerror', '') or error}"
-        ) from None
+        raise ConfigError(f"the configuration {path} cannot be read: {why_unreadable(path, error)}") from None
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"the configuration {path} has more than {MAX_FILE_BYTES:,} bytes; is it the right file?")
     try:
@@ -85,6 +86,22 @@ def read_file(path: Path) -> dict[str, Any]:
         if not isinstance(tables.get(name, {}), dict):
             raise ConfigError(f"{name} is {tables[name]!r:.60} in {path}; write it as a table, [{name}]")
     return tables
+
+
+def file_settings(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; its relative paths, also those of models, begin at the file's folder."""
+    tables = read_file(path)
+    folder = path.absolute().parent
+    placed: dict[str, Any] = {
+        name: begun_at(folder, tables[name]) for name in PATHS if isinstance(tables.get(name), str)
+    }
+    models = tables.get("models")
+    if isinstance(models, list):
+        moved = {one: model_begun_at(folder, one) for one in models if isinstance(one, str)}
+        for name in ("models", "pinned"):  # which has them as they are written among the models, or by id
+            if isinstance(listed := tables.get(name), list):
+                placed[name] = [moved.get(one, one) if isinstance(one, str) else one for one in listed]
+    return tables | placed
 
 
 def _require_numbers(path: Path, value: object, name: str = "") -> None:
@@ -115,8 +132,8 @@ def _parsed(name: str, text: str) -> Any:
     dotted = _dotted(name)
     hints = _hints()
     if dotted not in hints:
-        known = ", ".join(variable(one) for one in hints)
-        raise ConfigError(f"there is no setting for {variable(name)[:80]}; known are {known}")
+        instead = meant(variable(name), map(variable, hints))
+        raise ConfigError(f"there is no setting for {variable(name)[:80]}; {instead}")
     accepted = get_args(hints[dotted]) or (hints[dotted],)
     if hints[dotted] == tuple[str, ...]:
         return tuple(one.strip() for one in text.split(",") if one.strip())

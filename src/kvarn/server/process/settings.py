@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ _REAL: dict[str, tuple[float, float]] = {
     "heartbeat_timeout_s": (2.0, 3600.0),
 }
 _CHOICES = {"unknown_fields": UNKNOWN_FIELDS, "metrics_compat": METRICS_COMPAT, "log_level": LOG_LEVELS}
-_PATHS = {
+PATHS = {
     "keys": "the path of a TOML file, see `kvarn keys --help`",
     "uds": "the path of a Unix socket",
     "tls_cert": "the path of a PEM file",
@@ -154,7 +155,7 @@ class ServerConfig:
             )
 
     def _check_reach(self) -> None:
-        for name, wanted in _PATHS.items():
+        for name, wanted in PATHS.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, Path) or "\0" in str(value)):
                 raise ConfigError(f"{name} is {value!r:.60}; give {wanted}")
@@ -176,7 +177,7 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
     """A ServerConfig from values by name; `engine` and `tiers` may be plain tables."""
     known = {one.name for one in fields(ServerConfig)}
     if unknown := sorted(set(values) - known):
-        raise ConfigError(f"there is no setting {unknown[0]!r:.60}; `kvarn config explain` lists them")
+        raise ConfigError(f"there is no setting {unknown[0]!r:.60}; {meant(unknown[0], known)}")
     given = dict(values)
     limit = given.get("queue_limit", DEFAULT_QUEUE_LIMIT)
     _check.integer("queue_limit", limit, *_WHOLE["queue_limit"])
@@ -188,7 +189,7 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
     for name in _TEXTS:
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    for name in _PATHS:
+    for name in PATHS:
         if isinstance(given.get(name), str):
             given[name] = _path(name, given[name])
     return ServerConfig(**given)
@@ -197,10 +198,17 @@ def make_config(values: Mapping[str, Any]) -> ServerConfig:
 def _engine(table: Mapping[str, Any], queue_limit: int) -> EngineConfig:
     known = {one.name for one in fields(EngineConfig)}
     if unknown := sorted(set(table) - known):
-        raise ConfigError(f"there is no setting 'engine.{unknown[0]:.60}'; `kvarn config explain` lists them")
+        raise ConfigError(f"there is no setting 'engine.{unknown[0]:.60}'; {meant(unknown[0], known)}")
     if "queue_limit" in table:
         raise ConfigError("engine.queue_limit follows queue_limit; set that one")
     return EngineConfig(**{"policy": "priority", **table, "queue_limit": queue_limit})
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What to write instead of a name that is none."""
+    nearest = get_close_matches(name[:60], list(known), n=1)
+    hint = f"is {nearest[0]} meant? " if nearest else ""
+    return f"{hint}`kvarn config explain` lists them"
 
 
 def _path(name: str, text: str) -> Path:

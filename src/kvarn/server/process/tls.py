@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kvarn.checks import why_unreadable
 from kvarn.errors import ConfigError
 from kvarn.server.http.connections import Listener, address_of
 from kvarn.server.http.limits import MAX_HANDSHAKES
@@ -48,7 +49,7 @@ class Certificate:
             try:
                 path.open("rb").close()
             except OSError as error:
-                raise ConfigError(f"{name} {path} cannot be read: {error.strerror or error}") from None
+                raise ConfigError(f"{name} {path} cannot be read: {why_unreadable(path, error)}") from None
         try:
             context.load_cert_chain(self._cert, self._key, password=_no_password)
         except (ssl.SSLError, OSError, ValueError) as error:

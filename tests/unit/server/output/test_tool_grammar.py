@@ -9,7 +9,13 @@ from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.tool_grammar import MAX_PARALLEL_CALLS, after_reasoning, tool_constraint
+from kvarn.server.chat.output.tool_grammar import (
+    MAX_PARALLEL_CALLS,
+    OptionalCalls,
+    after_reasoning,
+    formatted_text,
+    tool_constraint,
+)
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Grammar, JsonSchema, Regex
 from tests.unit.server.output.texts import parse_output
@@ -86,6 +92,45 @@ def test_one_call_at_most_without_parallel_calls() -> None:
 @pytest.mark.parametrize(("tools", "choice"), [([ZERO, WEATHER], "auto"), ([], "auto"), ([WEATHER], "none")])
 def test_without_need_there_is_no_grammar(tools: list[ToolSpec], choice: ToolChoice) -> None:
     assert tool_constraint(OutputFormat("json"), tools, choice) is None
+
+
+REPORT = JsonSchema({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]})
+
+
+@pytest.mark.parametrize("form", ONE_CALL)
+def test_where_the_text_has_a_format_calls_are_free_to_come_and_read_back(form: str) -> None:
+    format, call, between = ONE_CALL[form]
+    grammar = OptionalCalls([WEATHER, ZERO]).grammar(format, starts_in_reasoning=False)
+    assert _accepts(grammar, call)
+    assert _accepts(grammar, between.join([call, call]))
+    assert not _accepts(grammar, call.replace(ARGUMENTS, '{"city": 1}'))
+    single = OptionalCalls([WEATHER], is_parallel=False).grammar(format, starts_in_reasoning=False)
+    assert _accepts(single, call)
+    assert not _accepts(single, between.join([call, call]))
+    (read,) = parse_output(call, format, ["weather"], AnswerContext()).tool_calls
+    assert read.arguments_json == ARGUMENTS
+
+
+def test_a_text_in_a_format_is_one_line_after_the_reasoning() -> None:
+    grammar = formatted_text(OutputFormat("hermes", THINK), REPORT, starts_in_reasoning=True)
+    assert _accepts(grammar, 'Hm.</think>\n{"ok": false}')
+    assert not _accepts(grammar, '{"ok": false}')
+    plain = formatted_text(OutputFormat("json"), REPORT, starts_in_reasoning=False)
+    assert _accepts(plain, '{"ok": false}')
+    assert not _accepts(plain, '{\n"ok": false}')
+    assert parse_output('{"ok": false}', OutputFormat("json"), ["weather"]).content == '{"ok": false}'
+
+
+def test_only_strict_tools_insist_on_a_schema_that_cannot_be_followed() -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    free, strict = (
+        OptionalCalls([ToolSpec("odd", "", odd, is_strict=is_strict)], is_loose=True).grammar(
+            OutputFormat("json"), starts_in_reasoning=False
+        )
+        for is_strict in (False, True)
+    )
+    assert _accepts(free, '{"name": "odd", "arguments": {"a": "anything"}}')
+    assert LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(strict.text)).get_error()
 
 
 def test_reasoning_the_prompt_has_opened_is_closed_before_the_call() -> None:

@@ -14,9 +14,9 @@ from kvarn.server.api.diffusion_schema import DiffusionBody
 from kvarn.server.api.openai.chat_schema import ChatBody, JsonObjectFormat, NamedTool, SchemaFormat
 from kvarn.server.api.openai.completions_schema import CompletionBody
 from kvarn.server.api.openai.sampling_schema import SamplingBody
-from kvarn.server.api.schema import InvalidField
+from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.conversation import Conversation
-from kvarn.server.chat.generation_plan import RequestOptions, field_at_fault
+from kvarn.server.chat.generation_plan import RequestOptions
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, check_choice, check_tools
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 from kvarn.types import SamplingParams
@@ -52,12 +52,12 @@ def conversation_of(body: ChatBody, max_n: int) -> Conversation:
     constraint = _constraint(body)
     if tools and choice != "auto" and constraint_field(body) is None:
         constraint = None  # the answer is a call, so there is no text that response_format could speak of
-    if constraint is not None and tools:
+    if tools and constraint_field(body) is not None:
         raise InvalidField(
-            "tools and a constraint on the answer (response_format, guided_*) exclude each other: an answer that must "
-            'follow one cannot be a call; set tool_choice to "none" or leave one of them out',
+            "tools and guided_* exclude each other: an answer that must follow a constraint cannot be a call; set "
+            'tool_choice to "none", leave one of them out, or use response_format',
             "tools",
-            mentions=("response_format, guided_*",),
+            mentions=("guided_*", "response_format"),
         )
     params = _params(
         body,

@@ -9,19 +9,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvarn.server.api.schema import InvalidField
+from kvarn.errors import ConstraintError
+from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.lazy_grammar import StreamWatch, compile_lazily
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
-from kvarn.server.chat.output.tool_grammar import after_reasoning, is_enforced, tool_constraint
+from kvarn.server.chat.output.tool_grammar import (
+    OptionalCalls,
+    after_reasoning,
+    formatted_text,
+    is_enforced,
+    tool_constraint,
+)
 from kvarn.server.chat.output.tool_prompt import with_tools
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
 from kvarn.structured.compiler import ConstraintCompiler
-from kvarn.structured.constraints import Constraint
+from kvarn.structured.constraints import Constraint, JsonSchema
+from kvarn.structured.either_matcher import EitherConstraint
 from kvarn.structured.lazy_matcher import LazyConstraint
 
 if TYPE_CHECKING:
@@ -92,7 +100,10 @@ class OutputPlan:
     def constraint(
         self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], wanted: Constraint | None = None
     ) -> Constraint | None:
-        """On the whole answer, reasoning included: what makes the model call, or what the caller wanted."""
+        """On the whole answer, reasoning included: what makes the model call, or what the caller wanted.
+
+        Where it is free to call and its text has a format, see calls_or_text().
+        """
         assert wanted is None or not self.tools
         is_open = self.opens_reasoning(tokenizer, prompt_ids)
         if wanted is not None:
@@ -100,6 +111,24 @@ class OutputPlan:
         return tool_constraint(
             self.format, self.tools, self.choice, is_parallel=self.is_parallel, starts_in_reasoning=is_open
         )
+
+    def calls_or_text(
+        self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], text: JsonSchema, compiler: ConstraintCompiler
+    ) -> EitherConstraint:
+        """Where the model is free to call and its text has a format: calls, or that text, and nothing else.
+
+        Arguments that cannot be enforced are any, unless their tool is strict.
+        """
+        is_open = self.opens_reasoning(tokenizer, prompt_ids)
+        written = compiler.compile(formatted_text(self.format, text, starts_in_reasoning=is_open))
+        calls = OptionalCalls(self.tools, self.is_parallel)
+        with field_at_fault("tools"):
+            try:
+                called = compiler.compile(calls.grammar(self.format, starts_in_reasoning=is_open))
+            except ConstraintError:
+                loose = replace(calls, is_loose=True)
+                called = compiler.compile(loose.grammar(self.format, starts_in_reasoning=is_open))
+        return EitherConstraint((called, written))
 
     def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> OutputStream:
         """What takes one answer apart; give each answer a seed of its own for the ids of its calls."""

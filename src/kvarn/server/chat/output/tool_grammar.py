@@ -1,4 +1,4 @@
-"""The grammar that makes a model call tools: required or named calls.
+"""The grammars that make a model call tools: required or named calls; and calls or text where the text has a format.
 
 In the model's own format, so that what it writes is what it was trained to write.
 
@@ -8,8 +8,9 @@ In the model's own format, so that what it writes is what it was trained to writ
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import CALL_ARGS, CALL_CLOSE, CALL_OPEN, TOOL_CALLS, OutputFormat
@@ -20,6 +21,7 @@ MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not stop by
 
 # Models write JSON as Python's json.dumps does; free white space would let a small one write nothing else.
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+_LENIENT = {**_WRITTEN, "lenient": True, "coerce_one_of": True}
 _ANY = r"/(.|\n)*/"
 
 
@@ -50,20 +52,31 @@ def tool_constraint(
     """The grammar of the answer, or None where the model is free."""
     if not is_enforced(tools, choice):
         return None
-    assert format.tool_format is not None
-    form = _form(format)
     wanted = [tool for tool in tools if not isinstance(choice, NamedFunction) or tool.name == choice.name]
     is_single = isinstance(choice, NamedFunction) or not is_parallel
-    more = "" if is_single else f"({form.join} {form.unit}){{0,{MAX_PARALLEL_CALLS - 1}}}"
-    rules = [
-        *_start(format, starts_in_reasoning=starts_in_reasoning),
-        f"answer: {marked(format, form.marker)} calls",
-        f"calls: {form.first} {form.unit} {more} {form.last}",
-        "call: " + " | ".join(f"call_{index}" for index in range(len(wanted))),
-    ]
-    for index, tool in enumerate(wanted):
-        rules += _call(format, index, tool)
-    return Grammar("\n".join(rules) + "\n")
+    arguments = [_json(tool.arguments_schema, _WRITTEN) for tool in wanted]
+    start = _start(format, starts_in_reasoning=starts_in_reasoning)
+    return _grammar(*start, "answer: called", *_called(format, wanted, arguments, is_single=is_single))
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalCalls:
+    """Calls that a model may make; the schemas of tools that are not strict hold as far as llguidance follows them."""
+
+    tools: Sequence[ToolSpec]
+    is_parallel: bool = True
+    is_loose: bool = False  # and not at all: any object
+
+    def grammar(self, format: OutputFormat, *, starts_in_reasoning: bool) -> Grammar:
+        """At least one call."""
+        arguments = [self._arguments(tool) for tool in self.tools]
+        called = _called(format, self.tools, arguments, is_single=not self.is_parallel)
+        return _grammar(*_start(format, starts_in_reasoning=starts_in_reasoning), "answer: called", *called)
+
+    def _arguments(self, tool: ToolSpec) -> str:
+        if tool.is_strict:
+            return _json(tool.arguments_schema, _WRITTEN)
+        return _json({"type": "object"} if self.is_loose else tool.arguments_schema, _LENIENT)
 
 
 def after_reasoning(format: OutputFormat, constraint: Constraint) -> Grammar:
@@ -74,9 +87,35 @@ def after_reasoning(format: OutputFormat, constraint: Constraint) -> Grammar:
             "response_format, or turn the reasoning off in the template",
             None,
         )
-    schema = json.loads(constraint.text)
-    rules = _start(format, starts_in_reasoning=True)
-    return Grammar("\n".join([*rules, f"answer: %json {json.dumps({**schema, 'x-guidance': _WRITTEN})}"]) + "\n")
+    return formatted_text(format, constraint, starts_in_reasoning=True)
+
+
+def formatted_text(format: OutputFormat, schema: JsonSchema, *, starts_in_reasoning: bool) -> Grammar:
+    """JSON on one line, so that no part of it can be taken for a call, which begins a line."""
+    start = _start(format, starts_in_reasoning=starts_in_reasoning)
+    return _grammar(*start, f"answer: {_json(json.loads(schema.text), _WRITTEN)}")
+
+
+def _grammar(*rules: str) -> Grammar:
+    return Grammar("\n".join(rules) + "\n")
+
+
+def _json(schema: Mapping[str, Any], guidance: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+
+
+def _called(format: OutputFormat, tools: Sequence[ToolSpec], arguments: Sequence[str], *, is_single: bool) -> list[str]:
+    """The rules of calls with everything around them."""
+    assert format.tool_format is not None
+    form = _form(format)
+    more = "" if is_single else f"({form.join} {form.unit}){{0,{MAX_PARALLEL_CALLS - 1}}}"
+    return [
+        f"called: {marked(format, form.marker)} calls",
+        f"calls: {form.first} {form.unit} {more} {form.last}",
+        "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
+        *(_call(format, index, tool.name) for index, tool in enumerate(tools)),
+        *(f"arguments_{index}: {one}" for index, one in enumerate(arguments)),
+    ]
 
 
 def _form(format: OutputFormat) -> _Form:
@@ -104,14 +143,12 @@ def _start(format: OutputFormat, *, starts_in_reasoning: bool) -> list[str]:
     return [*rules, f"thought: THOUGHT {marked(format, closed)} WHITE", f"THOUGHT: {_ANY}"]
 
 
-def _call(format: OutputFormat, index: int, tool: ToolSpec) -> list[str]:
-    schema = {**tool.arguments_schema, "x-guidance": _WRITTEN}
-    arguments = f"arguments_{index}: %json {json.dumps(schema)}"
+def _call(format: OutputFormat, index: int, name: str) -> str:
     if format.names_before_arguments:
-        return [f"call_{index}: {quoted(tool.name)} {marked(format, CALL_ARGS)} arguments_{index}", arguments]
+        return f"call_{index}: {quoted(name)} {marked(format, CALL_ARGS)} arguments_{index}"
     key = "parameters" if format.tool_format == "llama3" else "arguments"
-    head = quoted(f'{{"name": "{tool.name}", "{key}": ')
-    return [f'call_{index}: {head} arguments_{index} "}}"', arguments]
+    head = quoted(f'{{"name": "{name}", "{key}": ')
+    return f'call_{index}: {head} arguments_{index} "}}"'
 
 
 def marked(format: OutputFormat, marker: str | None) -> str:
