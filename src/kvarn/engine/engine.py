@@ -144,8 +144,9 @@ class Engine:
         self._layerwise_s = 0.0
         if not self._launched:  # else the time since the last one was read counts
             self._step_started = (self._clock(), self._backend_s)
-        events = self._undelivered = self.reap()
+        self._undelivered = self.reap()
         plan = self.scheduler.plan() if self.scheduler.has_work else StepPlan()
+        events = self._undelivered = self._undelivered + self._end(self.scheduler.take_failed())
         has_older = bool(self._launched)
         is_launched = self._launched.takes(plan) and self._launch(plan)
         if has_older:
@@ -159,10 +160,12 @@ class Engine:
     def reap(self) -> list[TokenEvent]:
         """End cancelled and overdue requests and free their blocks."""
         undelivered, self._undelivered = self._undelivered, []
-        ended = self.scheduler.reap()
-        for request in ended:
+        return undelivered + self._end(self.scheduler.reap())
+
+    def _end(self, requests: Sequence[Request]) -> list[TokenEvent]:
+        for request in requests:
             self._settle_if_ended(request)
-        return undelivered + self.stream.end(ended)
+        return self.stream.end(requests)
 
     def stats(self) -> EngineStats:
         """What the engine holds and how fast it is."""

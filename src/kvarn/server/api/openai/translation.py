@@ -16,8 +16,9 @@ from kvarn.server.api.openai.completions_schema import CompletionBody
 from kvarn.server.api.openai.sampling_schema import SamplingBody
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.conversation import Conversation
-from kvarn.server.chat.generation_plan import RequestOptions, field_at_fault
+from kvarn.server.chat.generation_plan import RequestOptions
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, check_choice, check_tools
+from kvarn.server.chat.pending_constraint import field_at_fault
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema, Regex
 from kvarn.types import SamplingParams
 

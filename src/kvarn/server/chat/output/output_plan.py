@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.lazy_grammar import StreamWatch, compile_lazily
+from kvarn.server.chat.output.lazy_grammar import Compile, StreamWatch, compile_lazily
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from kvarn.server.chat.output.tool_grammar import after_reasoning, is_enforced, tool_constraint
 from kvarn.server.chat.output.tool_prompt import with_tools
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
-from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.structured.constraints import Constraint
 from kvarn.structured.lazy_matcher import LazyConstraint
 
@@ -107,7 +106,7 @@ class OutputPlan:
         return OutputStream(self.format, {tool.name: tool.parameters for tool in self.tools}, context)
 
     def lazy_constraint(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compiler: ConstraintCompiler
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compile: Compile
     ) -> LazyConstraint | None:
         """What makes the calls follow their schemas that a free model begins; None: it may not call, or must."""
         if not self.tools or is_enforced(self.tools, self.choice):
@@ -119,7 +118,7 @@ class OutputPlan:
             return tokenizer.token_bytes(token_id) if is_text else b""
 
         return LazyConstraint(
-            compile_lazily(compiler, self.format, self.tools),
+            compile_lazily(compile, self.format, self.tools),
             lambda: StreamWatch(self.reader(tokenizer, prompt_ids, "")),
             token_bytes,
             max_calls=None if self.is_parallel else 1,
