@@ -87,7 +87,17 @@ def test_a_refused_prompt_costs_what_it_took_to_see_that(newcomer: httpx.Client)
     refused = newcomer.post("/v1/completions", json={"model": SMOLLM2, "prompt": text})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     left = int(newcomer.post("/tokenize", json={"prompt": "x"}).headers["x-ratelimit-remaining-tokens"])
-    assert FRUGAL - len(text) // 16 < left <= FRUGAL - len(text) // 256
+    assert FRUGAL - len(text) // 16 < left <= FRUGAL - len(text) // 160
+
+
+def test_as_many_prompts_are_answered_as_the_queue_holds_and_one_more_is_refused_unread(client: httpx.Client) -> None:
+    body = {"model": SMOLLM2, "prompt": ["x"] * 256, "max_tokens": 1}
+    told = client.post("/v1/completions", json=body)
+    assert told.status_code == 200, told.text
+    assert len(told.json()["choices"]) == 256
+    refused = client.post("/v1/completions", json=body | {"prompt": ["x"] * 257})
+    assert refused.status_code == 400
+    assert "257 answers" in refused.json()["error"]["message"]
 
 
 class TestCounting:
@@ -101,7 +111,7 @@ class TestCounting:
         assert numbers[0] > 4 * 2048
         assert abs(numbers[1] - 2 * numbers[0]) < 100
         charged = FRUGAL - int(told.headers["x-ratelimit-remaining-tokens"])
-        assert 0.99 * 180_000 / 256 <= charged < 180_000 // 16
+        assert 0.99 * 180_000 / 160 <= charged < 180_000 // 16
 
     def test_compiles_nothing(self, server: ServerProcess, client: httpx.Client) -> None:
         schema = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 10_000_019}}}

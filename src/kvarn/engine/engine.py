@@ -146,7 +146,8 @@ class Engine:
             self._step_started = (self._clock(), self._backend_s)
         self._undelivered = self.reap()
         plan = self.scheduler.plan() if self.scheduler.has_work else StepPlan()
-        events = self._undelivered = self._undelivered + self._end(self.scheduler.take_failed())
+        events = self._undelivered = self._undelivered + self._end(self.scheduler.failed_in_plan)
+        self.scheduler.failed_in_plan.clear()
         has_older = bool(self._launched)
         is_launched = self._launched.takes(plan) and self._launch(plan)
         if has_older:

@@ -51,7 +51,7 @@ class Scheduler:
         self._layerwise = LayerwisePrefill(config.max_batch_tokens)
         self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order)
         self._row_budget = RowBudget(config.max_batch_tokens)
-        self._failed: list[Request] = []
+        self.failed_in_plan: list[Request] = []  # until the engine has told their callers
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
         self._starter = Starter(self._live, self.prefix_reuse, self._policy, config.max_running)
 
@@ -169,11 +169,6 @@ class Scheduler:
         request.fail(error)
         self._live.remove(request, forget_blocks=True)  # whatever it computed may be damaged
 
-    def take_failed(self) -> list[Request]:
-        """The requests that plan() has ended since this was last asked."""
-        failed, self._failed = self._failed, []
-        return failed
-
     def reap(self) -> list[Request]:
         """End the requests that were cancelled or are overdue, in whatever state they are."""
         return self._live.reap(self._clock())
@@ -248,7 +243,7 @@ class Scheduler:
             return self._decoder.span(request, max_rows)
         except BaseException as error:
             self.apply([failed_commit(request, "this answer cannot go on", error)])
-            self._failed.append(request)
+            self.failed_in_plan.append(request)
             return None
 
     def _start_waiting(self, draft: Draft, budget: int) -> int:

@@ -21,7 +21,7 @@ B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
 # What a body costs at least, whatever it says: bytes for which a token is reserved before it is read ...
 BYTES_PER_TOKEN = 16  # ... as words of which a model makes a single token have
-COUNTED_BYTES_PER_TOKEN = 256  # ... of which nothing is computed but the tokens themselves
+COUNTED_BYTES_PER_TOKEN = 160  # ... of which nothing is computed but the tokens themselves
 MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more takes too long and too much memory ...
 MAX_TOKEN_IDS = 300_000  # ... besides token ids, which are cheap; as many as OpenAI takes in one request
 MAX_TOKEN_VALUES = MAX_TOKEN_IDS + MAX_VALUES  # of a body with token ids

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 16
 NUM_RESERVED = 4  # of them are for callers of a higher priority than those that hold the others
-MAX_PER_KEY = 6  # threads that one key has at a time
+MAX_PER_KEY = 10  # threads that one key has at a time, so that another finds one
 
 
 class WorkerThreads:
