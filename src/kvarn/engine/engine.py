@@ -144,10 +144,8 @@ class Engine:
         self._layerwise_s = 0.0
         if not self._launched:  # else the time since the last one was read counts
             self._step_started = (self._clock(), self._backend_s)
-        self._undelivered = self.reap()
+        events = self._undelivered = self.reap()
         plan = self.scheduler.plan() if self.scheduler.has_work else StepPlan()
-        events = self._undelivered = self._undelivered + self._end(self.scheduler.failed_in_plan)
-        self.scheduler.failed_in_plan.clear()
         has_older = bool(self._launched)
         is_launched = self._launched.takes(plan) and self._launch(plan)
         if has_older:
@@ -161,12 +159,10 @@ class Engine:
     def reap(self) -> list[TokenEvent]:
         """End cancelled and overdue requests and free their blocks."""
         undelivered, self._undelivered = self._undelivered, []
-        return undelivered + self._end(self.scheduler.reap())
-
-    def _end(self, requests: Sequence[Request]) -> list[TokenEvent]:
-        for request in requests:
+        ended = self.scheduler.reap()
+        for request in ended:
             self._settle_if_ended(request)
-        return self.stream.end(requests)
+        return undelivered + self.stream.end(ended)
 
     def stats(self) -> EngineStats:
         """What the engine holds and how fast it is."""

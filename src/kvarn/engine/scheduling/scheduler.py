@@ -51,13 +51,13 @@ class Scheduler:
         self._layerwise = LayerwisePrefill(config.max_batch_tokens)
         self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order)
         self._row_budget = RowBudget(config.max_batch_tokens)
-        self.failed_in_plan: list[Request] = []  # until the engine has told their callers
+        self._failed: list[Request] = []  # by plan(); reap() tells
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
         self._starter = Starter(self._live, self.prefix_reuse, self._policy, config.max_running)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live.running or self.num_waiting)
+        return bool(self._live.running or self.num_waiting or self._failed)
 
     @property
     def num_waiting(self) -> int:
@@ -170,8 +170,9 @@ class Scheduler:
         self._live.remove(request, forget_blocks=True)  # whatever it computed may be damaged
 
     def reap(self) -> list[Request]:
-        """End the requests that were cancelled or are overdue, in whatever state they are."""
-        return self._live.reap(self._clock())
+        """End the requests that were cancelled or are overdue, in whatever state they are; also those plan() ended."""
+        failed, self._failed = self._failed, []
+        return failed + self._live.reap(self._clock())
 
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
         """Put a running request's next rows into the draft; returns their number."""
@@ -243,7 +244,7 @@ class Scheduler:
             return self._decoder.span(request, max_rows)
         except BaseException as error:
             self.apply([failed_commit(request, "this answer cannot go on", error)])
-            self.failed_in_plan.append(request)
+            self._failed.append(request)
             return None
 
     def _start_waiting(self, draft: Draft, budget: int) -> int:
