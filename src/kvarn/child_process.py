@@ -7,12 +7,13 @@ or that stands still, is no fault of the job: it is tried once more, and then He
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kvarn.errors import CapacityError, HelperUnavailable
+from kvarn.errors import Cancelled, CapacityError, HelperUnavailable
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -62,10 +63,13 @@ def _is_stopped(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[0] == b"T"
 
 
-def run_child(command: Sequence[str], data: bytes, timeout_s: float) -> tuple[int, bytes]:
+def run_child(
+    command: Sequence[str], data: bytes, timeout_s: float, ended: threading.Event | None = None
+) -> tuple[int, bytes]:
     """Run a child with data on its stdin: its exit code and its output.
 
-    HelperUnavailable if it was killed or stopped; CapacityError if the machine did not get to it in time.
+    HelperUnavailable if it was killed or stopped; CapacityError if the machine did not get to it in time; Cancelled
+    once ended is set, because nobody waits for it any more.
     """
     import subprocess
 
@@ -81,7 +85,7 @@ def run_child(command: Sequence[str], data: bytes, timeout_s: float) -> tuple[in
         raise HelperUnavailable(f"no helper process could be started: {error}") from error
     with child:
         try:
-            output = _output(child, data, time.monotonic() + timeout_s)
+            output = _output(child, data, time.monotonic() + timeout_s, ended)
         finally:
             child.kill()  # without effect on one that has ended
     if was_killed(child.returncode):
@@ -99,7 +103,7 @@ def exit_code(child: Popen[bytes]) -> int | None:
         return None
 
 
-def _output(child: Popen[bytes], data: bytes, ends_at: float) -> bytes:
+def _output(child: Popen[bytes], data: bytes, ends_at: float, ended: threading.Event | None) -> bytes:
     from subprocess import TimeoutExpired
 
     stop = StopCheck(child.pid)
@@ -109,6 +113,8 @@ def _output(child: Popen[bytes], data: bytes, ends_at: float) -> bytes:
             return child.communicate(unsent, max(0.0, min(CHECK_S, ends_at - time.monotonic())))[0]
         except TimeoutExpired:
             unsent = None
+            if ended is not None and ended.is_set():
+                raise Cancelled("nobody waits for it any more") from None
             if stop.is_stopped():
                 raise HelperUnavailable("a helper process was stopped; try again") from None
             if time.monotonic() >= ends_at:

@@ -32,6 +32,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
+from kvarn.server.access.priority_semaphore import Claim
 from kvarn.server.models import model_pool
 from kvarn.server.process import serve as serving
 from kvarn.server.process import worker_threads
@@ -90,8 +91,9 @@ class FaultRoutes:
         loop = asyncio.get_running_loop()
         for _ in range(serving.NUM_THREADS):
             loop.run_in_executor(None, time.sleep, seconds)
-        for _ in range(worker_threads.NUM_THREADS):
-            self._sleeping.add(loop.create_task(self._state.workers.run(0, time.sleep, seconds)))
+        for pool in (self._state.workers, self._state.request_threads):
+            for _ in range(worker_threads.NUM_THREADS):
+                self._sleeping.add(loop.create_task(pool.run(Claim(), time.sleep, seconds)))
 
     async def _figures(self, llm: LLM) -> dict[str, int]:
         stats = await asyncio.get_running_loop().run_in_executor(self._own_thread, llm.stats)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.server.asking import refusal
 from tests.server.client_tasks import SCHEMA
+from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
@@ -159,3 +160,22 @@ def test_references_are_bounded_and_each_response_is_read_once(client: httpx.Cli
     told = client.post(PATH, json=body)
     assert told.status_code == 400
     assert "more than 256 items" in told.json()["error"]["message"]
+
+
+def test_another_key_of_the_same_name_gets_nothing(keyed: KeyedServer) -> None:
+    """`keys rm` and `keys new`: the name is the same, whoever has the key may be another."""
+    statuses = []
+    for _ in range(2):
+        key = keyed.add("namesake", "pro")
+        with keyed.process.client(headers={"authorization": f"Bearer {key}"}) as client:
+            until(lambda: client.get("/v1/models").status_code == 200)
+            if not statuses:
+                made = ask(client, "Hi")
+            statuses.append(client.get(f"{PATH}/{made['id']}").status_code)
+        keyed.remove("namesake")
+    assert statuses == [200, 404]
+
+
+def test_what_is_read_again_is_what_was_answered(client: httpx.Client) -> None:
+    made = ask(client, "Hi")
+    assert client.get(f"{PATH}/{made['id']}").json() == made

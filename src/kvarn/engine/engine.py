@@ -281,12 +281,9 @@ class Engine:
         except DeviceLost:
             raise  # no other request would fare better
         except Exception as error:
-            return self._failed(entry, error)
-
-    def _failed(self, entry: BatchEntry, error: Exception) -> Commit:
-        failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
-        failure.__cause__ = error
-        return Commit(entry.span.request, 0, error=failure)
+            failure = BackendError(f"the {self.backend.name} backend failed: {error or type(error).__name__}")
+            failure.__cause__ = error
+            return Commit(entry.span.request, 0, error=failure)
 
     def _settle_if_ended(self, request: Request) -> None:
         if request.is_ended:

@@ -20,7 +20,8 @@ from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.http.pipeline import PRINCIPAL
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.models.model_pool import ModelPool, NoRoomForModel
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.no_room import NoRoomForModel
 from kvarn.server.process.lifecycle import Lifecycle
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.process.worker_threads import WorkerThreads
@@ -39,7 +40,9 @@ class Overloaded(CapacityError):
 def request_context(http: Request) -> RequestContext:
     """The context of a request that passed the pipeline."""
     state = _state(http)
-    return RequestContext(http, state.config, state.lifecycle, state.body_thread)
+    return RequestContext(
+        http, state.config, state.lifecycle, threads=state.request_threads, body_thread=state.body_thread
+    )
 
 
 async def _called(http: Request) -> AsyncIterator[RequestContext]:
@@ -64,6 +67,7 @@ def _refused(error: CapacityError, request: RequestContext, state: ServerState) 
     """The refusal with what is left of the key's limits; one before anything was computed counts for nothing."""
     request.withdraw_unused()
     if isinstance(error, NoRoomForModel):
+        error.retry_after(state.generations.left_s)
         state.metrics.request_refused(request.principal.tier.name, "memory")
     headers = state.limits.headers(request.principal)
     if isinstance(error, RateLimited):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.server.api.schema import Body, parse
+from kvarn.errors import Cancelled
+from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, while_awaited
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
 from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
@@ -32,7 +33,15 @@ WARNING = "x-kvarn-warning"  # of a response: what was asked for, and is not as 
 class RequestContext:
     """Who sent the request, until when it may run, and what it holds: models in use, a reservation, a generation."""
 
-    def __init__(self, http: Request, config: ServerConfig, lifecycle: Lifecycle, body_thread: WorkerThreads) -> None:
+    def __init__(
+        self,
+        http: Request,
+        config: ServerConfig,
+        lifecycle: Lifecycle,
+        *,
+        threads: WorkerThreads,
+        body_thread: WorkerThreads,
+    ) -> None:
         self.id: str = http.scope[REQUEST_ID]
         self.principal: Principal = http.scope[PRINCIPAL]
         self.received_at: float = http.scope[RECEIVED_AT]
@@ -42,8 +51,10 @@ class RequestContext:
         self.log_fields: dict[str, Any] = http.scope[LOG_FIELDS]  # of the access log
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
         self.held = AsyncExitStack()  # closed when the response is out
+        self.ended = threading.Event()  # nobody waits for it any more: what threads do for it may stop
         self._http = http
         self._config = config
+        self._threads = threads
         self._body_thread = body_thread
         self._num_body_bytes = 0
         self._reservation: Reservation | None = None
@@ -53,6 +64,7 @@ class RequestContext:
 
     async def __aexit__(self, *_: object) -> None:
         """FastAPI comes here after the last byte, also when the client has disconnected."""
+        self.ended.set()
         await self.held.aclose()
 
     @property
@@ -64,7 +76,7 @@ class RequestContext:
     def charge(self, reservation: Reservation) -> None:
         """Count from now on as a request of the key."""
         self._reservation = reservation
-        self.held.callback(reservation.settle, 0)  # unless it was settled with what was used
+        self.held.callback(reservation.settle)
         self.headers.update(reservation.headers)
 
     def reserve(self, num_tokens: int, *, num_answers: int = 1, open_ended: Sequence[int] = ()) -> None:
@@ -75,9 +87,20 @@ class RequestContext:
         self.reservation.grow(num_tokens, num_answers=num_answers, open_ended=open_ended)
         self.headers.update(self.reservation.headers)
 
+    def expect(self, num_bytes: int, bytes_per_token: int = BYTES_PER_TOKEN) -> None:
+        """Take what texts of so many bytes cost at least, before they are read: that takes time too."""
+        if self._reservation is not None:
+            self._reservation.expect(num_bytes // bytes_per_token, num_bytes // COUNTED_BYTES_PER_TOKEN)
+            self.headers.update(self._reservation.headers)
+
+    def use(self, num_tokens: int) -> None:
+        """Count what the request has taken instead of what it might have; the headers tell what that leaves."""
+        self.reservation.use(num_tokens)
+        self.headers.update(self.reservation.headers)
+
     def withdraw_unused(self) -> None:
-        """The request was refused: unless it has taken tokens, it counts for nothing."""
-        if self._reservation is not None and not self._reservation.num_tokens:
+        """The request was refused: unless something was computed for it, it counts for nothing."""
+        if self._reservation is not None and self._reservation.is_in_vain:
             self._reservation.withdraw()
 
     async def body(self, model: type[B]) -> B:
@@ -85,17 +108,18 @@ class RequestContext:
         with self.ends_at_stop():
             data = await read_body(self._http, self._config)
         self._num_body_bytes = len(data)
+        self.expect(len(data), model.BYTES_PER_TOKEN)
         return await self.on_body(lambda: self._parsed(model, data))
 
     async def on_body(self, work: Callable[[], T]) -> T:
         """Work whose time depends on the size of the body: at once if that is small, else in the thread for large ones.
 
-        That thread takes one at a time, paid ones first: Python runs one thread at a time, so that more of them would
-        not be faster and would delay every stream.
+        That thread takes one at a time, paid ones first and keys in turns: Python runs one thread at a time, so that
+        more of them would not be faster and would delay every stream.
         """
         if self._num_body_bytes < THREAD_BYTES:
             return work()
-        return await while_awaited(self, self._body_thread.run(self.principal.tier.priority, work))
+        return await while_awaited(self, self._body_thread.run(self.principal.claim, work))
 
     def _parsed(self, model: type[B], data: bytes) -> B:
         fields = parse_body(data, self._config.max_json_depth, model.MAX_VALUES)
@@ -109,6 +133,17 @@ class RequestContext:
         """Tell in a header of the response what was not done as asked; only with words of ours."""
         self.headers[WARNING] = "; ".join(filter(None, (self.headers.get(WARNING), words)))
 
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run work in one of the threads that keys share, for as long as the client waits for it."""
+        return await while_awaited(self, self._threads.run(self.principal.claim, work))
+
+    def while_wanted(self, parts: Iterable[T]) -> Iterator[T]:
+        """The parts of some work in a thread, up to the moment when nobody waits for it any more."""
+        for part in parts:
+            if self.ended.is_set():
+                raise Cancelled("nobody waits for it any more")
+            yield part
+
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:
         """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""
         entering = self.held.enter_async_context(models.use(name))
@@ -116,9 +151,18 @@ class RequestContext:
 
     def reply(self, payload: Payload) -> Response:
         """A JSON response with the headers of the request's limits."""
-        return json_response(write_json(payload), self.headers)
+        return self.reply_written(write_json(payload))
+
+    def reply_written(self, content: bytes) -> Response:
+        """The same for a payload that is JSON already."""
+        self._use_nothing_more()
+        return json_response(content, self.headers)
 
     async def reply_from_thread(self, write: Callable[[], Payload]) -> Response:
         """The same for a payload that takes long to write, such as one with thousands of logprobs."""
-        content = await while_awaited(self, asyncio.to_thread(lambda: write_json(write(), in_pieces=True)))
-        return json_response(content, self.headers)
+        return self.reply_written(await self.in_thread(lambda: write_json(write(), in_pieces=True)))
+
+    def _use_nothing_more(self) -> None:
+        """Where no tokens are computed, those that were expected are free again."""
+        if self._reservation is not None and self._reservation.is_in_vain:
+            self.use(0)

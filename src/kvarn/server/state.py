@@ -39,5 +39,6 @@ class ServerState:
     document_reader: DocumentReader
     storage: StorageQuota
     workers: WorkerThreads
+    request_threads: WorkerThreads  # encode prompts and write answers
     body_thread: WorkerThreads  # checks large bodies
     responses: ResponseStore

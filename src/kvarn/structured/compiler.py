@@ -16,14 +16,14 @@ from kvarn.errors import CapacityError, ConstraintError
 from kvarn.observe.histogram import SECONDS, Histogram, HistogramSnapshot
 from kvarn.sampling.token_masks import UInt32
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
-from kvarn.structured.grammar_sandbox import ParserLimits, SandboxLimits, SandboxVocabulary, compile_in_sandbox
+from kvarn.structured.grammar_sandbox import SandboxLimits, SandboxVocabulary, compile_in_sandbox
 from kvarn.structured.matcher import GrammarMatcher, explain
 from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_COMPILING = 2
+MAX_COMPILING = 3
 MAX_CACHED_BYTES = 64 << 20
 MAX_REFUSED = 256  # constraints that could not be compiled, remembered
 MIN_BYTES = 64 << 10  # least size that a compiled grammar is counted with: the lexer grows with use ...
@@ -37,7 +37,6 @@ JSON_OVERRIDES: dict[str, Any] = {"lenient": False}  # a keyword that cannot be 
 class CompilerLimits:
     """Limits of compiling and caching constraints."""
 
-    parser: ParserLimits = field(default_factory=ParserLimits)
     sandbox: SandboxLimits = field(default_factory=SandboxLimits)
     max_compiling: int = MAX_COMPILING
     wait_s: float = 20.0  # for a free compile slot
@@ -90,23 +89,37 @@ class ConstraintCompiler:
         """Cache hits."""
         return self._num_reused
 
-    def compile(self, constraint: Constraint) -> CompiledConstraint:
-        """Return a constraint ready to use, or raise ConstraintError saying why it cannot be."""
-        found = self._find(constraint)
+    def compile(self, constraint: Constraint, ended: threading.Event | None = None) -> CompiledConstraint:
+        """Return a constraint ready to use, or raise ConstraintError saying why it cannot be.
+
+        ended: set when nobody waits for it any more; then it is Cancelled.
+        """
+        found = self.find(constraint)
         if found is not None:
             return found
         if not self._slots.acquire(timeout=self._limits.wait_s):
             raise CapacityError("too many constraints are being compiled; try again", retry_after_s=1.0)
         try:
-            found = self._find(constraint)  # another thread may have compiled it meanwhile
-            return found if found is not None else self._store(constraint, self._compile_timed(constraint))
+            found = self.find(constraint)  # another thread may have compiled it meanwhile
+            return found if found is not None else self._store(constraint, self._compile_timed(constraint, ended))
         finally:
             self._slots.release()
 
-    def _compile_timed(self, constraint: Constraint) -> CompiledConstraint:
+    def find(self, constraint: Constraint) -> CompiledConstraint | None:
+        """A constraint that was compiled before; ConstraintError if that could not be done; None: not known yet."""
+        with self._lock:
+            found = self._cache.get(constraint)
+            if found is not None:
+                self._cache.move_to_end(constraint)
+                self._num_reused += 1
+            elif (reason := self._refused.get(_digest(constraint))) is not None:
+                raise ConstraintError(reason)
+            return found
+
+    def _compile_timed(self, constraint: Constraint, ended: threading.Event | None) -> CompiledConstraint:
         started = time.perf_counter()
         try:
-            return self._compile(constraint)
+            return self._compile(constraint, ended)
         except ConstraintError as error:
             self._refuse(constraint, error)
             raise
@@ -121,16 +134,6 @@ class ConstraintCompiler:
             while len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
 
-    def _find(self, constraint: Constraint) -> CompiledConstraint | None:
-        with self._lock:
-            found = self._cache.get(constraint)
-            if found is not None:
-                self._cache.move_to_end(constraint)
-                self._num_reused += 1
-            elif (reason := self._refused.get(_digest(constraint))) is not None:
-                raise ConstraintError(reason)
-            return found
-
     def _store(self, constraint: Constraint, compiled: CompiledConstraint) -> CompiledConstraint:
         with self._lock:
             self._cache[constraint] = compiled
@@ -140,7 +143,7 @@ class ConstraintCompiler:
                 self._cached_bytes -= dropped.num_bytes
         return compiled
 
-    def _compile(self, constraint: Constraint) -> CompiledConstraint:
+    def _compile(self, constraint: Constraint, ended: threading.Event | None) -> CompiledConstraint:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -149,8 +152,8 @@ class ConstraintCompiler:
             raise ConstraintError(f"the constraint cannot be used: {explain(str(error))}") from error
         tokens = self._tokens()
         vocabulary = SandboxVocabulary(self._vocab_size, tokens.eos_ids, tokens.special)
-        num_bytes = compile_in_sandbox(grammar, vocabulary, self._limits.parser, self._limits.sandbox)
-        limits = LLParserLimits(**asdict(self._limits.parser))
+        num_bytes = compile_in_sandbox(grammar, vocabulary, self._limits.sandbox, ended)
+        limits = LLParserLimits(**asdict(self._limits.sandbox.parser))
         start = LLMatcher(tokens.trie, grammar, log_level=0, limits=limits)
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,7 @@ class SandboxLimits:
     timeout_s: float = 20.0  # wall clock, process start included: long, as a busy machine is no fault of the grammar
     memory_bytes: int = 256 << 20
     stack_bytes: int = 1 << 20  # threads that compile and match afterwards have more
+    parser: ParserLimits = field(default_factory=ParserLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,18 @@ class SandboxVocabulary:
     special: Mapping[int, str]
 
 
-def compile_in_sandbox(grammar: str, vocabulary: SandboxVocabulary, parser: ParserLimits, limits: SandboxLimits) -> int:
-    """Compile a grammar in a child process; the bytes it took there, or ConstraintError.
+def compile_in_sandbox(
+    grammar: str, vocabulary: SandboxVocabulary, limits: SandboxLimits, ended: threading.Event | None = None
+) -> int:
+    """Compile a grammar in a child process; the bytes it took there, or ConstraintError. Cancelled once ended is set.
 
     A child that was killed or stopped is no fault of the grammar: another one tries.
     """
-    job = asdict(limits) | asdict(vocabulary) | {"grammar": grammar, "limits": asdict(parser)}
+    job = asdict(limits) | asdict(vocabulary) | {"grammar": grammar}
     script = Path(__file__).with_name("grammar_sandbox_child.py")
     command = [sys.executable, "-I", "-S", "-B", str(script), _library()]
     data = json.dumps(job).encode("utf-8")
-    returncode, output = retried(lambda: run_child(command, data, limits.timeout_s))
+    returncode, output = retried(lambda: run_child(command, data, limits.timeout_s, ended))
     if returncode != 0:
         raise ConstraintError(
             f"the constraint is too complex: compiling it takes more than {limits.cpu_s} s, "

@@ -60,7 +60,7 @@ class ByteVocabulary:
 def compile_grammar(library: Any, tokens: Any, job: dict[str, Any]) -> tuple[Any, str]:
     """A matcher of the grammar, and why it cannot be used; empty: it can."""
     try:
-        limits = library.LLParserLimits(**job["limits"])
+        limits = library.LLParserLimits(**job["parser"])
         matcher = library.LLMatcher(tokens, job["grammar"], log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()

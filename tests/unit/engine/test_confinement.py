@@ -126,7 +126,21 @@ def break_penalties(engine: Engine, error: BaseException) -> Request:
     return submit(engine, VICTIM, GREEDY.replace(dry_multiplier=1.0))
 
 
+def break_span(engine: Engine, error: BaseException) -> Request:
+    decoder, real = engine.decoder, engine.decoder.span
+
+    def span(request: Request, max_rows: int) -> Any:
+        if request is victim and request.num_output == 5:
+            raise error
+        return real(request, max_rows)
+
+    decoder.span = span  # type: ignore[method-assign]
+    victim = submit(engine, VICTIM, GREEDY)
+    return victim
+
+
 STAGES = {
+    "plan": break_span,
     "text": break_text,
     "end of the text": break_end,
     "stop strings": break_stops,

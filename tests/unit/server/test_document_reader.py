@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from kvarn.errors import CapacityError, DocumentError, HelperUnavailable
+from kvarn.server.access.priority_semaphore import Claim
 from kvarn.server.collections.document_reader import CHILD, DocumentReader, ReadingLimits
 from tests.children import child_ids
 from tests.unit.retrieval.pdfs import bomb, make_pdf
@@ -101,7 +102,7 @@ def test_a_paid_page_is_read_before_free_ones_that_wait() -> None:
 
         async def ask(name: str, priority: int) -> None:
             pages = ["<!" * 400_000 if name == "slow" else name]
-            await reader.html_texts(pages, name, priority=priority)
+            await reader.html_texts(pages, name, Claim(priority))
             read.append(name)
 
         tasks = []
@@ -111,4 +112,25 @@ def test_a_paid_page_is_read_before_free_ones_that_wait() -> None:
         await asyncio.gather(*tasks)
         return read
 
-    assert asyncio.run(run()) == ["slow", "paid", "b", "c"]
+    read = asyncio.run(run())
+    assert [name for name in read if name != "paid"] == ["slow", "b", "c"]
+    assert read.index("paid") < read.index("b")
+
+
+def test_pages_of_one_key_leave_a_process_to_another() -> None:
+    async def run() -> list[str]:
+        reader, read = DocumentReader(), []
+
+        async def ask(name: str) -> None:
+            pages = ["<!" * 400_000 if name == "greedy" else name]
+            await reader.html_texts(pages, name, Claim(0, name))
+            read.append(name)
+
+        tasks = []
+        for name in ("greedy", "greedy", "greedy", "modest"):
+            tasks.append(asyncio.create_task(ask(name)))
+            await asyncio.sleep(0.02)
+        await asyncio.gather(*tasks)
+        return read
+
+    assert "modest" in asyncio.run(run())[:2]

@@ -415,3 +415,43 @@ def test_the_size_of_a_window_does_not_depend_on_the_traffic(clock: Clock) -> No
     assert len(window._buckets) <= WINDOW_S + 2
     assert sys.getsizeof(window._buckets) < 10_000
     assert window.total <= 6_200
+
+
+def test_bytes_are_taken_first_and_are_part_of_what_follows() -> None:
+    limits, alice = RateLimits(), caller(tokens_per_min=1000, requests_per_min=9)
+    one = limits.enter(alice)
+    one.expect(300, 20)
+    assert one.headers["x-ratelimit-remaining-tokens"] == "700"
+    one.grow(400)
+    assert one.headers["x-ratelimit-remaining-tokens"] == "600"
+    one.use(350)
+    assert one.headers["x-ratelimit-remaining-tokens"] == "650"
+    one.settle()
+    with pytest.raises(RateLimited):
+        limits.enter(alice).expect(651, 1)
+    with pytest.raises(InvalidParameter, match="may take 1,001 tokens"):
+        limits.enter(alice).expect(1001, 1)
+
+
+def test_a_refused_request_keeps_what_its_bytes_cost_and_is_no_request() -> None:
+    limits, alice = RateLimits(), caller(tokens_per_min=1000, requests_per_min=9)
+    one = limits.enter(alice)
+    one.expect(300, 20)
+    reserve(limits, alice, 600)
+    with pytest.raises(RateLimited):
+        one.grow(500)
+    assert one.is_in_vain
+    one.withdraw()
+    assert limits.headers(alice)["x-ratelimit-remaining-tokens"] == "380"
+    assert limits.headers(alice)["x-ratelimit-remaining-requests"] == "8"
+
+
+def test_tokens_that_were_used_leave_the_place_taken_until_the_end() -> None:
+    limits, alice = RateLimits(), caller(tokens_per_min=100, concurrency=1)
+    one = reserve(limits, alice, 100)
+    one.use(10)
+    assert one.headers["x-ratelimit-remaining-tokens"] == "90"
+    with pytest.raises(RateLimited, match="1 answers at once"):
+        limits.enter(alice)
+    one.settle()
+    limits.enter(alice)

@@ -98,3 +98,46 @@ def test_making_room_for_one_takes_no_longer_for_many_old_ones() -> None:
     assert store.put("key0", response("large", 400_000))
     assert time.process_time() - started_at < 1.0  # some 1,000 are dropped
     assert store.get("key0", "large") is not None
+
+
+def test_what_is_only_read_again_is_not_parsed() -> None:
+    store = ResponseStore(None, 80_000_000)
+    items = [{"id": f"i{number}", "content": [number] * 2_000} for number in range(500)]
+    stored = StoredResponse("a", {"id": "a", "output": [[1] * 1_000_000]}, items)
+    assert store.put("alice", stored)
+    times = []
+    for read in (store.get_written, store.get):
+        started_at = time.process_time()
+        assert read("alice", "a") is not None
+        times.append(time.process_time() - started_at)
+    assert times[1] > 3 * times[0]
+    written = store.get_written("alice", "a")
+    assert written is not None
+    assert written.parsed("a") == stored
+    assert [id for id, _ in written.items] == [item["id"] for item in items]
+
+
+def test_a_file_of_the_time_when_names_were_owners_opens_empty(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE responses (number INTEGER PRIMARY KEY, owner TEXT, id TEXT, num_bytes INTEGER)")
+        db.execute("INSERT INTO responses (owner, id, num_bytes) VALUES ('alice', 'a', 3)")
+        db.execute("PRAGMA user_version = 1")
+    store = ResponseStore(path, BUDGET)
+    assert store.get("alice", "a") is None
+    assert store.put("alice", response("b"))
+
+
+def test_what_cannot_be_stored_changes_no_count(tmp_path: Path) -> None:
+    path = tmp_path / "responses.sqlite"
+    store = ResponseStore(path, BUDGET)
+    assert store.put("alice", response("a"))
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TRIGGER full BEFORE INSERT ON responses BEGIN SELECT RAISE(ABORT, 'disk full'); END")
+    for _ in range(60):
+        with pytest.raises(sqlite3.Error):
+            store.put("alice", response("a"))
+    with sqlite3.connect(path) as other:
+        other.execute("DROP TRIGGER full")
+    assert store.put("alice", response("b"))
+    assert ids(store, "alice", ["a", "b"]) == ["a", "b"]

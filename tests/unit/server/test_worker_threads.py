@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvarn.server.access.priority_semaphore import Claim
 from kvarn.server.process.worker_threads import WorkerThreads
 
 FREE, PAID, TOP = 0, 10, 20
@@ -23,9 +24,9 @@ class Work:
         self._workers = workers
         self._gates: dict[str, threading.Event] = {}
 
-    def ask(self, name: str, priority: int) -> asyncio.Task[str]:
+    def ask(self, name: str, priority: int, owner: str | None = None) -> asyncio.Task[str]:
         self._gates[name] = threading.Event()
-        return asyncio.create_task(self._workers.run(priority, self._do, name))
+        return asyncio.create_task(self._workers.run(Claim(priority, owner), self._do, name))
 
     def let_go(self, *names: str) -> None:
         for name in names:
@@ -80,6 +81,47 @@ def test_some_threads_are_reserved_for_higher_priorities() -> None:
     running(run)
 
 
+def test_a_key_holds_no_more_than_its_share_however_many_threads_are_free() -> None:
+    async def run() -> None:
+        work = Work(WorkerThreads(3, 0, max_per_key=1))
+        tasks = [work.ask(name, FREE, "greedy") for name in ("g1", "g2", "g3")]
+        tasks.append(work.ask("h1", FREE, "other"))
+        await until(lambda: len(work.began) == 2)
+        await asyncio.sleep(0.02)
+        assert work.began == ["g1", "h1"]
+        work.let_go("g1", "g2", "g3", "h1")
+        await asyncio.gather(*tasks)
+        assert work.began == ["g1", "h1", "g2", "g3"]
+
+    running(run)
+
+
+def test_keys_of_one_priority_take_turns_whatever_they_have_queued() -> None:
+    async def run() -> None:
+        work = Work(WorkerThreads(1, 0, max_per_key=None))
+        asked = [(f"{owner}{number}", owner) for owner in "ab" for number in range(3)] + [("c0", "c")]
+        tasks = []
+        for name, owner in asked:
+            tasks.append(work.ask(name, FREE, owner))
+            await asyncio.sleep(0)
+        work.let_go(*(name for name, _ in asked))
+        await asyncio.gather(*tasks)
+        assert work.began == ["a0", "b0", "c0", "a1", "b1", "a2", "b2"]
+
+    running(run)
+
+
+def test_without_keys_nobody_has_a_share() -> None:
+    async def run() -> None:
+        work = Work(WorkerThreads(3, 0, max_per_key=1))
+        tasks = [work.ask(name, FREE) for name in "abc"]
+        await until(lambda: len(work.began) == 3)
+        work.let_go(*"abc")
+        await asyncio.gather(*tasks)
+
+    running(run)
+
+
 def test_work_cancelled_in_the_queue_never_begins() -> None:
     async def run() -> None:
         work = Work(workers := WorkerThreads(1, 0))
@@ -119,7 +161,7 @@ def test_a_slot_granted_to_a_cancelled_caller_goes_to_the_next() -> None:
         work = Work(workers := WorkerThreads(1, 0))
         first, second, third = (work.ask(name, FREE) for name in "abc")
         await until(lambda: work.began == ["a"])
-        workers._slots.release(FREE)  # as if the thread were free: the second is granted the slot ...
+        workers._slots.release(Claim(FREE))  # as if the thread were free: the second is granted the slot ...
         second.cancel()  # ... before it could take it
         await asyncio.sleep(0.02)
         assert second.cancelled()
@@ -135,6 +177,6 @@ def test_what_work_raises_reaches_the_caller_and_frees_the_thread() -> None:
         workers = WorkerThreads(1, 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
-                await workers.run(FREE, lambda: 1 / 0)
+                await workers.run(Claim(FREE), lambda: 1 / 0)
 
     running(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -89,3 +90,23 @@ def test_bad_template_arguments_are_refused(kwargs: Any) -> None:
 def test_bad_tools_are_refused(tools: Any) -> None:
     with pytest.raises(InvalidParameter):
         ChatRequest.checked([USER], tools=tools)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": [' + ",".join(f'"v{number}"' for number in range(400_000)) + "]}",
+        '{"x": ' + "[" * 1_000_000 + "]" * 1_000_000 + "}",
+        "{" + ",".join(f'"n{number}": {{}}' for number in range(200_000)) + "}",
+    ],
+    ids=["values", "lists", "members"],
+)
+def test_arguments_of_a_call_are_bounded_before_they_take_memory(arguments: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tracemalloc.start()
+    with pytest.raises(InvalidParameter, match="65,536 values"):
+        ChatRequest.checked(messages)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * len(arguments)

@@ -21,7 +21,8 @@ from kvarn.machine import MemoryAvailable, available_memory
 MIN_VERSION = (2, 6)
 LOST = ("CUDA error", "Triton Error [CUDA]", "cuBLAS error", "CUBLAS_STATUS_EXECUTION_FAILED")
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvarn.config import EngineConfig
-from kvarn.decoding.decoder import Commit, Decoder
+from kvarn.decoding.decoder import Commit, Decoder, Span, failed_commit
 from kvarn.engine.scheduling.fairness import FairShare, StepShares
 from kvarn.engine.scheduling.layerwise_prefill import LayerwisePrefill
 from kvarn.engine.scheduling.live_requests import LiveRequests
@@ -51,12 +51,13 @@ class Scheduler:
         self._layerwise = LayerwisePrefill(config.max_batch_tokens)
         self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order)
         self._row_budget = RowBudget(config.max_batch_tokens)
+        self._failed: list[Request] = []  # by plan(); reap() tells
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
         self._starter = Starter(self._live, self.prefix_reuse, self._policy, config.max_running)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live.running or self.num_waiting)
+        return bool(self._live.running or self.num_waiting or self._failed)
 
     @property
     def num_waiting(self) -> int:
@@ -169,8 +170,9 @@ class Scheduler:
         self._live.remove(request, forget_blocks=True)  # whatever it computed may be damaged
 
     def reap(self) -> list[Request]:
-        """End the requests that were cancelled or are overdue, in whatever state they are."""
-        return self._live.reap(self._clock())
+        """End the requests that were cancelled or are overdue, in whatever state they are; also those plan() ended."""
+        failed, self._failed = self._failed, []
+        return failed + self._live.reap(self._clock())
 
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
         """Put a running request's next rows into the draft; returns their number."""
@@ -225,7 +227,7 @@ class Scheduler:
         """The next rows of a running request and the blocks for them, preempting others if need be."""
         if max_rows <= 0 or request.id not in self._live.running:
             return None
-        span = self._decoder.span(request, max_rows)
+        span = self._span(request, max_rows)
         if span is None:
             return None
         while (copies := self._live.allocation.extend(span)) is None:
@@ -235,6 +237,15 @@ class Scheduler:
             if victim is request:
                 return None
         return self._live.allocation.entry(span, copies)
+
+    def _span(self, request: Request, max_rows: int) -> Span | None:
+        """The next rows of a request. What fails here is its own: it ends, and the plan goes on without it."""
+        try:
+            return self._decoder.span(request, max_rows)
+        except BaseException as error:
+            self.apply([failed_commit(request, "this answer cannot go on", error)])
+            self._failed.append(request)
+            return None
 
     def _start_waiting(self, draft: Draft, budget: int) -> int:
         """Start requests while there are rows for them, strictly in the queue's order; returns the rows taken."""

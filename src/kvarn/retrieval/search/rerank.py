@@ -46,7 +46,8 @@ def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
         )
-    return _CrossEncoderBatch(llm, query, [_parts(llm, query, document) for document in documents])
+    num_query = len(llm.tokenizer.encode(query))
+    return _CrossEncoderBatch(llm, query, [_parts(llm, num_query, document) for document in documents])
 
 
 def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
@@ -95,10 +96,9 @@ def _relevance(logits: Float32) -> Float32:
     return np.asarray(weights[:, -1] / weights.sum(axis=1), np.float32)
 
 
-def _parts(llm: LLM, query: str, document: str) -> list[str]:
-    """A document in parts that fit into the context together with the query."""
+def _parts(llm: LLM, num_query: int, document: str) -> list[str]:
+    """A document in parts that fit into the context together with a query of so many tokens."""
     encode = llm.tokenizer.encode
-    num_query = len(encode(query))
     if num_query > MAX_QUERY_SHARE * llm.context:
         raise InvalidParameter(
             f"the query has {num_query:,} tokens, at most half of the model's context of {llm.context:,} is allowed; "

@@ -20,6 +20,7 @@ from pathlib import Path
 from kvarn.checks import why_unreadable
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server.access.keyfile import AnyEntry, KeyEntry, SkippedEntry, read_keys, valid_keys
+from kvarn.server.access.priority_semaphore import Claim
 from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier, unknown_tier
 
 log = logging.getLogger("kvarn.server.keys")
@@ -37,6 +38,12 @@ class Principal:
     key_id: str  # the key's name; never the key
     tier: Tier
     tenant: str  # salts the prefix cache: keys of one group share what they computed, others do not
+    fingerprint: str = ""  # of this very key: another one of the same name has another; "": there are no keys
+
+    @property
+    def claim(self) -> Claim:
+        """Its place among those that wait for what all keys share."""
+        return Claim(self.tier.priority, self.fingerprint or None)
 
 
 ANONYMOUS = Principal("anonymous", UNLIMITED, "")
@@ -81,7 +88,7 @@ class KeyRing:
         tier = self._tiers.get(entry.tier)
         if tier is None:
             raise AuthError(f"tier {entry.tier!r:.80} of this key is not served here", reason="forbidden")
-        return Principal(entry.name, tier, entry.group)
+        return Principal(entry.name, tier, entry.group, entry.digest.hex())
 
     def refresh(self) -> None:
         """Read the file again if it has changed; one that cannot be read leaves the keys as they were."""

@@ -19,8 +19,12 @@ from kvarn.errors import ConstraintError, InvalidParameter
 
 B = TypeVar("B", bound="Body")
 MAX_SHOWN = 60
+# What a body costs at least, whatever it says: bytes for which a token is reserved before it is read ...
+BYTES_PER_TOKEN = 16  # ... as words of which a model makes a single token have
+COUNTED_BYTES_PER_TOKEN = 160  # ... of which nothing is computed but the tokens themselves
 MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more takes too long and too much memory ...
-MAX_TOKEN_VALUES = 262_144  # ... except where lists of token ids are sent, which are cheap
+MAX_TOKEN_IDS = 300_000  # ... besides token ids, which are cheap; as many as OpenAI takes in one request
+MAX_TOKEN_VALUES = MAX_TOKEN_IDS + MAX_VALUES  # of a body with token ids
 MAX_FOREIGN = 64  # names in one object that are no fields of ours: each would become an error of its own
 MEDIA = {  # types of content that no dialect's bodies have here
     **dict.fromkeys(("image_url", "input_image", "image"), "images are"),
@@ -34,6 +38,13 @@ _EVENT = {
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
 EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, in addition to JSON
+
+
+def check_token_ids(lists: Sequence[Sequence[Any]]) -> None:
+    """Refuse more token ids than one request may have; ValueError, for validators."""
+    number = sum(map(len, lists))
+    if number > MAX_TOKEN_IDS:
+        raise ValueError(f"there are {number:,} token ids, at most {MAX_TOKEN_IDS:,} are read; send several requests")
 
 
 class InvalidField(InvalidParameter):
@@ -62,13 +73,17 @@ def engine_parameters() -> Iterator[None]:
         raise (error if error.field is None else InvalidField(str(error), error.field)) from None
 
 
+class ConstraintRefused(InvalidField):
+    """The field of a body that asks for a constraint which cannot be used."""
+
+
 @contextmanager
 def field_at_fault(field: str | None) -> Iterator[None]:
     """A constraint that cannot be used is the fault of the field that asks for it."""
     try:
         yield
     except ConstraintError as error:
-        raise InvalidField(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
+        raise ConstraintRefused(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
 
 
 def _fail_fast(schema: Any) -> None:
@@ -98,6 +113,7 @@ class Body(BaseModel):
     HINTS: ClassVar[frozenset[str]] = frozenset()
     REFUSED: ClassVar[frozenset[str]] = frozenset()
     MAX_VALUES: ClassVar[int] = MAX_VALUES  # in a whole body of this kind
+    BYTES_PER_TOKEN: ClassVar[int] = BYTES_PER_TOKEN
     _FIELDS: ClassVar[frozenset[str]] = frozenset()  # as clients call them
 
     @classmethod

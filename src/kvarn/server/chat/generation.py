@@ -1,6 +1,7 @@
 """The engine requests of one HTTP request: from their admission to the last token.
 
-    Generations.begin: prepare (worker thread) ─> check lengths ─> reserve answers and tokens ─> submit ─> Generation
+    Generations.begin: prepare (worker thread) ─> check lengths ─> reserve answers and tokens ─> compile (its turn)
+                       ─> submit ─> Generation
     Generation: events as they come, or finish(); close() settles everything exactly once, however it ends
 
 Knows the engine's events and the caller's limits; knows no body, no schema and no status code.
@@ -11,22 +12,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvarn.errors import CapacityError
-from kvarn.server.api.schema import engine_parameters
+from kvarn.server.api.schema import ConstraintRefused, engine_parameters
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
 from kvarn.server.chat.generation_progress import (
     GenerationPhase,
     TokenGaps,
+    left_s,
     num_charged,
     phase_of,
     prompt_progress,
     usage_of,
 )
+from kvarn.server.chat.pending_constraint import compiled
 from kvarn.server.failures import UnknownRequest
-from kvarn.server.http.disconnect import client_gone, while_awaited
+from kvarn.server.http.disconnect import client_gone
+from kvarn.server.process.worker_threads import work_for
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
@@ -37,18 +42,22 @@ if TYPE_CHECKING:
     from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.server.chat.output.output_stream import OutputStream
     from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.process.worker_threads import WorkerThreads
     from kvarn.server.request_context import RequestContext
 
 MAX_UNREAD_CANVASES = 256  # each as long as its answer
+REFUSED_CONSTRAINT_TOKENS = 1000  # charged for one that could not be compiled: seconds of a core
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")  # of ids in answers; the request's id follows
 
 
 class Generations:
     """Begins generations and keeps those that run, by key and request id. For one thread: the event loop's."""
 
-    def __init__(self, metrics: Metrics, queue_limit: int) -> None:
+    def __init__(self, metrics: Metrics, queue_limit: int, compiling: WorkerThreads) -> None:
+        """compiling: the threads that compile constraints, of which one key holds but one."""
         self.metrics = metrics
         self._queue_limit = queue_limit
+        self._compiling = compiling
         self._running: dict[tuple[str, str], Generation] = {}  # by key and id
 
     def __len__(self) -> int:
@@ -59,10 +68,12 @@ class Generations:
     ) -> Generation:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
         check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
-        plan = await while_awaited(request, asyncio.to_thread(check))
+        plan = await request.in_thread(check)
         if plan.warning is not None:
             request.warn(plan.warning)
         request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)
+        if plan.is_pending:
+            plan = await self._compiled(request, model, plan)
         generation = Generation(request, model, plan, self)
         request.held.callback(generation.close)
         self._running[generation.key] = generation  # of two with the same id the later one is found
@@ -73,14 +84,31 @@ class Generations:
             raise
         return generation
 
+    async def _compiled(self, request: RequestContext, model: ServedModel, plan: GenerationPlan) -> GenerationPlan:
+        """The plan with its constraints compiled. One that cannot be has cost as much as an answer."""
+        constraints = model.llm.llm.submissions.constraints
+        work = partial(compiled, plan.submissions, partial(constraints.compile, ended=request.ended))
+        try:
+            ready = await work_for(request, self._compiling, work)
+        except ConstraintRefused:
+            request.reservation.spend(REFUSED_CONSTRAINT_TOKENS)
+            raise
+        return replace(plan, submissions=ready)
+
     def find(self, principal: Principal, request_id: str) -> Generation:
         """The running generation with this id, if it is the caller's own."""
         for prefix in ID_PREFIXES:
             request_id = request_id.removeprefix(prefix)
-        generation = self._running.get((principal.key_id, request_id))
+        generation = self._running.get((principal.fingerprint, request_id))
         if generation is None:
             raise UnknownRequest("no request with this id is running; it may have ended")
         return generation
+
+    def left_s(self, model_id: str) -> float | None:
+        """How long the answers of a model will still take at most, going by what they did so far; None: not known."""
+        running = [one for one in self._running.values() if one.model.id == model_id]
+        known = [one.left_s for one in running]
+        return None if not known or None in known else max(filter(None, known), default=0.0)
 
     def fail_all(self, error: Exception) -> None:
         """End everything that runs with an error, which streams send as their last event."""
@@ -112,7 +140,7 @@ class Generation:
     @property
     def key(self) -> tuple[str, str]:
         """Under which it is found: the key that sent the request, and the request's id."""
-        return self.request.principal.key_id, self.request.id
+        return self.request.principal.fingerprint, self.request.id
 
     async def submit(self) -> None:
         """Hand the requests to the engine; returns when all of them are accepted."""
@@ -148,6 +176,11 @@ class Generation:
         """Prompt tokens computed, and all of them."""
         return prompt_progress(self._requests)
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until it has ended at the latest; None before its first tokens."""
+        return left_s(self._requests)
+
     def progress(self) -> str:
         """How far it is, as a stream tells it while there is no text."""
         done, total = self.prompt_progress
@@ -170,7 +203,9 @@ class Generation:
         """Wait for all results, one for each prompt; ClientGone when the client disconnects."""
         self._is_quiet = True
         try:
-            return await self._answers.results()
+            results = await self._answers.results()
+            self.request.use(num_charged(self._requests))
+            return results
         except BaseException:
             self.close()  # settles what was used before a refusal reports what is left of the limits
             raise
@@ -190,7 +225,7 @@ class Generation:
         phase, self._is_closed = self.phase, True
         self.cancel()
         self._watch.cancel()
-        self.request.reservation.settle(num_charged(self._requests) if self._is_accepted else 0)
+        self.request.use(num_charged(self._requests) if self._is_accepted else 0)
         self._generations.remove(self)
         if self._is_accepted:
             self._count(phase)

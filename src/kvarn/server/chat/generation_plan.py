@@ -1,12 +1,13 @@
 """From a conversation or a prompt to submissions the engine can take, all numbers compared with the model's limits.
 
-Runs in worker threads: it encodes text and compiles constraints. Knows token counts and limits; knows no HTTP.
+Runs in worker threads: it encodes text. Knows token counts and limits; knows no HTTP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvarn.engine.submission import Submission
@@ -14,6 +15,7 @@ from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
 from kvarn.models.spec import MaskedDiffusion
 from kvarn.server.api.schema import InvalidField, engine_parameters, field_at_fault
+from kvarn.server.chat.pending_constraint import PendingConstraint, found
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
 from kvarn.structured.constraints import JsonSchema
 from kvarn.submissions import with_fim_stops
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from kvarn.server.chat.output.output_plan import OutputPlan
     from kvarn.server.models.model_pool import ServedModel
     from kvarn.server.request_context import RequestContext
-    from kvarn.structured.constraints import Compiled, Constraint
+    from kvarn.structured.constraints import Constraint
     from kvarn.types import SamplingParams
 
 Prepare = Callable[[], Submission]
@@ -51,11 +53,16 @@ class RequestOptions:
 class GenerationPlan:
     """Checked submissions, and what they may take together."""
 
-    submissions: tuple[Submission, ...]
+    submissions: tuple[Submission, ...]  # some with a PendingConstraint
     num_tokens: int  # of the prompts, and of the answers with max_tokens
     num_answers: int
     open_ended: tuple[int, ...]  # the longest each of the others can get
     warning: str | None = None  # what is not as asked
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a constraint must be compiled yet."""
+        return any(isinstance(one.constraint, PendingConstraint) for one in self.submissions)
 
     @property
     def has_scores(self) -> bool:
@@ -69,7 +76,7 @@ def make_plan(
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
     principal = request.principal
-    admitted = [_admit(llm, one(), options) for one in prepare]
+    admitted = [_admit(llm, one(), options) for one in request.while_wanted(prepare)]
     is_open_ended = [_is_open_ended(one) for one in admitted]
     submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, admitted, is_clamped=options.is_clamped)
     lengths = [_lengths(one) for one in submissions]
@@ -80,6 +87,7 @@ def make_plan(
         "priority": principal.tier.clamp(options.priority),
     }
     ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
+    ready = found(ready, llm.submissions.constraints)
     num_tokens, open_ended = 0, []
     for one, (num_prompt, room), is_open in zip(ready, lengths, is_open_ended, strict=True):
         num_tokens += num_prompt + (0 if is_open else one.params.n * room)
@@ -89,35 +97,41 @@ def make_plan(
 
 
 def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) -> Submission:
-    """Write the conversation with the model's template and encode it."""
+    """Write the conversation with the model's template and encode it; its constraint is pending."""
     llm = model.llm.llm
-    messages = plan.messages(chat.messages)
-    _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
-    ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
-    wanted, compiled = _constraint_of_chat(llm, ids, chat, plan)
+    _check_length(llm, list(strings([chat.messages, plan.template_tools, chat.template_kwargs])), chat.params)
+    ids = prompt_ids_of(model, chat, plan)
+    wanted, pending = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
-    return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=compiled)
+    return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=pending)
+
+
+def prompt_ids_of(model: ServedModel, chat: Conversation, plan: OutputPlan) -> list[int]:
+    """The conversation as the model reads it, however long."""
+    messages = plan.messages(chat.messages)
+    return encode_messages(model.llm.llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
 
 
 def _constraint_of_chat(
     llm: LLM, ids: Sequence[int], chat: Conversation, plan: OutputPlan
-) -> tuple[Constraint | None, Compiled | None]:
+) -> tuple[Constraint | None, PendingConstraint | None]:
     text = chat.params.constraint
     if plan.tools and isinstance(text, JsonSchema):
-        with field_at_fault(chat.constrained_by):
-            return text, plan.calls_or_text(llm.tokenizer, ids, text, llm.submissions.constraints)
-    wanted = plan.constraint(llm.tokenizer, ids, text)
-    with field_at_fault("tools" if plan.tools else chat.constrained_by):
-        return wanted, _compiled(llm, ids, plan, wanted)
+        return text, PendingConstraint(partial(plan.calls_or_text, llm.tokenizer, ids, text), chat.constrained_by)
+    field = "tools" if plan.tools else chat.constrained_by
+    with field_at_fault(field):
+        wanted = plan.constraint(llm.tokenizer, ids, text)
+    return wanted, _pending(llm, ids, plan, wanted, field)
 
 
-def _compiled(llm: LLM, ids: Sequence[int], plan: OutputPlan, wanted: Constraint | None) -> Compiled | None:
-    constraints = llm.submissions.constraints
+def _pending(
+    llm: LLM, ids: Sequence[int], plan: OutputPlan, wanted: Constraint | None, field: str | None
+) -> PendingConstraint | None:
     if wanted is not None:
-        return constraints.compile(wanted)
-    if isinstance(llm.spec.generation, MaskedDiffusion):  # writes in no order that a grammar could follow
-        return None
-    return plan.lazy_constraint(llm.tokenizer, ids, constraints)
+        return PendingConstraint(lambda compile: compile(wanted), field)
+    if not plan.tools or isinstance(llm.spec.generation, MaskedDiffusion):
+        return None  # a diffusion model writes in no order that a grammar could follow
+    return PendingConstraint(partial(plan.lazy_constraint, llm.tokenizer, ids), field)
 
 
 def text_submission(
@@ -135,8 +149,8 @@ def text_submission(
         prompt = llm.tokenizer.encode(prompt, parse_special=parse_special)
     if llm.tokenizer.fim is not None and llm.tokenizer.fim.middle in prompt:
         params = with_fim_stops(llm.tokenizer, params)
-    with field_at_fault(constrained_by):
-        return llm.submissions.of_ids(prompt, params)
+    submission = llm.submissions.of_ids(prompt, params.replace(constraint=None))
+    return _constrained(submission, params.constraint, constrained_by)
 
 
 def infill_submission(
@@ -148,10 +162,17 @@ def infill_submission(
     others = [text for file in infill.files for text in (file.name, file.text)]
     check_bounded(llm, others, "input_extra", room=TRUNCATED_ROOM)
     try:
-        with field_at_fault(constrained_by):
-            return llm.submissions.of_infill(infill, params, llm.context)
+        submission = llm.submissions.of_infill(infill, params.replace(constraint=None), llm.context)
     except UnsupportedModel as error:
         raise InvalidField(str(error), field, "unsupported_by_model") from None
+    return _constrained(submission, params.constraint, constrained_by)
+
+
+def _constrained(submission: Submission, wanted: Constraint | None, field: str | None) -> Submission:
+    if wanted is None:
+        return submission
+    params = submission.params.replace(constraint=wanted)
+    return replace(submission, params=params, constraint=PendingConstraint(lambda compile: compile(wanted), field))
 
 
 def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> None:
@@ -228,13 +249,18 @@ def _has_no_limit(submission: Submission) -> bool:
     return submission.params.max_tokens is None and not submission.params.prefill_only
 
 
+def check_answers(num_answers: int, queue_limit: int) -> None:
+    """Refuse what could never be queued."""
+    if num_answers > queue_limit:
+        raise InvalidParameter(
+            f"{num_answers:,} answers were asked for at once, the queue holds {queue_limit:,}; send fewer prompts or "
+            "lower n"
+        )
+
+
 def _check_bounds(submissions: Sequence[Submission], lengths: Sequence[Lengths], queue_limit: int) -> None:
     """Refuse what could never be queued, and logprobs that would fill the memory."""
-    num_choices = sum(one.params.n for one in submissions)
-    if num_choices > queue_limit:
-        raise InvalidParameter(
-            f"{num_choices:,} answers were asked for at once, the queue holds {queue_limit:,}; send less"
-        )
+    check_answers(sum(one.params.n for one in submissions), queue_limit)
     pairs = list(zip(submissions, lengths, strict=True))
     entries = sum(_entries(one.params.logprobs) * one.params.n * room for one, (_, room) in pairs)
     if entries > MAX_LOGPROB_ENTRIES:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from kvarn.engine.scheduling.rate_limit import MIN_EXPECTED
 from kvarn.request import Phase
 from kvarn.types import TokenEvent, Usage
 
@@ -43,6 +44,23 @@ def prompt_progress(requests: Sequence[Request]) -> tuple[int, int]:
     firsts = _one_per_prompt(requests)
     done = sum(min(request.num_computed, request.num_prompt) for request in firsts)
     return done, sum(request.num_prompt for request in firsts)
+
+
+def left_s(requests: Sequence[Request]) -> float | None:
+    """Seconds until all have ended, if they get as long as they may; None while one has written too little to tell."""
+    times = [_left_s(request) for request in requests if not request.is_ended]
+    known = [one for one in times if one is not None]
+    return max(known, default=0.0) if requests and len(known) == len(times) else None
+
+
+def _left_s(request: Request) -> float | None:
+    num_more = request.num_output - request.num_first
+    if request.first_token_at is None or num_more <= 0:
+        return None
+    num_left = request.max_total_tokens - len(request.token_ids)
+    if request.params.max_tokens is None:  # few get so long: the usual length, or as much again
+        num_left = min(num_left, max(MIN_EXPECTED - request.num_output, request.num_output))
+    return num_left * (request.clock() - request.first_token_at) / num_more
 
 
 def usage_of(requests: Sequence[Request]) -> Usage:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.collections.ingestion import WantedEmbedder
-from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
+from kvarn.server.collections.reranking import num_bytes_read, num_tokens_of, rerank_batches, scores_of
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
@@ -99,6 +99,8 @@ async def reranked(
     assert body.rerank is not None
     model = await request.use_model(services.models, body.rerank)
     texts = [(query, [hit.text for hit in hits]) for query, hits in found]
+    num_bytes = await work_for(request, services.workers, lambda: sum(num_bytes_read(*one) for one in texts))
+    request.expect(num_bytes)  # before they are tokenized
     batches = [await rerank_batches(request, services.workers, model.llm.llm, *one) for one in texts]
     costs = [await num_tokens_of(request, services.workers, one) for one in batches]
     num_tokens = sum(map(sum, costs))

@@ -13,11 +13,12 @@ from typing import Literal
 
 from kvarn.child_process import CHECK_S, StopCheck, was_killed
 from kvarn.errors import CapacityError, ConfigError, DocumentError, HelperUnavailable
-from kvarn.server.access.priority_semaphore import PrioritySemaphore
+from kvarn.server.access.priority_semaphore import Claim, PrioritySemaphore
 from kvarn.server.failures import RetrievalUnavailable
 
 Kind = Literal["pdf", "html"]
 CHILD = Path(__file__).with_name("document_reader_child.py")
+NOBODY = Claim()
 OK = 0  # the first byte of the child's output
 
 
@@ -33,13 +34,14 @@ class ReadingLimits:
 
 
 class DocumentReader:
-    """Reads the PDFs and the HTML of all clients, max_at_once at a time. For one event loop."""
+    """Reads the PDFs and the HTML of all clients, max_at_once at a time and one for each key. For one event loop."""
 
     def __init__(self, limits: ReadingLimits | None = None, max_at_once: int = 2) -> None:
         self._limits = limits or ReadingLimits()
-        self._slots = PrioritySemaphore(max_at_once, num_reserved=0)
+        # One more for a caller of a higher priority: a child may read for as long as its limits allow.
+        self._slots = PrioritySemaphore(max_at_once + 1, num_reserved=1, max_per_owner=1)
 
-    async def pdf_text(self, data: bytes, source: str, *, priority: int = 0) -> str:
+    async def pdf_text(self, data: bytes, source: str, claim: Claim = NOBODY) -> str:
         """The text of a PDF; DocumentError with the reason if there is none. Kills the child when cancelled."""
         from kvarn.retrieval.extras import require
 
@@ -47,24 +49,24 @@ class DocumentReader:
             require("pypdf")
         except ConfigError as error:
             raise RetrievalUnavailable(str(error)) from None
-        return await self._parsed("pdf", data, source, priority)
+        return await self._parsed("pdf", data, source, claim)
 
-    async def html_texts(self, pages: Sequence[str], source: str, *, priority: int = 0) -> list[str]:
+    async def html_texts(self, pages: Sequence[str], source: str, claim: Claim = NOBODY) -> list[str]:
         """The readable texts of HTML pages, all parsed by one child; errors as of pdf_text."""
         data = await asyncio.to_thread(lambda: json.dumps(list(pages)).encode())
-        output = await self._parsed("html", data, source, priority)
+        output = await self._parsed("html", data, source, claim)
         texts: list[str] = await asyncio.to_thread(json.loads, output)
         return texts
 
-    async def _parsed(self, kind: Kind, data: bytes, source: str, priority: int) -> str:
-        await self._slots.acquire(priority)
+    async def _parsed(self, kind: Kind, data: bytes, source: str, claim: Claim) -> str:
+        await self._slots.acquire(claim)
         try:
             try:
                 output = await self._child_output(kind, data)
             except HelperUnavailable:  # no fault of the document: another child tries
                 output = await self._child_output(kind, data)
         finally:
-            self._slots.release(priority)
+            self._slots.release(claim)
         if not output:
             raise DocumentError(
                 f"takes more than {self._limits.cpu_s} s or {self._limits.memory_bytes >> 20} MiB to be read; split "

@@ -9,21 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import Cancelled
-from kvarn.server.api.schema import InvalidField
+from kvarn.server.api.schema import BYTES_PER_TOKEN, InvalidField
+from kvarn.server.collections.schema import PDF_BYTES_PER_TOKEN
 
 if TYPE_CHECKING:
     import threading
 
     from kvarn.retrieval.embedder import Embedder
     from kvarn.retrieval.types import Document, Float32
+    from kvarn.server.access.priority_semaphore import Claim
     from kvarn.server.collections.document_reader import DocumentReader
     from kvarn.server.collections.schema import DocumentBody
     from kvarn.server.process.worker_threads import WorkerThreads
 
-PDF_BYTES_PER_TOKEN = (
-    1024  # of a file that is not read yet: most of it may be pictures; its text is charged when it is known
-)
-BYTES_PER_TOKEN = 16  # what is charged at least, for words of which a model makes a single token
 PIECE_CHARS = 32_768  # counted at a time: longer texts in pieces, between which the caller may have left
 EMBEDDED_AT_ONCE = 32  # chunks
 MAX_PDFS = 32  # in one request: each takes a process
@@ -31,7 +29,7 @@ MAX_INLINE_HTML_CHARS = 16_384  # parsed here, in milliseconds at worst; more in
 
 
 async def read_documents(
-    bodies: Sequence[DocumentBody], reader: DocumentReader, workers: WorkerThreads, priority: int
+    bodies: Sequence[DocumentBody], reader: DocumentReader, workers: WorkerThreads, claim: Claim
 ) -> list[Document]:
     """Read all documents of a request; raises if one cannot be read, or if two have the same id."""
     for number, body in enumerate(bodies):
@@ -39,9 +37,9 @@ async def read_documents(
     if sum(body.data is not None for body in bodies) > MAX_PDFS:
         raise InvalidField(f"documents has more than {MAX_PDFS} PDFs; send them in several requests", "documents")
     pdfs = {number: body for number, body in enumerate(bodies) if body.data is not None}
-    texts = {number: await _pdf_text(body, number, reader, priority) for number, body in pdfs.items()}
-    texts |= await _html_texts(bodies, reader, priority)
-    return await workers.run(priority, _documents, bodies, texts)
+    texts = {number: await _pdf_text(body, number, reader, claim) for number, body in pdfs.items()}
+    texts |= await _html_texts(bodies, reader, claim)
+    return await workers.run(claim, _documents, bodies, texts)
 
 
 class WantedEmbedder:
@@ -106,20 +104,20 @@ def _check(body: DocumentBody, param: str) -> None:
         raise InvalidField(f'{param}: kind "pdf" and data belong together; all other kinds are sent as text', param)
 
 
-async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, priority: int) -> str:
+async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, claim: Claim) -> str:
     assert body.data is not None
     data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    return await reader.pdf_text(data, _name(body, number), priority=priority)
+    return await reader.pdf_text(data, _name(body, number), claim)
 
 
-async def _html_texts(bodies: Sequence[DocumentBody], reader: DocumentReader, priority: int) -> dict[int, str]:
+async def _html_texts(bodies: Sequence[DocumentBody], reader: DocumentReader, claim: Claim) -> dict[int, str]:
     """The texts of all HTML documents by number, parsed by one child process; none if they are short enough."""
     pages = {number: body.text for number, body in enumerate(bodies) if body.kind == "html" and body.text is not None}
     if sum(map(len, pages.values())) <= MAX_INLINE_HTML_CHARS:
         return {}
     number = next(iter(pages))
     source = _name(bodies[number], number) if len(pages) == 1 else "HTML"
-    texts = await reader.html_texts(list(pages.values()), source, priority=priority)
+    texts = await reader.html_texts(list(pages.values()), source, claim)
     return dict(zip(pages, texts, strict=True))
 
 

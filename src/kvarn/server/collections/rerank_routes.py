@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from kvarn.server.api.schema import body_of
 from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
-from kvarn.server.collections.reranking import num_tokens_of, rerank_batches, scores_of
+from kvarn.server.collections.reranking import num_bytes_read, num_tokens_of, rerank_batches, scores_of
 from kvarn.server.dependencies import Charged, Models, ServerMetrics, Workers
 from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter
@@ -26,6 +26,7 @@ async def rerank(request: Charged, models: Models, workers: Workers, metrics: Se
     body = await request.body(RerankBody)
     model = await request.use_model(models, body.model)
     documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    request.expect(await request.on_body(lambda: num_bytes_read(body.query, documents)))
     batches = await rerank_batches(request, workers, model.llm.llm, body.query, documents)
     costs = await num_tokens_of(request, workers, batches)
     num_tokens = sum(costs)
@@ -34,12 +35,13 @@ async def rerank(request: Charged, models: Models, workers: Workers, metrics: Se
     try:
         scores = await while_awaited(request, scores_of(request.principal, meter, batches, costs))
     finally:
-        request.reservation.settle(meter.num_tokens)
+        request.use(meter.num_tokens)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     order = sorted(range(len(documents)), key=lambda index: (-scores[index], index))[: body.top_n]
     results = [_result(index, scores[index], documents[index] if body.return_documents else None) for index in order]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return request.reply({"id": f"rerank-{request.id}", "model": model.id, "results": results, "usage": usage})
+    answer = {"id": f"rerank-{request.id}", "model": model.id, "results": results, "usage": usage}
+    return await request.reply_from_thread(lambda: answer)
 
 
 def _result(index: int, score: float, document: str | None) -> dict[str, Any]:

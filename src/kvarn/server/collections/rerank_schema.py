@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsUsage
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import COUNTED_BYTES_PER_TOKEN, Answer, Body
 
 MAX_RERANKED = 1024
 
@@ -21,6 +21,7 @@ class DocumentText(Body):
 class RerankBody(Body):
     """A query, and the documents to order by how well they answer it."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = COUNTED_BYTES_PER_TOKEN  # its prompts are longer: see num_bytes_read
     INERT: ClassVar[frozenset[str]] = frozenset({"user"})
     model: str
     query: str = Field(min_length=1, max_length=32_768)

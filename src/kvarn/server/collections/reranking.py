@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvarn.models.spec import Encoder
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.server.collections.ingestion import num_bytes_of
 from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
@@ -20,10 +21,16 @@ DOCUMENT_ROOM = 64  # contexts: a cross-encoder reads a long document in parts
 BATCH = 8  # documents scored between two checks whether the client is still connected
 
 
+def num_bytes_read(query: str, documents: Sequence[str]) -> int:
+    """Bytes of all prompts: the query is in each of them."""
+    return len(documents) * num_bytes_of(query) + sum(map(num_bytes_of, documents))
+
+
 async def rerank_batches(
     request: RequestContext, workers: WorkerThreads, llm: LLM, query: str, documents: Sequence[str]
 ) -> list[RerankBatch]:
     """The prompts of the documents, in batches; nothing is computed yet."""
+    await work_for(request, workers, check_bounded, llm, [query], "query", room=1)
     batches = [documents[start : start + BATCH] for start in range(0, len(documents), BATCH)]
     return [await work_for(request, workers, _prepared, llm, query, batch) for batch in batches]
 
@@ -47,7 +54,6 @@ async def scores_of(
 def _prepared(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     from kvarn.retrieval.search.rerank import prepare
 
-    check_bounded(llm, [query], "query")
     room = DOCUMENT_ROOM if isinstance(llm.spec.generation, Encoder) else ROOM
     for text in documents:
         check_bounded(llm, [text], "documents", room=room)

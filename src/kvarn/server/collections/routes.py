@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from kvarn.server.api.schema import body_of
+from kvarn.server.api.schema import InvalidField, body_of
 from kvarn.server.collections.chat_retrieval import hit_fields, reranked, tuning_of, use_collection
 from kvarn.server.collections.ingestion import cost_in_bytes, least_cost, num_bytes_of, read_documents
 from kvarn.server.collections.schema import (
+    MAX_HITS_TOGETHER,
     AddAnswer,
     CollectionAnswer,
     CollectionBody,
@@ -58,26 +59,25 @@ async def create_collection(request: Charged, retrieval: Retrieval) -> Response:
 
 
 @router.get("/v1/collections/{name}", response_model=CollectionAnswer)
-async def show_collection(request: Called, retrieval: Retrieval, name: str) -> Response:
+async def show_collection(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Tell what a collection holds."""
     async with use_collection(request, retrieval.collections, name) as collection:
         return request.reply(await work_for(request, retrieval.workers, _described, collection))
 
 
 @router.delete("/v1/collections/{name}", response_model=DeletedAnswer)
-async def drop_collection(request: Called, retrieval: Retrieval, name: str) -> Response:
+async def drop_collection(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Remove a collection with everything in it."""
     await while_awaited(request, retrieval.collections.drop(request.principal.tenant, name))
     return request.reply({"deleted": 1})
 
 
 @router.get("/v1/collections/{name}/documents", response_model=CollectionsAnswer)
-async def list_documents(request: Called, retrieval: Retrieval, name: str) -> Response:
+async def list_documents(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """List the documents of a collection."""
     async with use_collection(request, retrieval.collections, name) as collection:
-        return request.reply(
-            {"object": "list", "data": await work_for(request, retrieval.workers, collection.documents)}
-        )
+        documents = await work_for(request, retrieval.workers, collection.documents)
+        return await request.reply_from_thread(lambda: {"object": "list", "data": documents})
 
 
 @router.post("/v1/collections/{name}/documents", response_model=AddAnswer, openapi_extra=body_of(DocumentsBody))
@@ -88,8 +88,8 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
     request.reserve(taken)  # before anything is made of them: that takes time too
     async with use_collection(request, retrieval.collections, name, changes=True) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
-        priority = request.principal.tier.priority
-        reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, priority)
+        claim = request.principal.claim
+        reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, claim)
         documents = await while_awaited(request, reading)
         texts = [document.text for document in documents]
         num_bytes = await work_for(request, retrieval.workers, lambda: sum(map(num_bytes_of, texts)))
@@ -99,7 +99,7 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
             try:
                 report = await while_awaited(request, _add(collection, documents, costs, meter))
             finally:
-                request.reservation.settle(meter.num_tokens)
+                request.use(meter.num_tokens)
     retrieval.metrics.documents_added(report.added + report.updated, report.chunks)
     fields = asdict(report)
     del fields["failed"]
@@ -119,6 +119,7 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
     """Find the chunks that answer a question best."""
     body = await request.body(SearchBody)
     queries = [body.query] if isinstance(body.query, str) else body.query
+    _check_hits(len(queries), body.k)
     async with use_collection(request, retrieval.collections, name) as collection:
         await request.use_model(retrieval.models, collection.embedder.name)
         num_tokens = sum(await _reserve(request, retrieval.workers, collection, queries))
@@ -130,13 +131,26 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
                 found = await reranked(request, retrieval, body, list(zip(queries, found, strict=True)), meter)
             retrieval.metrics.searched(body.mode, time.monotonic() - started)
         finally:
-            request.reservation.settle(meter.num_tokens)
+            request.use(meter.num_tokens)
         version = collection.version
-    data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
     num_tokens = request.reservation.num_tokens
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    results = data[0] if isinstance(body.query, str) else data
-    return request.reply({"object": "list", "data": results, "version": version, "usage": usage})
+
+    def answer() -> dict[str, Any]:
+        data: list[Any] = [[hit_fields(hit, has_highlights=body.highlights) for hit in hits] for hits in found]
+        results = data[0] if isinstance(body.query, str) else data
+        return {"object": "list", "data": results, "version": version, "usage": usage}
+
+    return await request.reply_from_thread(answer)
+
+
+def _check_hits(num_queries: int, k: int) -> None:
+    if num_queries * k > MAX_HITS_TOGETHER:
+        raise InvalidField(
+            f"{num_queries} queries with k = {k:,} ask for {num_queries * k:,} hits, at most {MAX_HITS_TOGETHER:,} are "
+            "found at once; lower k or send fewer",
+            "k",
+        )
 
 
 async def _reserve(

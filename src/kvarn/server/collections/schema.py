@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,8 +10,10 @@ from kvarn.server.api.openai.embeddings_schema import EmbeddingsUsage
 from kvarn.server.api.schema import Answer, Body
 
 MAX_DOCUMENTS = 1024
+PDF_BYTES_PER_TOKEN = 1024  # of a file that is not read yet: most of it may be pictures; its text is charged once known
 MAX_QUERIES = 64
 MAX_HITS = 1000
+MAX_HITS_TOGETHER = 8192  # of all queries of a request: each is as long as a chunk
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Scalar = str | int | float | bool
 Filter = dict[str, Any]
@@ -39,6 +41,7 @@ class DocumentBody(Body):
 class DocumentsBody(Body):
     """Documents to add, or to replace by id."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = PDF_BYTES_PER_TOKEN  # of what is no PDF more is taken: see least_cost
     documents: Annotated[list[DocumentBody], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 

@@ -35,6 +35,7 @@ from kvarn.server.models.catalog import (
     with_digest,
 )
 from kvarn.server.models.model_slot import ModelSlot
+from kvarn.server.models.no_room import RETRY_AFTER_S, NoRoomForModel
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kvarn.server")
 
-RETRY_AFTER_S = 5.0  # for room: about one answer's time
 MAX_NAME_SHOWN = 80
 WARM_UP_TEXT = "Hello"
 
@@ -55,10 +55,6 @@ class ServedModel:
     llm: AsyncLLM
     entry: CatalogEntry
     output_format: OutputFormat
-
-
-class NoRoomForModel(CapacityError):
-    """Other models are in use, and there is no memory for one more."""
 
 
 class ModelPool:
@@ -240,10 +236,12 @@ class ModelPool:
     def _no_room_error(self, wanted: ModelSlot, loaded: list[ModelSlot]) -> NoRoomForModel:
         taken = ", ".join(f"{slot.id} {show_bytes(slot.needed_bytes)}" for slot in loaded if not slot.is_removable)
         needed, budget = show_bytes(wanted.needed_bytes), show_bytes(self.budget_bytes)
+        free = self.budget_bytes - sum(slot.needed_bytes for slot in loaded if not slot.is_removable)
         return NoRoomForModel(
             f"model {wanted.id!r} needs {needed} of the server's {budget}, "
             f"and others are in use ({taken}); try again when they are idle",
-            retry_after_s=RETRY_AFTER_S,
+            wanted.needed_bytes - free,
+            {slot.id: slot.needed_bytes for slot in loaded if slot.num_users and not slot.is_pinned},
         )
 
 

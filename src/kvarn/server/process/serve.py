@@ -47,13 +47,14 @@ from kvarn.server.process.tls import Certificate
 from kvarn.server.process.watchdog import Watchdog
 from kvarn.server.process.worker_threads import WorkerThreads
 from kvarn.server.state import ServerState
+from kvarn.structured.compiler import MAX_COMPILING
 
 log = logging.getLogger("kvarn.server")
 
 # After the deadline, in all less than the 5 s that an operator adds to the delay and the timeout:
 FLUSH_S = 3.0  # for answers to send their final bytes
 CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be interrupted
-NUM_THREADS = 64  # made when needed; those that wait for a grammar to be tried must not keep others from encoding
+NUM_THREADS = 64  # made when needed: for models, files and whatever is done for no key
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Extend = Callable[[ServerState, ASGIApp], ASGIApp]
 
@@ -249,12 +250,15 @@ def make_state(config: ServerConfig) -> ServerState:
         metrics=metrics,
         lifecycle=lifecycle,
         prefix_warmup=PrefixWarmup(models, collections, lifecycle, metrics),
-        generations=Generations(metrics, config.queue_limit),
+        generations=Generations(
+            metrics, config.queue_limit, WorkerThreads(MAX_COMPILING, num_reserved=1, max_per_key=1)
+        ),
         traffic=Traffic(),
         document_reader=DocumentReader(),
         storage=StorageQuota(),
         workers=WorkerThreads(),
-        body_thread=WorkerThreads(num_threads=1, num_reserved=0),
+        request_threads=WorkerThreads(),
+        body_thread=WorkerThreads(num_threads=1, num_reserved=0, max_per_key=None),
         responses=ResponseStore(config.response_store, config.response_store_bytes),
     )
 

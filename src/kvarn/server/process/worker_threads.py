@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from kvarn.server.access.priority_semaphore import PrioritySemaphore
+from kvarn.server.access.priority_semaphore import Claim, PrioritySemaphore
 from kvarn.server.http.disconnect import while_awaited
 
 if TYPE_CHECKING:
@@ -22,30 +22,36 @@ P = ParamSpec("P")
 T = TypeVar("T")
 NUM_THREADS = 16
 NUM_RESERVED = 4  # of them are for callers of a higher priority than those that hold the others
+MAX_PER_KEY = 10  # threads that one key has at a time, so that another finds one
 
 
 class WorkerThreads:
-    """Each piece of work gets a thread, in the order of its caller's priority. For one event loop."""
+    """Each piece of work gets a thread, by its caller's priority and in turns among keys. For one event loop."""
 
-    def __init__(self, num_threads: int = NUM_THREADS, num_reserved: int = NUM_RESERVED) -> None:
+    def __init__(
+        self,
+        num_threads: int = NUM_THREADS,
+        num_reserved: int = NUM_RESERVED,
+        max_per_key: int | None = MAX_PER_KEY,
+    ) -> None:
         self._pool = ThreadPoolExecutor(num_threads, "kvarn-worker")
-        self._slots = PrioritySemaphore(num_threads, num_reserved)
+        self._slots = PrioritySemaphore(num_threads, num_reserved, max_per_key)
 
-    async def run(self, priority: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    async def run(self, claim: Claim, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Run work in a thread. Cancelled while it is queued, it never begins.
 
         Work that has begun continues when its caller is cancelled, and keeps its thread: disconnecting frees no slot.
         """
-        await self._slots.acquire(priority)
+        await self._slots.acquire(claim)
         loop = asyncio.get_running_loop()
         future = self._pool.submit(work, *args, **options)
-        future.add_done_callback(lambda _: self._release(loop, priority))
+        future.add_done_callback(lambda _: self._release(loop, claim))
         return await asyncio.wrap_future(future)
 
-    def _release(self, loop: asyncio.AbstractEventLoop, priority: int) -> None:
+    def _release(self, loop: asyncio.AbstractEventLoop, claim: Claim) -> None:
         """Runs in the thread that has become free."""
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(self._slots.release, priority)
+            loop.call_soon_threadsafe(self._slots.release, claim)
 
 
 class TokenMeter:
@@ -53,7 +59,7 @@ class TokenMeter:
 
     def __init__(self, request: RequestContext, workers: WorkerThreads) -> None:
         self._workers = workers
-        self._priority = request.principal.tier.priority
+        self._claim = request.principal.claim
         self.num_tokens = 0
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
@@ -64,7 +70,7 @@ class TokenMeter:
             return work(*args, **options)
 
         try:
-            return await self._workers.run(self._priority, counted)
+            return await self._workers.run(self._claim, counted)
         except Exception:
             self.num_tokens -= num_tokens
             raise
@@ -73,5 +79,5 @@ class TokenMeter:
 async def work_for(
     request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
 ) -> T:
-    """Run work in a thread at the caller's priority, and wait only as long as the client and the server do."""
-    return await while_awaited(request, workers.run(request.principal.tier.priority, work, *args, **options))
+    """Run work in a thread for the caller, and wait only as long as the client and the server do."""
+    return await while_awaited(request, workers.run(request.principal.claim, work, *args, **options))

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from kvarn.errors import InvalidParameter, TemplateError
-from kvarn.tokenizer.chat.template_worker import TemplateWorker, shared_worker
+from kvarn.tokenizer.chat.template_worker import TemplateWorker, shared_worker, worker_for_long
 from kvarn.tokenizer.special_tokens import SpecialMatcher
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 MAX_DEPTH = 64
+LONG_CHARACTERS = 131_072  # a conversation of more is rendered apart from the others
 MAX_ARGUMENT_VALUES = 65_536  # of one tool call in a conversation
 
 # Names the engine gives to templates; a caller's template arguments may not replace them.
@@ -88,10 +89,12 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
     if template is None:
         raise TemplateError("the model has no chat template; give it a text to continue instead of messages")
     context = _context(request, template)
-    mark = _unused_character(template, context)
+    written = json.dumps(context, ensure_ascii=False)
+    mark = _unused_character(template, written)
     marked = map_strings("the conversation", context, lambda text: _with_marks(text, mark, tokenizer.forbidden_matcher))
     names = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
-    rendered = (worker or shared_worker()).render(template, marked | names)
+    worker = worker or (worker_for_long() if len(written) > LONG_CHARACTERS else shared_worker())
+    rendered = worker.render(template, marked | names)
     return _without_marks(rendered, mark)
 
 
@@ -124,9 +127,8 @@ def _without_marks(rendered: str, mark: str) -> RenderedChat:
     return RenderedChat("".join(pieces), tuple(offsets))
 
 
-def _unused_character(template: str, context: dict[str, Any]) -> str:
+def _unused_character(template: str, used: str) -> str:
     """Return a character that is neither in the template nor in the conversation, so that no client can forge it."""
-    used = json.dumps(context, ensure_ascii=False)
     for character in _candidates():
         if character not in used and character not in template:
             return character

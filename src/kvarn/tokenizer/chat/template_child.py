@@ -13,7 +13,7 @@ import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
-MAX_OUTPUT_BYTES = 8 << 20
+MAX_OUTPUT_BYTES = 16 << 20
 MAX_INDENT = 16
 OK, FAILED = b"\0", b"\1"
 

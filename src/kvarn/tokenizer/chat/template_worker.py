@@ -27,8 +27,8 @@ from kvarn.errors import HelperUnavailable, TemplateError
 if TYPE_CHECKING:
     from subprocess import Popen
 
-MAX_REQUEST_BYTES = 8 << 20
-MAX_RESPONSE_BYTES = (8 << 20) + 4096
+MAX_REQUEST_BYTES = 16 << 20  # twice what a server takes by default: marks are added, and the template itself
+MAX_RESPONSE_BYTES = (16 << 20) + 4096
 REMEDY = "change the messages, or give a text to continue instead of them"
 
 
@@ -210,7 +210,16 @@ class CpuDeadline:
 @cache
 def shared_worker() -> TemplateWorker:
     """Return this process's worker; it is not started yet."""
-    worker = TemplateWorker()
+    return _until_exit(TemplateWorker())
+
+
+@cache
+def worker_for_long() -> TemplateWorker:
+    """Return the worker of long conversations: others need not wait until one is rendered."""
+    return _until_exit(TemplateWorker())
+
+
+def _until_exit(worker: TemplateWorker) -> TemplateWorker:
     atexit.register(worker.close)
     return worker
 

@@ -79,7 +79,7 @@ def lazily(
     form: str = "hermes", tools: Any = (tool(), NOW), *, is_parallel: bool = True, prompt: str = "p"
 ) -> LazyConstraint:
     plan = OutputPlan.of(FORMS[form], tools, "auto", is_parallel)
-    made = plan.lazy_constraint(PieceWords(), list(prompt.encode()), compiler())  # type: ignore[arg-type]
+    made = plan.lazy_constraint(PieceWords(), list(prompt.encode()), compiler().compile)  # type: ignore[arg-type]
     assert made is not None
     return made
 
@@ -188,14 +188,14 @@ def test_what_cannot_be_compiled_is_remembered() -> None:
     fresh = ConstraintCompiler(PieceWords(), PieceWords.vocab_size)
     plan = OutputPlan.of(FORMS["json"], [tool(parameters={"type": "object", "allOf": [{"$ref": "https://e.com"}]})])
     for _ in range(3):
-        plan.lazy_constraint(PieceWords(), [1], fresh)  # type: ignore[arg-type]
+        plan.lazy_constraint(PieceWords(), [1], fresh.compile)  # type: ignore[arg-type]
     assert sum(fresh.compile_times.counts) == 2  # once for the schema, once for any object
 
 
 def test_where_calls_are_forced_or_forbidden_nothing_waits() -> None:
     for choice in ("required", "none"):
         plan = OutputPlan.of(FORMS["json"], [tool()], choice)  # type: ignore[arg-type]
-        assert plan.lazy_constraint(PieceWords(), [1], compiler()) is None  # type: ignore[arg-type]
+        assert plan.lazy_constraint(PieceWords(), [1], compiler().compile) is None  # type: ignore[arg-type]
 
 
 WISHES = [

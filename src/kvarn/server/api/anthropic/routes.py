@@ -18,11 +18,10 @@ from kvarn.server.api.anthropic.translation import chat_fields, thinking_kwargs
 from kvarn.server.api.openai.chat_schema import ChatBody
 from kvarn.server.api.openai.translation import conversation_of
 from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
-from kvarn.server.api.system.tokens import in_thread
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.chat.delta_stream import AnswerPart, answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
-from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
+from kvarn.server.chat.generation_plan import RequestOptions, chat_submission, prompt_ids_of
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
@@ -64,8 +63,7 @@ async def count_tokens(request: Charged, models: Models, settings: Settings) -> 
     model = await request.use_model(models, body.model)
     chat = await request.on_body(lambda: _conversation(request, model, body, settings.max_n))
     plan = await request.on_body(lambda: chat.output_plan(model))
-    submission = await in_thread(request, lambda: chat_submission(model, chat, plan))
-    return request.reply({"input_tokens": len(submission.prompt_ids)})
+    return request.reply({"input_tokens": len(await request.in_thread(lambda: prompt_ids_of(model, chat, plan)))})
 
 
 def _conversation(request: RequestContext, model: ServedModel, body: CountTokensBody, max_n: int) -> Conversation:

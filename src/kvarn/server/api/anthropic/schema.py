@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, ToolName
 from kvarn.server.api.openai.sampling_schema import INT31, StopString
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Answer, Body
 from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 from kvarn.server.chat.reasoning import Effort
 from kvarn.types import MAX_STOP_STRINGS
@@ -127,6 +127,7 @@ class OutputConfig(Body):
 class CountTokensBody(Body):
     """A conversation whose tokens are counted."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = COUNTED_BYTES_PER_TOKEN
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     HINTS: ClassVar[frozenset[str]] = frozenset({"context_management", "speed"})
     REFUSED: ClassVar[frozenset[str]] = frozenset({"mcp_servers", "compaction", "thread", "fallbacks"})
@@ -142,6 +143,7 @@ class CountTokensBody(Body):
 class MessagesBody(CountTokensBody):
     """A conversation to be continued."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = BYTES_PER_TOKEN
     INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "metadata", "service_tier"})
     HINTS: ClassVar[frozenset[str]] = CountTokensBody.HINTS | {"diagnostics"}
     REFUSED: ClassVar[frozenset[str]] = CountTokensBody.REFUSED | {

@@ -16,7 +16,7 @@ from kvarn.server.api.openai.envelope import Envelope
 from kvarn.server.api.openai.translation import constraint_field, options_of, text_params
 from kvarn.server.api.schema import EVENT_STREAM, body_of
 from kvarn.server.chat.generation import Generation
-from kvarn.server.chat.generation_plan import Prepare, infill_submission, text_submission
+from kvarn.server.chat.generation_plan import Prepare, check_answers, infill_submission, text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
 from kvarn.server.models.model_pool import ServedModel
@@ -36,17 +36,18 @@ async def completions(
     """Continue one prompt or several, whole or as a stream."""
     body = await request.body(CompletionBody)
     params = text_params(body, settings.max_n)
+    check_answers(len(body.prompt) * params.n, settings.queue_limit)
     model = await request.use_model(models, body.model)
     prepare = [_prepare(model, prompt, params, body) for prompt in body.prompt]
     generation = await generations.begin(request, model, prepare, options_of(body))
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
-    prompts = _as_read(generation, body)
+    prompts = await request.on_body(lambda: _as_read(generation, body))
     if body.stream:
         events = text_events(generation, envelope, body, prompts)
         return EventStreamResponse(request, events, STREAM_FORMAT, comment=generation.progress, ping_s=settings.ping_s)
     results = await generation.finish()
     writer = TextWriter(envelope, model.llm.llm.tokenizer, body, prompts)
-    if generation.plan.has_scores:
+    if generation.plan.has_scores or body.echo:  # as large as the body
         return await request.reply_from_thread(lambda: writer.answer(results, generation.usage()))
     return request.reply(writer.answer(results, generation.usage()))
 

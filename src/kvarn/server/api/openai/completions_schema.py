@@ -8,24 +8,25 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from kvarn.server.api.openai.chat_schema import ChatLogprob
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
-from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer
+from kvarn.server.api.schema import MAX_TOKEN_IDS, MAX_TOKEN_VALUES, MAX_VALUES, Answer, check_token_ids
 
 Prompts = list[str] | list[list[int]]
-MAX_PROMPTS = 1024
 
 
 def _listed(given: Any) -> Prompts:
-    """Texts or lists of token ids; a single one becomes a list."""
+    """Texts or lists of token ids; a single one becomes a list. How many are taken is the queue's to say."""
     if isinstance(given, str):
         given = [given]
     if not isinstance(given, list) or not given:
         raise ValueError("give a text, token ids, or a list of them that is not empty")
     if _is_id(given[0]):
         given = [given]
-    if len(given) > MAX_PROMPTS:
-        raise ValueError(f"{len(given):,} prompts are too many, at most {MAX_PROMPTS:,} are allowed")
+    if len(given) > MAX_VALUES:
+        raise ValueError(f"{len(given):,} prompts are too many; send no more than the queue takes")
     if not all(isinstance(one, type(given[0])) for one in given) or not isinstance(given[0], str | list):
         raise ValueError("give texts only, or lists of token ids only")
+    if isinstance(given[0], list):
+        check_token_ids(given)
     for one in given:
         if not one:
             raise ValueError("a prompt is empty; give at least one character or token")
@@ -41,13 +42,13 @@ def _is_id(value: object) -> bool:
 
 _TEXT = {"type": "string", "minLength": 1}
 _ID = {"type": "integer", "minimum": 0, "maximum": INT31}
-_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": MAX_TOKEN_VALUES}
+_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": MAX_TOKEN_IDS}
 _PROMPT_SCHEMA = {
     "anyOf": [
         _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_VALUES},
         _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_VALUES},
     ]
 }
 

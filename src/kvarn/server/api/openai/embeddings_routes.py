@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import time
@@ -14,7 +13,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded
-from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody, Inputs
+from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody
 from kvarn.server.api.schema import InvalidField, body_of, engine_parameters
 from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
@@ -41,16 +40,16 @@ async def embed(request: Charged, models: Models, metrics: ServerMetrics) -> Res
     """Turn texts or token ids into vectors. For encoder models such as minilm."""
     body = await request.body(EmbeddingsBody)
     model = await request.use_model(models, body.model)
-    ids = await while_awaited(request, asyncio.to_thread(_encode, model.llm.llm, body))
+    ids = await request.in_thread(lambda: _encode(request, model.llm.llm, body))
     num_tokens = sum(map(len, ids))
     request.reserve(num_tokens)
     vectors = await _embed(request, model, metrics, body, ids)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
-    content = await while_awaited(request, asyncio.to_thread(_written, vectors, body, num_tokens))
+    content = await request.in_thread(lambda: _written(vectors, body, num_tokens))
     return json_response(content, request.headers)
 
 
-def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
+def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
     """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
     llm.vectors.pooling(body.pooling)
     if body.dimensions is not None and body.dimensions > llm.spec.width:
@@ -58,8 +57,8 @@ def _encode(llm: LLM, body: EmbeddingsBody) -> Ids:
             f"dimensions is {body.dimensions:,}, the model's vectors have {llm.spec.width:,}; give at most that many",
             "dimensions",
         )
-    inputs: Inputs = body.input
-    ids = [_encoded(llm, one) for one in inputs]
+    inputs: Sequence[str | list[int]] = body.input
+    ids = [_encoded(llm, one) for one in request.while_wanted(inputs)]
     with engine_parameters():
         for one in ids:
             llm.admission.check_length(len(one), llm.context)
@@ -89,7 +88,7 @@ async def _embed(
         metrics.request_abandoned(model.id, Usage(num_used, 0), "prefill")
         raise
     finally:
-        request.reservation.settle(num_used)
+        request.use(num_used)
     wanted = np.concatenate(vectors)[:, : body.dimensions]
     return _normalized(wanted) if body.normalize else wanted
 

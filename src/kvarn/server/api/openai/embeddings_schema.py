@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer, Body
+from kvarn.server.api.schema import MAX_TOKEN_IDS, MAX_TOKEN_VALUES, Answer, Body, check_token_ids
 
 MAX_INPUTS = 2048
 Inputs = list[str] | list[list[int]]  # of one kind, none of them empty
@@ -23,6 +23,8 @@ def _listed(given: Any) -> Any:
     if len(given) > MAX_INPUTS:
         raise ValueError(f"there are {len(given):,} inputs, at most {MAX_INPUTS:,} are allowed; send several requests")
     is_text = isinstance(given[0], str)
+    if not is_text:
+        check_token_ids([one for one in given if isinstance(one, list)])
     for index, one in enumerate(given):
         if not (isinstance(one, str) if is_text else isinstance(one, list) and all(map(_is_id, one))):
             raise ValueError(f"input {index} is not {'a text' if is_text else 'a list of token ids'} as the first one")
@@ -35,7 +37,7 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_TOKEN_VALUES}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MAX_TOKEN_IDS}
 _TEXT = {"type": "string", "minLength": 1}
 _INPUT_SCHEMA = {
     "anyOf": [

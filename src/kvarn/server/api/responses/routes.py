@@ -24,13 +24,13 @@ from kvarn.server.api.responses.response_writer import ResponseWriter, write_eve
 from kvarn.server.api.responses.schema import ResponsesAnswer, ResponsesBody
 from kvarn.server.api.responses.translation import absent_tools, chat_fields
 from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
-from kvarn.server.api.system.tokens import in_thread
 from kvarn.server.chat.delta_stream import answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, Responses, RunningGenerations, Settings
+from kvarn.server.http.json_body import write_json
 from kvarn.server.http.sse import EventStreamResponse, StreamFormat
 from kvarn.server.request_context import RequestContext
 from kvarn.tokenizer.incremental import IncrementalDecoder
@@ -49,7 +49,7 @@ async def create_response(
     body = await request.body(ResponsesBody)
     is_continued = refers(body)
     body, earlier = await _with_stored(request, responses, body)
-    run = partial(in_thread, request) if is_continued else request.on_body  # its size is not that of the body
+    run = request.in_thread if is_continued else request.on_body  # its size is not that of the body
     chat = await run(lambda: conversation_of(parse(ChatBody, chat_fields(body, read_items(earlier))), settings.max_n))
     model = await request.use_model(models, body.model)
     chat = with_effort(request, model, chat, "reasoning.effort")
@@ -68,15 +68,27 @@ async def create_response(
     (completion,) = await generation.finish()
     response = writer.response(whole_answer(completion, reader))
     await keep(response)
-    return request.reply(response)
+    # It repeats tools and instructions, so that it is as large as the body.
+    return request.reply_written(await request.on_body(lambda: write_json(response, in_pieces=True)))
 
 
 async def _with_stored(
     request: RequestContext, responses: ResponseStore, body: ResponsesBody
 ) -> tuple[ResponsesBody, list[dict[str, Any]]]:
     """The body with what it refers to, and the conversation it continues."""
-    find = partial(responses.get, request.principal.key_id)
-    return await in_thread(request, lambda: with_stored(body, find)) if refers(body) else (body, [])
+    if not refers(body):
+        return body, []
+    num_bytes = 0
+
+    def find(id: str) -> StoredResponse | None:
+        nonlocal num_bytes
+        written = responses.get_written(request.principal.fingerprint, id)
+        num_bytes += 0 if written is None else written.num_bytes
+        return None if written is None else written.parsed(id)
+
+    found = await request.in_thread(lambda: with_stored(body, find))
+    request.expect(num_bytes)  # it is read like what the body brings
+    return found
 
 
 async def _keep(
@@ -89,10 +101,13 @@ async def _keep(
     """Store a response that ended, unless the client does not want it; one that cannot be stored says so."""
     if not response["store"]:
         return
-    items = [*earlier, *written_items(body, request.id)]
-    stored = StoredResponse(response["id"], response, items)
+
+    def store() -> bool:
+        items = [*earlier, *written_items(body, request.id)]
+        return responses.put(request.principal.fingerprint, StoredResponse(response["id"], response, items))
+
     try:
-        response["store"] = await asyncio.to_thread(responses.put, request.principal.key_id, stored)
+        response["store"] = await asyncio.to_thread(store)
     except sqlite3.Error as error:
         log.error("a response was not stored", extra=with_fields(error=type(error).__name__))
         response["store"] = False
@@ -110,11 +125,14 @@ async def _events(
     generation: Generation, reader: OutputStream, writer: ResponseWriter, keep: Keep
 ) -> AsyncIterator[bytes]:
     """A response is stored before its last event is sent: the client may continue it at once."""
-    yield write_events(writer.start())
+    on_body = generation.request.on_body  # the first and the last repeat what the body says
+    yield await on_body(lambda: write_events(writer.start()))
     async for part in answer_parts(generation, reader):
         events = writer.events(part)
-        if part.completion is not None:
-            events += writer.end(part.completion)
-            await keep(events[-1]["response"])
-        if events:
-            yield write_events(events)
+        if part.completion is None:
+            if events:
+                yield write_events(events)
+            continue
+        events += writer.end(part.completion)
+        await keep(events[-1]["response"])
+        yield await on_body(partial(write_events, events))

@@ -9,12 +9,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from kvarn.server.api.responses.response_store import ResponseStore, StoredResponse
+from kvarn.server.api.responses.response_store import ResponseStore, WrittenResponse
 from kvarn.server.api.responses.schema import DeletedResponse, InputItems, ResponsesAnswer
 from kvarn.server.api.schema import InvalidField
-from kvarn.server.api.system.tokens import in_thread
 from kvarn.server.dependencies import Called, Charged, Responses
 from kvarn.server.failures import UnknownResponse
+from kvarn.server.http.json_body import write_json
 from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["responses"])
@@ -39,14 +39,14 @@ PAGE_PARAMETERS = [  # in OpenAPI; read by hand, so that a bad one is refused li
 @router.get(PATH, response_model=ResponsesAnswer)
 async def get_response(request: Charged, responses: Responses, response_id: str) -> Response:
     """Read a stored response again."""
-    return request.reply((await _find(request, responses, response_id)).response)
+    return request.reply_written((await _find(request, responses, response_id)).response)
 
 
 @router.delete(PATH, response_model=DeletedResponse)
 async def delete_response(request: Called, responses: Responses, response_id: str) -> Response:
     """Forget a stored response."""
-    owner = request.principal.key_id
-    if not await in_thread(request, lambda: responses.delete(owner, response_id)):
+    owner = request.principal.fingerprint
+    if not await request.in_thread(lambda: responses.delete(owner, response_id)):
         raise _unknown()
     return request.reply({"id": response_id, "object": "response", "deleted": True})
 
@@ -57,13 +57,14 @@ async def input_items(http: Request, request: Charged, responses: Responses, res
     limit, is_ascending, after = _page(http.query_params)
     items = (await _find(request, responses, response_id)).items
     shown = items if is_ascending else items[::-1]
-    ids = [item["id"] for item in shown]
+    ids = [id for id, _ in shown]
     if after is not None and after not in ids:
         raise InvalidField("after is not the id of an item of this response", "after")
     begin = 0 if after is None else ids.index(after) + 1
-    page = shown[begin : begin + limit]
-    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
-    return request.reply({"object": "list", "data": page, **ends, "has_more": begin + limit < len(shown)})
+    page, listed = ids[begin : begin + limit], b",".join(item for _, item in shown[begin : begin + limit])
+    first, last = (page[0], page[-1]) if page else (None, None)
+    told = {"object": "list", "first_id": first, "last_id": last, "has_more": begin + limit < len(shown)}
+    return request.reply_written(write_json(told)[:-1] + b',"data":[' + listed + b"]}")
 
 
 def _page(query: Mapping[str, str]) -> tuple[int, bool, str | None]:
@@ -76,9 +77,9 @@ def _page(query: Mapping[str, str]) -> tuple[int, bool, str | None]:
     return int(limit), order == "asc", query.get("after")
 
 
-async def _find(request: RequestContext, responses: ResponseStore, response_id: str) -> StoredResponse:
-    owner = request.principal.key_id
-    found = await in_thread(request, lambda: responses.get(owner, response_id))
+async def _find(request: RequestContext, responses: ResponseStore, response_id: str) -> WrittenResponse:
+    owner = request.principal.fingerprint
+    found = await request.in_thread(lambda: responses.get_written(owner, response_id))
     if found is None:
         raise _unknown()
     return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -24,12 +22,10 @@ from kvarn.server.api.system.tokens_schema import (
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.prompt_limits import check_bounded
 from kvarn.server.dependencies import Charged, Models
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.models.model_pool import ModelPool, ServedModel
 from kvarn.server.request_context import RequestContext
 from kvarn.tokenizer.chat.template import ChatRequest, encode_chat, render_chat
 
-T = TypeVar("T")
 router = APIRouter(tags=["tokens"])
 COUNTED_ROOM = 16  # contexts: texts longer than the model's may be counted, within reason
 MODEL_PARAMETER = {
@@ -51,7 +47,7 @@ async def tokenize(request: Charged, models: Models) -> Response:
         given = "messages" if body.prompt is None else "prompt"
         raise InvalidField(f"{idle[0]} has no effect beside {given}; leave it out", idle[0])
     model = await _model(request, models, body.model)
-    ids = await in_thread(request, lambda: _encode(model, body))
+    ids = await request.in_thread(lambda: _encode(model, body))
     return await request.reply_from_thread(lambda: _tokenized(model, body, ids))
 
 
@@ -61,7 +57,7 @@ async def detokenize(request: Charged, models: Models) -> Response:
     body = await request.body(DetokenizeBody)
     tokenizer = (await _model(request, models, body.model)).llm.llm.tokenizer
     decode = partial(tokenizer.decode, body.tokens, skip_special=body.skip_special_tokens)
-    return request.reply({"prompt": await in_thread(request, decode)})
+    return await request.reply_from_thread(lambda: {"prompt": decode()})
 
 
 @router.post("/apply-template", response_model=ChatTextAnswer, openapi_extra=body_of(ChatTextBody))
@@ -69,8 +65,8 @@ async def apply_template(request: Charged, models: Models) -> Response:
     """Write a conversation with the model's own chat template."""
     body = await request.body(ChatTextBody)
     model = await _model(request, models, body.model)
-    chat = await in_thread(request, lambda: render_chat(model.llm.llm.tokenizer, _chat(model, body)))
-    return request.reply({"prompt": chat.text})
+    tokenizer = model.llm.llm.tokenizer
+    return await request.reply_from_thread(lambda: {"prompt": render_chat(tokenizer, _chat(model, body)).text})
 
 
 @router.get("/tokenizer_info", response_model=TokenizerInfo, openapi_extra={"parameters": [MODEL_PARAMETER]})
@@ -90,11 +86,6 @@ async def tokenizer_info(http: Request, request: Charged, models: Models) -> Res
             "chat_template": tokenizer.chat_template,
         }
     )
-
-
-async def in_thread(request: RequestContext, work: Callable[[], T]) -> T:
-    """Run work in a thread, for as long as the client waits for it."""
-    return await while_awaited(request, asyncio.to_thread(work))
 
 
 async def _model(request: RequestContext, models: ModelPool, name: str | None) -> ServedModel:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, ChatMessage, TemplateKwargs, Tool
 from kvarn.server.api.openai.sampling_schema import TokenId
-from kvarn.server.api.schema import MAX_TOKEN_VALUES, Answer, Body
+from kvarn.server.api.schema import COUNTED_BYTES_PER_TOKEN, MAX_TOKEN_IDS, MAX_TOKEN_VALUES, Answer, Body
 from kvarn.server.chat.output.tools import MAX_TOOLS
 
 _TEMPLATES: frozenset[str] = frozenset({"chat_template"})  # a template from a request is never run
@@ -17,6 +17,7 @@ _TEMPLATES: frozenset[str] = frozenset({"chat_template"})  # a template from a r
 class ChatTextBody(Body):
     """A conversation to be written by the model's chat template."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = COUNTED_BYTES_PER_TOKEN
     REFUSED: ClassVar[frozenset[str]] = _TEMPLATES
     model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -28,6 +29,7 @@ class ChatTextBody(Body):
 class TokenizeBody(Body):
     """A text or a conversation to be cut into tokens."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = COUNTED_BYTES_PER_TOKEN
     REFUSED: ClassVar[frozenset[str]] = _TEMPLATES
     model: str | None = None
     prompt: str | None = Field(None, description="A text; bos or eos alone, without special tokens, is that token")
@@ -43,10 +45,10 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """Tokens to be turned into text."""
 
+    BYTES_PER_TOKEN: ClassVar[int] = COUNTED_BYTES_PER_TOKEN
     MAX_VALUES: ClassVar[int] = MAX_TOKEN_VALUES
-
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_VALUES)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKEN_IDS)]
     skip_special_tokens: bool = False
 
 

@@ -6,7 +6,7 @@ start:  part of a call, chosen by a prefix that is never written; see BegunCall
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.server.chat.output.tool_grammar import marked, quoted
 from kvarn.server.chat.output.tools import ToolSpec
-from kvarn.structured.compiler import CompiledConstraint, ConstraintCompiler
-from kvarn.structured.constraints import Grammar
+from kvarn.structured.compiler import CompiledConstraint
+from kvarn.structured.constraints import Constraint, Grammar
 from kvarn.structured.lazy_matcher import Trigger
 
+Compile = Callable[[Constraint], CompiledConstraint]
 _SPACE = r"[ \t\r\n]{0,32}"  # bounded: a small model may write nothing else
 _HEAD = rf'/{_SPACE}"name"{_SPACE}:{_SPACE}"/'
 _KEY = rf'/{_SPACE},{_SPACE}"(arguments|parameters)"{_SPACE}:{_SPACE}/'
@@ -29,12 +30,12 @@ _STRICT = {"whitespace_pattern": r"[ \n\t]{1,32}", "lenient": False}
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def compile_lazily(compiler: ConstraintCompiler, format: OutputFormat, tools: Sequence[ToolSpec]) -> CompiledConstraint:
+def compile_lazily(compile: Compile, format: OutputFormat, tools: Sequence[ToolSpec]) -> CompiledConstraint:
     """The grammar for all tools; where it cannot be compiled, with any object for those that are not strict."""
     try:
-        return compiler.compile(lazy_grammar(format, tools))
+        return compile(lazy_grammar(format, tools))
     except ConstraintError:
-        return compiler.compile(lazy_grammar(format, tools, is_loose=True))
+        return compile(lazy_grammar(format, tools, is_loose=True))
 
 
 def lazy_grammar(format: OutputFormat, tools: Sequence[ToolSpec], *, is_loose: bool = False) -> Grammar:

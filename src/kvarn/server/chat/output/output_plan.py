@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvarn.errors import ConstraintError
 from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.lazy_grammar import StreamWatch, compile_lazily
+from kvarn.server.chat.output.lazy_grammar import Compile, StreamWatch, compile_lazily
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from kvarn.server.chat.output.tool_grammar import (
     OptionalCalls,
@@ -27,7 +27,6 @@ from kvarn.server.chat.output.tool_grammar import (
 from kvarn.server.chat.output.tool_prompt import with_tools
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
-from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.structured.constraints import Constraint, JsonSchema
 from kvarn.structured.either_matcher import EitherConstraint
 from kvarn.structured.lazy_matcher import LazyConstraint
@@ -113,21 +112,21 @@ class OutputPlan:
         )
 
     def calls_or_text(
-        self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], text: JsonSchema, compiler: ConstraintCompiler
+        self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], text: JsonSchema, compile: Compile
     ) -> EitherConstraint:
         """Where the model is free to call and its text has a format: calls, or that text, and nothing else.
 
         Arguments that cannot be enforced are any, unless their tool is strict.
         """
         is_open = self.opens_reasoning(tokenizer, prompt_ids)
-        written = compiler.compile(formatted_text(self.format, text, starts_in_reasoning=is_open))
+        written = compile(formatted_text(self.format, text, starts_in_reasoning=is_open))
         calls = OptionalCalls(self.tools, self.is_parallel)
         with field_at_fault("tools"):
             try:
-                called = compiler.compile(calls.grammar(self.format, starts_in_reasoning=is_open))
+                called = compile(calls.grammar(self.format, starts_in_reasoning=is_open))
             except ConstraintError:
                 loose = replace(calls, is_loose=True)
-                called = compiler.compile(loose.grammar(self.format, starts_in_reasoning=is_open))
+                called = compile(loose.grammar(self.format, starts_in_reasoning=is_open))
         return EitherConstraint((called, written))
 
     def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> OutputStream:
@@ -136,7 +135,7 @@ class OutputPlan:
         return OutputStream(self.format, {tool.name: tool.parameters for tool in self.tools}, context)
 
     def lazy_constraint(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compiler: ConstraintCompiler
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compile: Compile
     ) -> LazyConstraint | None:
         """What makes the calls follow their schemas that a free model begins; None: it may not call, or must."""
         if not self.tools or is_enforced(self.tools, self.choice):
@@ -148,7 +147,7 @@ class OutputPlan:
             return tokenizer.token_bytes(token_id) if is_text else b""
 
         return LazyConstraint(
-            compile_lazily(compiler, self.format, self.tools),
+            compile_lazily(compile, self.format, self.tools),
             lambda: StreamWatch(self.reader(tokenizer, prompt_ids, "")),
             token_bytes,
             max_calls=None if self.is_parallel else 1,

@@ -12,7 +12,8 @@ from kvarn.server.api.schema import InvalidField
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 131_072  # coding agents write manuals there; the context is the narrower limit
-MAX_SCHEMA_BYTES = 65_536
+MAX_SCHEMA_BYTES = 65_536  # of one tool ...
+MAX_TOOLS_BYTES = 1 << 20  # ... and of all together: as many values as a body may have, at 16 bytes each
 TOOL_NAME = r"[a-zA-Z0-9_-]{1,128}"  # OpenAI takes 64, Anthropic 128
 NAME = re.compile(TOOL_NAME)
 
@@ -37,6 +38,7 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Any]  # JSON schema of its arguments
     is_strict: bool  # the arguments must follow the schema also when the model is free to call or not
+    num_schema_bytes: int = 0  # of the parameters, as JSON
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
@@ -52,6 +54,12 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[ToolSpec, ...]:
     if len(tools) > MAX_TOOLS:
         raise InvalidField(f"tools has {len(tools)} entries; at most {MAX_TOOLS} are allowed", "tools")
     checked = tuple(_tool(index, tool) for index, tool in enumerate(tools))
+    if (num_bytes := sum(tool.num_schema_bytes for tool in checked)) > MAX_TOOLS_BYTES:
+        raise InvalidField(
+            f"the parameters of all tools together have {num_bytes:,} bytes, at most {MAX_TOOLS_BYTES:,} are allowed; "
+            "give fewer tools",
+            "tools",
+        )
     seen: set[str] = set()
     for index, tool in enumerate(checked):
         if tool.name in seen:
@@ -86,13 +94,15 @@ def _tool(index: int, tool: Mapping[str, Any]) -> ToolSpec:
             f"the description of {where} is no text of at most {MAX_DESCRIPTION_CHARACTERS:,} characters; shorten it",
             f"{where}.function.description",
         )
-    return ToolSpec(name, description, _parameters(where, function.get("parameters")), function.get("strict") is True)
+    parameters, num_bytes = _parameters(where, function.get("parameters"))
+    return ToolSpec(name, description, parameters, function.get("strict") is True, num_bytes)
 
 
-def _parameters(where: str, parameters: object) -> Mapping[str, Any]:
+def _parameters(where: str, parameters: object) -> tuple[Mapping[str, Any], int]:
+    """The schema, and its bytes as JSON."""
     where = f"{where}.function.parameters"
     if parameters is None:
-        return {"type": "object", "properties": {}}
+        return {"type": "object", "properties": {}}, 0
     if not isinstance(parameters, Mapping):
         raise InvalidField(f"{where} is no object; give a JSON schema", where)
     if parameters and parameters.get("type") != "object" and not any(k in parameters for k in _WITH_OTHER_MEMBERS):
@@ -105,4 +115,4 @@ def _parameters(where: str, parameters: object) -> Mapping[str, Any]:
         raise InvalidField(f"{where} cannot be written as JSON; give a plain JSON schema", where) from None
     if num_bytes > MAX_SCHEMA_BYTES:
         raise InvalidField(f"{where} has {num_bytes:,} bytes; at most {MAX_SCHEMA_BYTES:,} are allowed", where)
-    return parameters or {"type": "object", "properties": {}}
+    return parameters or {"type": "object", "properties": {}}, num_bytes
