@@ -47,6 +47,7 @@ def test_every_model_type_has_its_keys() -> None:
         ("partial_rotary_factor", 0.25),
         ("rope", False),
         ("use_rope", False),
+        ("num_kv_shared_layers", 1),
         ("causal", False),
         ("scale_attn_weights", False),
         ("quantization_config", {"bits": 4}),
