@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer, models
 import kvarn
 from kvarn import LLM
 from tests.chat_model import write_chat_model
+from tests.padded_models import padded_model
 from tests.tiny_models import tiny_model
 from tests.unit.tokenizer.test_from_folder import saved
 
@@ -47,6 +49,23 @@ def test_a_file_written_to_while_it_is_loaded_is_not_served(path: Path, tmp_path
 def test_wrong_options_are_refused_before_anything_is_loaded(options: dict[str, Any]) -> None:
     with pytest.raises(kvarn.ConfigError):
         LLM("no such model", **options)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("token_id", [320, 400])
+def test_an_added_token_beyond_the_rows_of_the_model_is_never_chosen(
+    backend: str, token_id: int, tmp_path: Path
+) -> None:
+    path = padded_model("llama", tmp_path)
+    written = json.loads((path / "tokenizer.json").read_text())
+    written["added_tokens"] += [{**written["added_tokens"][0], "id": token_id, "content": "<pad>"}]
+    (path / "tokenizer.json").write_text(json.dumps(written))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<pad>"}))
+    with LLM(str(path), backend=backend) as llm:
+        answer = llm.generate("some text", kvarn.SamplingParams(max_tokens=4, min_tokens=3))
+        assert len(answer.token_ids) == 4
+        with pytest.raises(kvarn.InvalidParameter, match=f"token id {token_id} in the prompt is outside"):
+            llm.generate(llm.tokenizer.encode("<pad>", parse_special=True))
 
 
 REFUSED_LOADS = """

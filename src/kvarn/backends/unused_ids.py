@@ -25,7 +25,7 @@ class UnusedIds:
     @classmethod
     def of(cls, vocab_size: int, ids: Iterable[int]) -> UnusedIds:
         """vocab_size: rows of the logits."""
-        unused = frozenset(ids)
+        unused = frozenset(token_id for token_id in ids if token_id < vocab_size)
         return cls(unused, mask_without(unused, vocab_size)) if unused else cls()
 
     def __contains__(self, token_id: int) -> bool:

@@ -94,7 +94,7 @@ def _load(
         backend.load(spec, weights, progress)
         kv = _reserve(backend, spec, memory, config)
         context = min(memory.context, kv.max_tokens)
-        words = tokenizer.result().padded(spec.vocab_size)
+        words = tokenizer.result().fitted(spec.vocab_size)
         decoder = _make_decoder(backend, spec, words, description.recommended, context)
         engine = Engine(
             backend,

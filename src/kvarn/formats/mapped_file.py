@@ -1,8 +1,9 @@
 """A regular file, mapped read-only: the one way weight files are opened.
 
-Knows sizes and pages; does not know any file format. Refuses everything that is not a regular, non-empty file
-and never blocks while opening (a FIFO would). A file that shrinks under a mapping cannot be read safely, so the
-size is checked again whenever bytes are handed out, and `verify_unchanged` after the last of them was copied.
+Knows sizes and pages; does not know any file format. Refuses everything that is not a regular, non-empty file, or
+only stands in for one, and never blocks while opening (a FIFO would). A file that shrinks under a mapping cannot be
+read safely, so the size is checked again whenever bytes are handed out, and `verify_unchanged` after the last of them
+was copied.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 from kvarn.errors import FormatError, ModelNotFound
 
+DAMAGED = "it is truncated or corrupt, download it again"  # what readers of any format say
+_POINTER = b"version https://git-lfs."
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -40,6 +43,10 @@ class MappedFile:
         self.size = status.st_size
         self._modified_ns = status.st_mtime_ns
         self._map: mmap.mmap | None = self._map_whole()
+        if self._map[: len(_POINTER)] == _POINTER:
+            self.close()
+            message = f"this is a Git LFS pointer of {self.size} bytes, not the file itself"
+            raise FormatError(f"{message}; run git lfs pull, or download the file", file=self.path)
 
     def _map_whole(self) -> mmap.mmap:
         if self.size == 0:

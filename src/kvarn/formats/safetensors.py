@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kvarn.checks import short
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
-from kvarn.formats.mapped_file import MappedFile
+from kvarn.formats.mapped_file import DAMAGED, MappedFile
 from kvarn.formats.open import PICKLE_SUFFIXES
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
@@ -99,7 +99,7 @@ class SafetensorsFile:
             )
 
     def _error(self, message: str, offset: int | None = None) -> FormatError:
-        return FormatError(message, file=self.file.path, offset=offset)
+        return FormatError(f"{message}; {DAMAGED}", file=self.file.path, offset=offset)
 
 
 class SafetensorsFolder:

@@ -32,6 +32,13 @@ USUAL_LIMITS = JsonLimits()
 
 def parse_object(data: bytes, file: str, limits: JsonLimits = USUAL_LIMITS) -> dict[str, Any]:
     """Parse a JSON object or raise FormatError."""
+    value = _parse_bounded(data, file, limits)
+    if not isinstance(value, dict):
+        raise FormatError(f"the JSON is a {type(value).__name__}, not an object", file=file)
+    return value
+
+
+def _parse_bounded(data: bytes, file: str, limits: JsonLimits) -> Any:
     _check_size(len(data), file, limits)
     if data.count(b"{") + data.count(b"[") > limits.num_containers:
         raise FormatError(f"the JSON has more than {limits.num_containers:,} lists and objects", file=file)
@@ -46,8 +53,6 @@ def parse_object(data: bytes, file: str, limits: JsonLimits = USUAL_LIMITS) -> d
         raise FormatError(f"this is not JSON: {error}", file=file) from error
     if is_deep:
         raise FormatError(f"the JSON is nested too deeply; at most {MAX_DEPTH} levels are allowed", file=file)
-    if not isinstance(value, dict):
-        raise FormatError(f"the JSON is a {type(value).__name__}, not an object", file=file)
     return value
 
 
@@ -79,6 +84,17 @@ def read_object(path: str | os.PathLike[str], limits: JsonLimits = USUAL_LIMITS)
 def read_optional(path: str | os.PathLike[str], limits: JsonLimits = USUAL_LIMITS) -> dict[str, Any]:
     """Parse a file that may be missing; then the object is empty."""
     return read_object(path, limits) if os.path.lexists(path) else {}
+
+
+def read_optional_list(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Parse a file with a list of objects that may be missing; then the list is empty."""
+    if not os.path.lexists(path):
+        return []
+    name = os.fspath(path)
+    value = _parse_bounded(read_bytes(name, USUAL_LIMITS.num_bytes), name, USUAL_LIMITS)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise FormatError("the JSON is not a list of objects", file=name)
+    return value
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:

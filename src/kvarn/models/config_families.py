@@ -69,20 +69,23 @@ _LLADA: Final = {
 }
 _LLADA_MOE: Final = _EXPERTS | {"expert_intermediate_size": None, "moe_layer_freq": None}
 
+_AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
+    "llama": _DECODER | _BIAS,
+    "mistral": _DECODER | {"sliding_window": 4096},
+    "mixtral": _DECODER
+    | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": None, "num_experts_per_tok": 2},
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3_MOE,
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
+}
+
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "llama": _DECODER | _BIAS,
-        "mistral": _DECODER | {"sliding_window": 4096},
-        "mixtral": _DECODER
-        | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": None, "num_experts_per_tok": 2},
-        "qwen2": _QWEN2,
-        "qwen3": _QWEN3,
-        "qwen3_moe": _QWEN3_MOE,
-        "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        "gemma3": _GEMMA3,
-        "gemma3_text": _GEMMA3,
-        "phi3": _DECODER
-        | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
+        **{name: keys | {"is_causal": True} for name, keys in _AUTOREGRESSIVE.items()},
         "bert": {
             **{key: None for key in _DIMENSIONS if key not in ("num_key_value_heads", "head_dim")},
             "layer_norm_eps": None,

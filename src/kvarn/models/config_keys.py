@@ -3,7 +3,7 @@
 1. A key that the architecture read is settled.
 2. NEUTRAL has the keys that change the arithmetic of some model: they pass with the values that change nothing.
 3. HARMLESS has keys, and endings of keys, that change nothing at inference: training, token ids, ways of computing.
-4. Every other key is refused if a word of its name is one of ARITHMETIC's and its value is not empty, 0 or 1.
+4. Every other key is refused if a word of its name is one of ARITHMETIC's, unless it is empty, 0 or 1 (num_*: only 0).
 What is left (names, versions, notes of tools) passes. docs/model-files.md says the same to users.
 """
 
@@ -37,7 +37,14 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "block_size": (None,),
     "block_length": (None,),
     "bd_size": (None,),
+    # Off is what changes these: a model with them is the usual one.
+    "causal": (None, True),
+    "use_causal_mask": (None, True),
     "rope": (None, True),
+    "use_rope": (None, True),
+    "use_rotary_embeddings": (None, True),
+    "scale_attn_weights": (None, True),
+    "elementwise_affine": (None, True),
     "rope_interleaved": (None, False),
     "scale_logits": (None, False),
     "input_emb_norm": (None, False),
@@ -116,9 +123,11 @@ def changes_arithmetic(key: str, value: object) -> bool:
         return not any(value is neutral or value == neutral for neutral in NEUTRAL[key])
     if key in HARMLESS or _HARMLESS_NAME.search(key):
         return False
-    return ARITHMETIC.search(key.lower()) is not None and not _is_empty(value)
+    return ARITHMETIC.search(key.lower()) is not None and not _is_empty(key, value)
 
 
-def _is_empty(value: object) -> bool:
-    """Nothing, off, or one of something: the values of a key that is there but not used."""
-    return value is not True and (value is None or value in (False, 0, 1, "", [], {}))
+def _is_empty(key: str, value: object) -> bool:
+    """Nothing, off, or once: the values of a key that is there but not used. One of a number of things is one more."""
+    if value is None or value in (False, 0, "", [], {}):
+        return True
+    return value is not True and value == 1 and not key.startswith(("num_", "n_"))

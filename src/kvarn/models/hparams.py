@@ -55,7 +55,8 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     ),
     "decoder_sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
     "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
-    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 2**16),
+    # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
+    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
     "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
     "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),

@@ -1,5 +1,6 @@
 """Rotary frequencies: every scaling method is folded into the inverse frequencies here and nowhere else.
 
+dynamic   nothing up to the model's context, and no model is run beyond it
 linear    positions divided by a factor                        (kaiokendev 2023)
 llama3    low frequencies divided, high ones kept, a ramp between
 yarn      as llama3 with a ramp over dimensions and a magnitude  (arXiv:2309.00071)
@@ -27,6 +28,7 @@ COMMON_KEYS = frozenset(
 )
 SCALING_KEYS: dict[str, frozenset[str]] = {
     "none": frozenset({"factor"}),  # no scaling, whatever the factor
+    "dynamic": frozenset({"factor"}),  # scales beyond max_position_embeddings, where no model is run
     "linear": frozenset({"factor"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
@@ -48,11 +50,12 @@ def read_rope(
     base = hparams.number("rope_base", default=10000.0, table=table)
     plain = frequencies(base, dims)
     scaling = _scaling_kind(hparams, table)
-    if scaling == "none":
-        factors = hparams.vector("rope_freqs.weight", dims // 2) if hparams.is_gguf else None
-        return rope(style, plain if factors is None else plain / factors, gguf_magnitude(hparams))
     if scaling == "longrope":
         return rope(style, *_longrope(hparams, table, plain, context))
+    factors = hparams.vector("rope_freqs.weight", dims // 2) if hparams.is_gguf else None
+    plain = plain if factors is None else plain / factors
+    if scaling in ("none", "dynamic"):
+        return rope(style, plain, gguf_magnitude(hparams))
     factor = hparams.number("rope_factor", table=table)
     if scaling == "linear":
         return rope(style, plain / factor, gguf_magnitude(hparams))
@@ -100,7 +103,10 @@ def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] 
         if not isinstance(entry, Mapping):
             raise hparams.format_error(f"rope_parameters is {short(entry)}; expected an object")
     scaling, parameters = given
-    nested = parameters.get(kind) if hparams.has_key("rope_local_base_freq") else None  # by kind of layer: Gemma 3
+    is_by_kind = hparams.has_key("rope_local_base_freq")  # of layer: Gemma 3
+    if is_by_kind and parameters and not parameters.keys() & {"full_attention", "sliding_attention"}:
+        raise hparams.format_error(f"rope_parameters has {short(sorted(parameters))}; expected full_attention")
+    nested = parameters.get(kind) if is_by_kind else None
     base = "rope_local_base_freq" if kind == "sliding_attention" else "rope_theta"
     table = {"rope_theta": hparams.raw(None, base), "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor")}
     if isinstance(nested, Mapping):

@@ -59,6 +59,8 @@ def decoder(
     softcap: float | None = None,
 ) -> ModelSpec:
     """Put a causal language model together; one made for embeddings says so by its pooling."""
+    if not hparams.flag(None, "is_causal", default=True):
+        raise hparams.unsupported("is_causal is false: every token sees those after it", "is_causal")
     pooling = read_pooling(hparams, default=None)
     tied = hparams.ties_head()
     if not tied and not pooling and not hparams.has_tensor("output.weight"):

@@ -92,7 +92,7 @@ def _components(tokenizer_json: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
         component = waiting.pop()
         if not isinstance(component, dict):
             continue
-        inner = [part for key in _NESTED for part in component.get(key) or ()]
+        inner = [part for key in _NESTED if isinstance(component.get(key), list) for part in component[key]]
         waiting.extend(reversed(inner))
         count += 1
         if count > MAX_COMPONENTS or len(waiting) > MAX_COMPONENTS:

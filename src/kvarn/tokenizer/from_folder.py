@@ -17,8 +17,10 @@ from kvarn.formats.strict_json import MAX_JSON_BYTES, JsonLimits, read_bytes, re
 from kvarn.tokenizer.encoders.bytelevel import text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
+from kvarn.tokenizer.encoders.without_tokens import without_tokens
 from kvarn.tokenizer.fim import find_fim_tokens
 from kvarn.tokenizer.folder_sandbox import try_tokenizer
+from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import (
     BYTE_TOKEN,
@@ -46,15 +48,15 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
     prefix, suffix = _bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
+    control = frozenset(vocabulary.tokens[token_id] for token_id in vocabulary.of_type(TokenType.CONTROL))
     return Tokenizer(
         TokenizerParts(
             vocabulary=vocabulary,
-            encoder=FolderEncoder(tokenizer_json),
+            encoder=FolderEncoder({**tokenizer_json, "model": without_tokens(tokenizer_json.get("model"), control)}),
             prefix_ids=prefix,
             suffix_ids=suffix,
             chat_template=_chat_template(path, config),
-            lstrip_ids=frozenset(token.id for token in added if token.lstrip),
-            rstrip_ids=frozenset(token.id for token in added if token.rstrip),
+            rules=_match_rules(added),
         )
     )
 
@@ -96,14 +98,23 @@ class _AddedToken:
     special: bool
     lstrip: bool
     rstrip: bool
+    single_word: bool
 
     @staticmethod
     def read(entry: Mapping[str, Any]) -> _AddedToken:
         token_id, content = entry.get("id"), entry.get("content")
         if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS or not isinstance(content, str):
             raise FormatError(f"tokenizer.json: added token {str(entry)[:80]} has no usable id and content")
-        flags = [bool(entry.get(name)) for name in ("special", "lstrip", "rstrip")]
+        flags = [bool(entry.get(name)) for name in ("special", "lstrip", "rstrip", "single_word")]
         return _AddedToken(token_id, content, *flags)
+
+
+def _match_rules(added: Sequence[_AddedToken]) -> MatchRules:
+    return MatchRules(
+        lstrip=frozenset(token.id for token in added if token.lstrip),
+        rstrip=frozenset(token.id for token in added if token.rstrip),
+        single_word=frozenset(token.id for token in added if token.single_word),
+    )
 
 
 def _vocabulary(texts: Mapping[int, str], added: Sequence[_AddedToken], num_rows: int | None) -> Vocabulary:

@@ -12,8 +12,9 @@ from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.encoders.pretokenize import pre_tokenizer_rule
 from kvarn.tokenizer.encoders.sentencepiece import SentencePieceEncoder, rank_by_score
 from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
+from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
-from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_merges, read_vocabulary
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_flag, read_merges, read_vocabulary
 
 KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
 
@@ -36,7 +37,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
             prefix_ids=bos_eos.prefix,
             suffix_ids=bos_eos.suffix,
             chat_template=_text(metadata, "tokenizer.chat_template"),
-            rstrip_ids=_rstrip_ids(metadata, vocabulary),
+            rules=MatchRules(rstrip=_rstrip_ids(metadata, vocabulary)),
         )
     )
 
@@ -48,8 +49,8 @@ def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)
     rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, read_merges(metadata))
-    space_prefix = metadata.get("tokenizer.ggml.add_space_prefix", model == "llama")
-    return SentencePieceEncoder(vocabulary, rank, space_prefix=bool(space_prefix))
+    space_prefix = bool(read_flag(metadata, "add_space_prefix", model == "llama"))
+    return SentencePieceEncoder(vocabulary, rank, space_prefix=space_prefix)
 
 
 class _BosEos:
@@ -61,8 +62,8 @@ class _BosEos:
             model == "gpt2" and pre_tokenizer_rule(_text(metadata, "tokenizer.ggml.pre")).adds_bos
         )
         # Early files of Gemma 4 say they have no bos, which they need (llama.cpp pull request 21500).
-        adds_bos = model == "gemma4" or metadata.get("tokenizer.ggml.add_bos_token", bos_implied)
-        adds_eos = metadata.get("tokenizer.ggml.add_eos_token", model == "bert")
+        adds_bos = model == "gemma4" or read_flag(metadata, "add_bos_token", bos_implied)
+        adds_eos = read_flag(metadata, "add_eos_token", model == "bert")
         self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
         self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()
 

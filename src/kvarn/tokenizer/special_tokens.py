@@ -11,7 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-_WHITESPACE = " \t\r\n"
+# Unicode's White_Space, as the tokenizers package strips it.
+_WHITESPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+_LETTER = re.compile(r"\w")
+
+
+@dataclass(frozen=True, slots=True)
+class MatchRules:
+    """Ids of tokens with a rule of their own about the text beside them."""
+
+    lstrip: frozenset[int] = frozenset()  # the white space before them belongs to them
+    rstrip: frozenset[int] = frozenset()  # and after them
+    single_word: frozenset[int] = frozenset()  # no letter or digit may stand beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +36,9 @@ class Segment:
 class SpecialMatcher:
     """Splits text at the occurrences of a set of tokens."""
 
-    def __init__(
-        self, ids: Mapping[str, int], *, lstrip: frozenset[int] = frozenset(), rstrip: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, ids: Mapping[str, int], rules: MatchRules | None = None) -> None:
         self._ids = {text: token_id for text, token_id in ids.items() if text}
-        self._lstrip = lstrip  # tokens that strip the white space before them
-        self._rstrip = rstrip  # and after them
+        self._rules = rules or MatchRules()
         # A token is found by its first two characters, then by length: "<u" -> [13, 12, 11].
         self._lengths = _lengths_by_head(self._ids)
         self._heads = re.compile("|".join(map(re.escape, sorted(self._lengths, key=len, reverse=True))) or r"(?!)")
@@ -45,12 +53,12 @@ class SpecialMatcher:
             if end is None:
                 continue
             token_id = self._ids[text[start:end]]
-            before = text[done:start].rstrip(_WHITESPACE) if token_id in self._lstrip else text[done:start]
+            before = text[done:start].rstrip(_WHITESPACE) if token_id in self._rules.lstrip else text[done:start]
             if before:
                 yield Segment(before, None)
             yield Segment(text[start:end], token_id)
             done = end
-            while token_id in self._rstrip and done < len(text) and text[done] in _WHITESPACE:
+            while token_id in self._rules.rstrip and done < len(text) and text[done] in _WHITESPACE:
                 done += 1
         if done < len(text):
             yield Segment(text[done:], None)
@@ -72,9 +80,19 @@ class SpecialMatcher:
         for width in (2, 1):
             for length in self._lengths.get(text[start : start + width], ()):
                 end = start + length
-                if text[start:end] in self._ids and not _covers(start, end, plain):
+                token_id = self._ids.get(text[start:end])
+                if (
+                    token_id is not None
+                    and not _covers(start, end, plain)
+                    and self._may_stand(token_id, text, start, end)
+                ):
                     return end
         return None
+
+    def _may_stand(self, token_id: int, text: str, start: int, end: int) -> bool:
+        if token_id not in self._rules.single_word:
+            return True
+        return not (start and _LETTER.match(text, start - 1)) and not _LETTER.match(text, end)
 
     @cached_property
     def _longest(self) -> int:

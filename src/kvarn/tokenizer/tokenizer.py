@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from kvarn.errors import InvalidParameter
+from kvarn.errors import FormatError, InvalidParameter
 from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.fim import FimTokens
-from kvarn.tokenizer.special_tokens import SpecialMatcher
+from kvarn.tokenizer.special_tokens import MatchRules, SpecialMatcher
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ class TokenizerParts:
     prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
     suffix_ids: tuple[int, ...] = ()  # put after it
     chat_template: str | None = None
-    lstrip_ids: frozenset[int] = frozenset()
-    rstrip_ids: frozenset[int] = frozenset()
+    rules: MatchRules | None = None  # of special tokens
 
 
 class Tokenizer:
@@ -53,11 +52,20 @@ class Tokenizer:
         """Ids that stand for no token: holes and padding; never one that ends a text."""
         return frozenset(self._vocabulary.of_type(TokenType.UNUSED)) - {*self.eos_ids, self.bos_id}
 
-    def padded(self, num_rows: int) -> Tokenizer:
-        """The same tokenizer for a model with num_rows ids, those without a token unused."""
-        if num_rows <= self.vocab_size:
+    def fitted(self, num_rows: int) -> Tokenizer:
+        """The same tokenizer for a model with num_rows ids: those without a token are unused, tokens beyond refused."""
+        if num_rows == self.vocab_size:
             return self
-        return Tokenizer(replace(self._parts, vocabulary=self._vocabulary.padded(num_rows)))
+        if num_rows > self.vocab_size:
+            return Tokenizer(replace(self._parts, vocabulary=self._vocabulary.padded(num_rows)))
+        beyond = [token_id for token_id in (*self._parts.prefix_ids, *self._parts.suffix_ids) if token_id >= num_rows]
+        if beyond:
+            raise FormatError(
+                f"every text gets token {beyond[0]:,}, the model has {num_rows:,} rows for tokens; "
+                "the tokenizer is of another model",
+                file="tokenizer.json",
+            )
+        return Tokenizer(replace(self._parts, vocabulary=self._vocabulary.cut(num_rows)))
 
     @property
     def bos_id(self) -> int | None:
@@ -186,7 +194,7 @@ class Tokenizer:
 
     def _matcher(self, *token_types: TokenType) -> SpecialMatcher:
         ids = {self._vocabulary.tokens[token_id]: token_id for token_id in self._vocabulary.of_type(*token_types)}
-        return SpecialMatcher(ids, lstrip=self._parts.lstrip_ids, rstrip=self._parts.rstrip_ids)
+        return SpecialMatcher(ids, self._parts.rules)
 
     def _encode_unmarked(self, text: str, *, at_start: bool) -> list[int]:
         ids: list[int] = []

@@ -90,6 +90,17 @@ class Vocabulary:
         wanted = re.compile(b"[" + b"".join(re.escape(bytes([token_type])) for token_type in token_types) + b"]")
         return [match.start() for match in wanted.finditer(self.token_types)]
 
+    def cut(self, num_rows: int) -> Vocabulary:
+        """The same vocabulary for a model with fewer ids; only added tokens may be beyond them, and none is chosen."""
+        for token_id in range(num_rows, len(self.tokens)):
+            if self.token_types[token_id] in (TokenType.NORMAL, TokenType.BYTE, TokenType.UNDEFINED):
+                raise FormatError(
+                    f"token {token_id:,} of the tokenizer is {self.tokens[token_id][:40]!r}, the model has "
+                    f"{num_rows:,} rows for tokens; the tokenizer is of another model",
+                    file="tokenizer.json",
+                )
+        return replace(self, eos_ids=tuple(token_id for token_id in self.eos_ids if token_id < num_rows))
+
     def padded(self, num_tokens: int) -> Vocabulary:
         """The same vocabulary with unused ids at its end; their texts are found by nobody."""
         new = range(len(self.tokens), num_tokens)
@@ -205,6 +216,15 @@ def _ids_by_text(tokens: list[str]) -> dict[str, int]:
             f"token {tokens[first]!r} occurs twice, as id {first} and id {ids[tokens[first]]}; get the model file again"
         )
     return ids
+
+
+def read_flag(metadata: Mapping[str, Any], name: str, default: bool | None) -> bool | None:
+    """Return a flag of the tokenizer in GGUF metadata, or the default where the file has none."""
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key, default)
+    if value is not default and not isinstance(value, bool):
+        raise FormatError(f"{key} is {value!r:.40}; expected true or false, get the model file again")
+    return value
 
 
 def _named_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:

@@ -80,6 +80,13 @@ def test_numbers_that_are_none_are_refused(name: str, number: str, model: Path) 
         load(model)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_pointer_of_git_lfs_is_called_by_its_name(name: str, model: Path) -> None:
+    place(model, name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12345\n")
+    with pytest.raises(FormatError, match=rf"{name}: this is a Git LFS pointer .* run git lfs pull"):
+        load(model)
+
+
 def test_the_pooling_file_is_read_as_strictly(model: Path) -> None:
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").symlink_to("/dev/zero")

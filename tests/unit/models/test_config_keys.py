@@ -46,6 +46,10 @@ def test_every_model_type_has_its_keys() -> None:
         ("sliding_window", 4096),
         ("partial_rotary_factor", 0.25),
         ("rope", False),
+        ("use_rope", False),
+        ("num_kv_shared_layers", 1),
+        ("causal", False),
+        ("scale_attn_weights", False),
         ("quantization_config", {"bits": 4}),
     ],
 )
@@ -53,6 +57,12 @@ def test_a_key_that_may_change_the_arithmetic_is_refused_by_name(key: str, value
     with pytest.raises(UnsupportedModel, match=rf"the model is changed by {key} = ") as error:
         describe(edited_config(llama, **{key: value}))
     assert error.value.fields == (key,)
+
+
+def test_a_decoder_that_sees_both_ways_is_refused(llama: WeightSource) -> None:
+    with pytest.raises(UnsupportedModel, match="is_causal is false"):
+        describe(edited_config(llama, is_causal=False))
+    assert describe(edited_config(llama, is_causal=True)).spec == describe(llama).spec
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvarn.errors import ConfigError, FormatError, KvarnError, UnsupportedModel
+from kvarn.errors import ConfigError, FormatError, KvarnError, ModelNotFound, UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.models.describe import describe
@@ -82,6 +82,18 @@ def test_dense_layers_between_layers_of_experts(hf: Sources) -> None:
     assert isinstance(spec.blocks[1].feed_forward, MixtureOfExperts)
 
 
+def test_factors_of_frequencies_hold_beside_a_scaling(gguf: Sources) -> None:
+    def frequencies(**metadata: Any) -> tuple[float, ...]:
+        changes = {f"llama.rope.scaling.{key}": value for key, value in metadata.items()}
+        rope = describe(Edited(gguf["llama3"], changes)).spec.blocks[0].attention.rope
+        assert rope is not None
+        return rope.inverse_frequencies
+
+    assert "rope_freqs.weight" in gguf["llama3"].tensors
+    halved = frequencies(type="linear", factor=2.0)
+    assert halved == pytest.approx([frequency / 2 for frequency in frequencies()])
+
+
 def test_a_causal_model_with_pooling_is_an_encoder(gguf: Sources) -> None:
     spec = describe(Edited(gguf["llama-tied"], {"llama.pooling_type": 3})).spec
     assert spec.generation == Encoder("last")
@@ -95,6 +107,24 @@ def test_the_folder_says_how_to_pool(folder: Path) -> None:
     assert describe(open_weights(path)).spec.generation == Encoder("cls")
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
     with pytest.raises(UnsupportedModel, match="pooling_mode_max_tokens"):
+        describe(open_weights(path))
+
+
+def test_a_step_of_sentence_transformers_that_changes_the_vectors_is_refused(folder: Path) -> None:
+    path = tiny_model("bert", folder / "steps")
+    steps = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    steps += [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (path / "modules.json").write_text(json.dumps(steps))
+    with pytest.raises(ModelNotFound, match="1_Pooling"):  # it was not downloaded
+        describe(open_weights(path))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    assert describe(open_weights(path)).spec.generation == Encoder("cls")
+    (path / "modules.json").write_text(json.dumps([*steps, {"type": "sentence_transformers.models.Dense"}]))
+    with pytest.raises(UnsupportedModel, match=r"modules\.json has the step 'Dense'"):
+        describe(open_weights(path))
+    (path / "modules.json").write_text("{}")
+    with pytest.raises(FormatError, match="not a list of objects"):
         describe(open_weights(path))
 
 
@@ -174,7 +204,7 @@ def test_metadata_that_would_change_the_arithmetic_is_refused(key: str, value: A
         ("llama", {"hidden_act": "relu2"}),
         ("llama", {"mlp_bias": True}),
         ("llama", {"quantization_config": {"bits": 4}}),
-        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "alpha": 2.0}}),
         ("llama", {"attn_logit_softcapping": 50.0}),
         ("bert", {"position_embedding_type": "relative_key"}),
         ("bert", {"is_decoder": True}),

@@ -78,6 +78,17 @@ def test_blocks_are_of_four_where_nothing_is_said(sources: dict[str, WeightSourc
     assert spec.blocks[0].attention.mask_block == 4
 
 
+def test_blocks_that_would_waste_the_cache_are_refused(sources: dict[str, WeightSource]) -> None:
+    with pytest.raises(FormatError, match=r"sdar\.diffusion\.block_length is 65521; expected a number from 1 to 256"):
+        edited(sources["sdar"], {"sdar.diffusion.block_length": 65521})
+
+
+@pytest.mark.parametrize("frequency", [2, 1.5, "1", [1, 0], {"1": 1}], ids=str)
+def test_experts_in_some_layers_only_are_refused(frequency: object, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="moe_layer_freq"):
+        describe(open_weights(tiny_diffusion("llada-moe", tmp_path, moe_layer_freq=frequency)))
+
+
 def test_one_model_type_stands_for_dense_layers_and_experts(tmp_path: Path) -> None:
     path = tiny_diffusion("llada-moe", tmp_path)
     config = json.loads((path / "config.json").read_text()) | {"model_type": "llada"}

@@ -69,6 +69,12 @@ def test_what_the_static_check_does_not_see_is_measured() -> None:
         try_tokenizer(changed(normalizer=inserts))
 
 
+@pytest.mark.parametrize("steps", [5, True, "ab", {"a": 1}], ids=str)
+def test_steps_that_are_no_list_are_refused(steps: object) -> None:
+    with pytest.raises(FormatError, match="cannot be used"):
+        try_tokenizer(changed(normalizer={"type": "Sequence", "normalizers": steps}))
+
+
 def test_more_steps_than_any_tokenizer_has_are_refused() -> None:
     with pytest.raises(FormatError, match="more than 128 steps"):
         try_tokenizer(changed(normalizer=replaces(*["b"] * 200)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.tokenizer.special_tokens import Segment, SpecialMatcher
+from kvarn.tokenizer.special_tokens import MatchRules, Segment, SpecialMatcher
 
 IDS = {"<a>": 1, "<ab>": 2, "<ab><": 3, "x": 4, "  ": 5, "   ": 6}
 
@@ -49,6 +49,6 @@ def test_possible_starts_are_where_tokens_begin_or_could() -> None:
 
 
 def test_stripping_tokens_take_the_white_space_beside_them() -> None:
-    matcher = SpecialMatcher({"<r>": 1, "<l>": 2}, rstrip=frozenset({1}), lstrip=frozenset({2}))
+    matcher = SpecialMatcher({"<r>": 1, "<l>": 2}, MatchRules(rstrip=frozenset({1}), lstrip=frozenset({2})))
     found = [segment.text for segment in matcher.split("a <r>\n b <l> c")]
     assert found == ["a ", "<r>", "b", "<l>", " c"]

@@ -79,3 +79,17 @@ def test_other_threads_run_while_a_long_text_is_encoded(patience: float) -> None
     took_s, is_done = time.perf_counter() - began, True
     thread.join()
     assert longest_s < max(took_s / 3, 0.1 * patience)
+
+
+@pytest.mark.parametrize("name", sorted({rule: name for name, rule in RULES.items()}.values()))
+def test_long_runs_take_time_in_proportion_to_their_length(name: str) -> None:
+    splitter = build_pre_tokenizer(RULES[name])
+
+    def seconds(run: str, length: int) -> float:
+        begin = time.process_time()
+        splitter.pre_tokenize_str((run * length)[:length])
+        return time.process_time() - begin
+
+    for run in ("a", " ", "\n", "1", "٣", "'", "Aa"):
+        few, many = (min(seconds(run, length) for _ in range(2)) for length in (2000, 8000))
+        assert many < 10 * max(few, 0.002), run  # four times as many characters; looking ahead from each takes 16 times

@@ -222,3 +222,32 @@ def test_gemma_4_begins_with_bos_whatever_its_file_says() -> None:
     metadata = sentence_piece() | {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": ["▁ a"]}
     metadata |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.add_bos_token": False}
     assert tokenizer_from_gguf(metadata).encode("a")[0] == 1
+
+
+def test_accents_are_stripped_with_the_case_unless_the_file_says_otherwise() -> None:
+    def tokens(**flags: bool) -> list[str]:
+        metadata = word_piece(**{f"tokenizer.ggml.normalizer.{name}": value for name, value in flags.items()})
+        tokenizer = tokenizer_from_gguf(metadata)
+        return [tokenizer.token_text(token_id) for token_id in tokenizer.encode("é", add_special=False)]
+
+    assert tokens() == ["[UNK]"]  # the vocabulary has no e
+    assert tokens(strip_accents=False) == ["▁é"]
+    assert tokens(lowercase=False) == ["▁é"]
+    assert tokens(lowercase=False, strip_accents=True) == ["[UNK]"]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (byte_level, "add_bos_token"),
+        (sentence_piece, "add_space_prefix"),
+        (sentence_piece, "add_eos_token"),
+        (word_piece, "normalizer.strip_accents"),
+        (word_piece, "normalizer.lowercase"),
+    ],
+)
+def test_a_flag_that_is_none_is_refused(make: Make, name: str) -> None:
+    for value in ("false", 1, [True]):
+        assert f"tokenizer.ggml.{name} is {value!r}; expected true or false" in refusal(
+            make(**{f"tokenizer.ggml.{name}": value})
+        )

@@ -9,11 +9,10 @@ import mmap
 import struct
 
 from kvarn.errors import FormatError
+from kvarn.formats.mapped_file import DAMAGED
 
 _UINT32 = struct.Struct("<I")
 _UINT64 = struct.Struct("<Q")
-
-DAMAGED = "it is truncated or corrupt, download it again"
 
 
 class Cursor:

@@ -103,8 +103,7 @@ class GGUFFile:
 def _read_header(cursor: Cursor) -> tuple[int, int]:
     magic = cursor.take(4, "the magic number")
     if magic != MAGIC:
-        is_pointer = magic == b"vers"
-        remedy = "it is a Git LFS pointer, fetch the real file" if is_pointer else "give the path of a .gguf file"
+        remedy = "give the path of a .gguf file"
         raise cursor.error(f"this is not a GGUF file: it begins with {magic!r}", 0, remedy=remedy)
     version = cursor.uint32("the version")
     if version not in limits.VERSIONS:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import get_args
 
-from kvarn.formats.strict_json import read_optional
+from kvarn.checks import short
+from kvarn.formats.strict_json import read_object, read_optional, read_optional_list
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Classifier, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm, Pooling
@@ -16,6 +17,9 @@ POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+POOLING_FOLDER = "1_Pooling"
+# Normalize: the caller says whether vectors are normalised.
+SENTENCE_STEPS = ("Transformer", "Pooling", "Normalize")
 
 
 def describe(hparams: HParams) -> ModelSpec:
@@ -67,7 +71,10 @@ def _generation(hparams: HParams) -> Encoder:
 def _folder_pooling(hparams: HParams) -> Pooling | None:
     """Read what sentence-transformers wrote beside the weights."""
     folder = hparams.weights.metadata.get("hf_folder")
-    config = {} if folder is None else read_optional(os.path.join(folder, "1_Pooling", "config.json"))
+    if folder is None:
+        return None
+    read = read_object if _names_pooling(hparams, folder) else read_optional
+    config = read(os.path.join(folder, POOLING_FOLDER, "config.json"))
     if not config:
         return None
     chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
@@ -77,3 +84,18 @@ def _folder_pooling(hparams: HParams) -> Pooling | None:
         raise hparams.unsupported(f"pooling {unknown or chosen} is unknown; known are mean, cls, last", "pooling_mode")
     pooling: Pooling = chosen[0]
     return pooling
+
+
+def _names_pooling(hparams: HParams, folder: str) -> bool:
+    """Whether modules.json names a pooling; a step that makes other vectors of the pooled ones is refused."""
+    steps = [
+        (str(step.get("type")).rpartition(".")[2], step.get("path"))
+        for step in read_optional_list(os.path.join(folder, "modules.json"))
+    ]
+    for kind, path in steps:
+        if kind not in SENTENCE_STEPS:
+            known = ", ".join(SENTENCE_STEPS)
+            raise hparams.unsupported(f"modules.json has the step {short(kind)}; known are {known}", "modules.json")
+        if kind == "Pooling" and path != POOLING_FOLDER:
+            raise hparams.format_error(f"modules.json has the pooling in {short(path)}; expected {POOLING_FOLDER}")
+    return any(kind == "Pooling" for kind, _ in steps)

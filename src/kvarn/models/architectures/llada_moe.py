@@ -30,7 +30,8 @@ def describe(hparams: HParams) -> ModelSpec:
 
 def _refuse_dense_layers(hparams: HParams) -> None:
     frequency = hparams.raw(None, "moe_layer_freq")
-    if frequency is not None and any(step != 1 for step in ([frequency] if isinstance(frequency, int) else frequency)):
+    steps = frequency if isinstance(frequency, list) else [1 if frequency is None else frequency]
+    if any(step != 1 for step in steps):
         raise hparams.unsupported(
             f"moe_layer_freq is {frequency!r:.60}; experts in every layer are known", "moe_layer_freq"
         )

@@ -29,7 +29,7 @@ def describe(hparams: HParams) -> ModelSpec:
 def late_windows(hparams: HParams, dims: Dimensions) -> tuple[int | None, ...]:
     """Give each layer's window: Qwen turns it on by a flag, in dense models from a certain layer on."""
     window = hparams.integer("sliding_window", default=0)
-    is_on = window > 0 and hparams.flag(None, "use_sliding_window", default=hparams.is_gguf)
+    is_on = hparams.flag(None, "use_sliding_window", default=hparams.is_gguf) and window > 0
     first = hparams.integer("first_window_layer", default=0)
     usual = tuple(is_on and layer >= first for layer in range(dims.num_layers))
     windowed = window_layers(hparams, dims, usual)

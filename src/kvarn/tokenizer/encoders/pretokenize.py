@@ -179,7 +179,6 @@ RULES: dict[str, PreTokenizerRule] = {
     "llama4": _gpt4o,
     "kanana2": _gpt4o,
     "minimax-m2": _gpt4o,
-    "tiny_aya": PreTokenizerRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     "falcon": PreTokenizerRule((_SYMBOL_RUN, _GPT2, r"[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizerRule(
         ("[\r\n]", rf"\s?[{_CASED}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _CJK_KOREAN, r"\p{N}")

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvarn.errors import FormatError
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
-from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, token_as_bytes
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_flag, token_as_bytes
 
 WORD_START = "\u2581"
 
@@ -26,12 +26,13 @@ class WordPieceEncoder:
 
         if vocabulary.unk_id is None:
             raise FormatError("a WordPiece vocabulary needs tokenizer.ggml.unknown_token_id; convert the model again")
-        lowercase = bool(metadata.get("tokenizer.ggml.normalizer.lowercase", True))
+        lowercase = bool(read_flag(metadata, "normalizer.lowercase", True))
+        strip_accents = read_flag(metadata, "normalizer.strip_accents", None)  # None: as lowercase
         with vocabulary_errors():
             unk = vocabulary.tokens[vocabulary.unk_id]
             model = models.WordPiece(_bert_vocabulary(vocabulary), unk_token=unk, max_input_chars_per_word=100)
             self._tokenizer = Tokenizer(model)
-            self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+            self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
             self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
