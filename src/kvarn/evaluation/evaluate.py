@@ -63,7 +63,7 @@ def evaluate_all(
     progress: OnProgress | None = None,
 ) -> list[EvaluationReport]:
     """Measure several models on the same tokens; with a source, the first report is the source's own."""
-    run = _Run(read_text(text), options or EvaluationOptions(), progress)
+    run = _Evaluation(read_text(text), options or EvaluationOptions(), progress)
     if against is None:
         return [run.measure(model, None) for model in models]
     with run.load(against) as source:
@@ -81,7 +81,7 @@ class _Reference:
     report: EvaluationReport
 
 
-class _Run:
+class _Evaluation:
     """One text and one set of options, for all models of a call."""
 
     def __init__(self, text: RunningText, options: EvaluationOptions, progress: OnProgress | None) -> None:

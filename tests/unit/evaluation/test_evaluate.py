@@ -17,7 +17,6 @@ from kvarn.evaluation.evaluate import evaluate_all
 from kvarn.evaluation.plot import PlotPoint, plot_points, svg
 from kvarn.evaluation.report import table_of
 from kvarn.evaluation.tensor_errors import tensor_errors
-from tests.assets import minilm
 from tests.chat_model import chat_metadata
 from tests.float_model import write_float_model, write_text
 
@@ -175,7 +174,6 @@ def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
         kvarn.EvaluationOptions(**options)
 
 
-@pytest.mark.model
-def test_an_encoder_is_refused(text: Path) -> None:
+def test_a_diffusion_model_is_refused(text: Path) -> None:
     with pytest.raises(UnsupportedModel, match="left to right"):
-        kvarn.evaluate(minilm(), text=text, options=kvarn.EvaluationOptions(chunks=1, context=64))
+        kvarn.evaluate("tiny-diffusion", text=text, options=OPTIONS)

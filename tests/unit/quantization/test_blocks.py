@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,13 @@ PLAIN = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0)
 SEARCHED = (T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_NL)
 WEIGHTED = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, *SEARCHED)
 Float32 = npt.NDArray[np.float32]
+# sha256 of what ggml_quantize_chunk of llama-cpp-python 0.3.36, built with GGML_NATIVE=OFF, makes of weights(rows=64).
+GGML_DIGESTS = {
+    T.Q2_K: "39cdd70da8ad53c3d0fd38425e4ba5d4adcc4f4f83e6d218ed530e63634272a3",
+    T.Q4_K: "5c7e8c1fa73a70783246d070d7d6a05c88f48a91c8be4bc3e4912983c6128807",
+    T.Q5_K: "590fd7878fc359b12df90b86adb2d72e9773d39a3736c97629c19825fe657abf",
+    T.Q6_K: "4d875811be36db455f0ca730972bbe0969d5f62e511f6672f05ed5f344eb0702",
+}
 
 
 def encode(x: Float32, type: TensorType, importance: Float32 | None = None, *, threads: int = 2) -> bytes:
@@ -51,6 +60,11 @@ def test_plain_types_have_the_bytes_of_the_gguf_package(type: TensorType) -> Non
     x = weights()
     expected = gguf.quants.quantize(x, getattr(gguf.GGMLQuantizationType, type.name))
     assert encode(x, type) == expected.tobytes()
+
+
+@pytest.mark.parametrize("type", GGML_DIGESTS, ids=lambda type: type.name)
+def test_k_quants_have_the_bytes_of_llama_cpp(type: TensorType) -> None:
+    assert hashlib.sha256(encode(weights(rows=64), type)).hexdigest() == GGML_DIGESTS[type]
 
 
 @pytest.mark.parametrize("type", [T.F16, T.BF16, T.F32], ids=lambda type: type.name)
