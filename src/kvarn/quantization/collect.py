@@ -98,23 +98,22 @@ class _Collection:
 
     def run(self, output: Path, before: ImportanceMatrix | None, progress: OnProgress | None) -> ImportanceMatrix:
         """Collect all chunks that are not in `before` yet, saving now and then."""
-        chunks = self._chunks()
+        chunks, found = self._chunks(), before
         done = 0 if before is None else before.num_chunks
-        found = before
         others = [read_imatrix(path) for path in self._options.merge]
         self._backend.observe_inputs()
         for number in range(done, len(chunks.ids)):
             self._see(chunks.ids[number])
-            is_last = number + 1 == len(chunks.ids)
-            if is_last or (number + 1 - done) % SAVE_CHUNKS == 0:
+            if number + 1 == len(chunks.ids) or (number + 1 - done) % SAVE_CHUNKS == 0:
                 found = self._matrix(number + 1 - done, before)
-                write_imatrix(output, reduce(merged, others, found) if is_last else found)
+                write_imatrix(output, found)
             if progress is not None:
                 progress(number + 1, len(chunks.ids), output.name)
-        if found is None or done >= len(chunks.ids):
-            assert before is not None
-            return before
-        return reduce(merged, others, found)
+        assert found is not None
+        if others:
+            found = reduce(merged, others, found)
+            write_imatrix(output, found)
+        return found
 
     def _chunks(self) -> Chunks:
         options = self._options

@@ -150,6 +150,14 @@ def test_a_stopped_collection_goes_on(model: Path, text: Path, tmp_path: Path, m
         assert resumed.entries[name].counts.tolist() == found.counts.tolist()
 
 
+def test_a_finished_collection_may_still_be_merged(model: Path, text: Path, tmp_path: Path) -> None:
+    other = collected(model, write_text(tmp_path / "b.txt", seed=5), tmp_path / "other.gguf", chunks=4)
+    whole = collected(model, text, tmp_path / "imatrix.gguf")
+    both = collected(model, text, tmp_path / "imatrix.gguf", resume=True, merge=[tmp_path / "other.gguf"])
+    assert both.num_chunks == whole.num_chunks + other.num_chunks
+    assert read_imatrix(tmp_path / "imatrix.gguf").num_chunks == both.num_chunks
+
+
 def test_resuming_with_another_text_is_refused(model: Path, text: Path, tmp_path: Path) -> None:
     collected(model, text, tmp_path / "imatrix.gguf", chunks=4)
     with pytest.raises(ConfigError, match=r"collected on text\.txt"):

@@ -213,6 +213,16 @@ def test_a_source_with_nan_is_refused_by_the_tensors_name(tmp_path: Path) -> Non
     assert not (tmp_path / "out.gguf").exists()
 
 
+@pytest.mark.parametrize("damage", ["cut", "no tensors", "no model"])
+def test_a_hostile_source_gets_what_the_loader_gives(source: Path, tmp_path: Path, damage: str) -> None:
+    data = source.read_bytes()
+    hostile = {"cut": data[:-5000], "no tensors": data[:8] + bytes(8) + data[16:], "no model": b"not a model" * 100}
+    (tmp_path / "hostile.gguf").write_bytes(hostile[damage])
+    with pytest.raises(FormatError, match=r"hostile\.gguf"):
+        kvarn.quantize(tmp_path / "hostile.gguf", "Q4_0", tmp_path / "out.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["hostile.gguf"]
+
+
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
     path = write_float_model(tmp_path / "model.gguf")
 
