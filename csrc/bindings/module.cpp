@@ -16,8 +16,9 @@ namespace kvarn {
 
 using namespace nb::literals;
 
-void bind_kernels(nb::module_& m);  // kernels.cpp
-void bind_probe(nb::module_& m);    // probe.cpp
+void bind_kernels(nb::module_& m);   // kernels.cpp
+void bind_probe(nb::module_& m);     // probe.cpp
+void bind_quantize(nb::module_& m);  // quantize.cpp
 
 namespace {
 
@@ -150,6 +151,32 @@ public:
                         static_cast<int>(top_ids.shape(1))});
     }
 
+    void observe_inputs() {
+        std::lock_guard turn(pool_->turn());
+        model_.observe_inputs();
+    }
+
+    // Sums over the rows that a matrix has read since observe_inputs: squares, magnitudes, the largest, and rows.
+    void read_inputs(size_t layer, const std::string& input, Out2<double> squares, Out2<double> magnitudes,
+                     Out2<float> largest, Out1<uint64_t> rows) {
+        require(layer < model_.spec().blocks.size(), "no such layer");
+        const LayerInputs& inputs = model_.observed(layer);
+        const std::map<std::string, const ColumnSums*> by_name = {{"qkv", &inputs.qkv},
+                                                                  {"attention_output", &inputs.attention_output},
+                                                                  {"ffn_in", &inputs.ffn_in},
+                                                                  {"expert_in", &inputs.expert_in},
+                                                                  {"ffn_down", &inputs.ffn_down}};
+        require(by_name.contains(input), "no such input: " + input);
+        const ColumnSums& sums = *by_name.at(input);
+        require(squares.size() == sums.squares.size() && magnitudes.size() == sums.squares.size() &&
+                    largest.size() == sums.squares.size() && rows.size() == sums.rows.size(),
+                "the arrays for the sums have the wrong shape");
+        std::copy(sums.squares.begin(), sums.squares.end(), squares.data());
+        std::copy(sums.magnitudes.begin(), sums.magnitudes.end(), magnitudes.data());
+        std::copy(sums.largest.begin(), sums.largest.end(), largest.data());
+        std::copy(sums.rows.begin(), sums.rows.end(), rows.data());
+    }
+
     size_t scratch_bytes() const { return model_.scratch_bytes(); }
     size_t logit_bytes() const { return chooser_.logit_bytes(); }
 
@@ -233,13 +260,16 @@ NB_MODULE(_native, m) {
         .def("advance", &NativeModel::advance)
         .def("logits", &NativeModel::logits)
         .def("sample", &NativeModel::sample)
-        .def("score", &NativeModel::score);
+        .def("score", &NativeModel::score)
+        .def("observe_inputs", &NativeModel::observe_inputs)
+        .def("read_inputs", &NativeModel::read_inputs);
     m.def("packed_bytes", [](int type, int parts, int rows, int columns) {
         require(type >= 0 && type < kNumTypes && parts > 0 && rows > 0 && columns > 0, "bad matrix shape");
         return Weights::packed_bytes(static_cast<Type>(type), parts, rows, columns);
     });
     m.attr("kv_block_size") = kKVBlock;
     m.attr("sampling_record") = sampling_record();
+    bind_quantize(m);
     m.def("cpu_features", &cpu_features);
     m.def("isa_names", &kernel_tables);
     m.def("kernel_origins", &kernel_origins);

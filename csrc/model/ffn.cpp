@@ -69,10 +69,11 @@ FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers)
 }
 
 void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const Activations& in,
-                  float* residual) {
+                  float* residual, LayerInputs* observed) {
     size_t width = static_cast<size_t>(in.k);
     Projection down{layer.down, buffers.result, width, layer.down_bias};
     Activations hidden = expand(compute, layer.feed_forward, first_products(layer, buffers), buffers, in, down);
+    if (observed != nullptr) observed->ffn_down.add(compute, hidden.values, hidden.n);
     project(compute, hidden, {&down, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
         for (int row = tokens.begin; row < tokens.end; ++row) {
@@ -83,7 +84,7 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
 }
 
 void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
-                        const Activations& in) {
+                        const Activations& in, LayerInputs* observed) {
     const FeedForwardSpec& spec = layer.feed_forward;
     int n = in.n, width = in.k;
     size_t active = static_cast<size_t>(spec.num_active), columns = static_cast<size_t>(width);
@@ -112,7 +113,12 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
                               {&(*layer.up_experts)[part], buffers.up, hidden, nullptr}};
         Activations chosen = prepare(compute, buffers.quants, buffers.expert_in, count, width, gated);
         Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, nullptr};
-        project(compute, expand(compute, spec, gated, buffers, chosen, down), {&down, 1});
+        Activations inner = expand(compute, spec, gated, buffers, chosen, down);
+        if (observed != nullptr) {
+            observed->expert_in.add(compute, chosen.values, count, e);
+            observed->ffn_down.add(compute, inner.values, count, e);
+        }
+        project(compute, inner, {&down, 1});
         for_rows(compute, count, [&](int i) {
             size_t row = static_cast<size_t>(buffers.expert_rows[i]);
             const int32_t* index = buffers.expert_index + row * active;

@@ -1,5 +1,6 @@
 // Feed-forward sublayers: plain, gated, and a mixture of experts.
 #pragma once
+#include "observe.h"
 #include "step.h"
 
 namespace kvarn {
@@ -13,11 +14,12 @@ struct FirstProducts {
 FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers);
 
 // result (n, width) = feed-forward of in (n, width). When residual is not null the result is added to it instead.
+// observed: where the inputs of the inner products are summed up; null: nowhere.
 void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const Activations& in,
-                  float* residual);
+                  float* residual, LayerInputs* observed);
 
 // result = mixture of experts of in; written to buffers.result.
 void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
-                        const Activations& in);
+                        const Activations& in, LayerInputs* observed);
 
 }  // namespace kvarn

@@ -39,6 +39,20 @@ void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows
     write_outputs(buffers, output_rows, out);
 }
 
+void Model::observe_inputs() {
+    observed_.clear();
+    for (const LayerPlan& layer : plan_.layers) {
+        const AttentionSpec& attention = layer.attention;
+        const FeedForwardSpec& ffn = layer.feed_forward;
+        const int experts = ffn.num_experts, width = spec_.width;
+        observed_.push_back({.qkv = {1, width},
+                             .attention_output = {1, attention.num_heads * attention.head_dim},
+                             .ffn_in = {1, width},
+                             .expert_in = experts > 0 ? ColumnSums(experts, width) : ColumnSums(),
+                             .ffn_down = {std::max(experts, 1), ffn.hidden}});
+    }
+}
+
 void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
     require(batch.row_starts[0] == 0 && batch.row_starts[batch.num_sequences] == batch.num_tokens,
             "row_starts must run from 0 to the number of tokens");
@@ -134,10 +148,12 @@ void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuf
     int n = batch.num_tokens, width = spec_.width;
     float* residual = residual_of(layer, buffers);
     Activations in = normed(layer, layer.ffn_in, buffers, n, first_products(layer, buffers));
+    LayerInputs* observed = observed_of(index);
+    if (observed != nullptr) observed->ffn_in.add(compute(), in.values, n);
     if (layer.feed_forward.num_experts == 0) {
-        feed_forward(compute(), layer, buffers, in, residual);
+        feed_forward(compute(), layer, buffers, in, residual, observed);
     } else {
-        mixture_of_experts(compute(), layer, buffers, in);
+        mixture_of_experts(compute(), layer, buffers, in, observed);
         if (residual != nullptr)
             for_rows(compute(), n, [&](int row) {
                 kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
@@ -169,7 +185,9 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
     Projection qkv[] = {{layer.q, buffers.q, query, layer.q_bias},
                         {layer.k, buffers.k, kv, layer.k_bias},
                         {layer.v, buffers.v, kv, layer.v_bias}};
-    project(compute(), normed(layer, layer.attention_in, buffers, batch.num_tokens, qkv), qkv);
+    Activations in = normed(layer, layer.attention_in, buffers, batch.num_tokens, qkv);
+    if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
+    project(compute(), in, qkv);
     rotate_and_store(index, batch, buffers);
     keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
 }
@@ -180,12 +198,14 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
            mixed(index, batch, buffers), buffers.attention);
 }
 
-void Model::finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
+void Model::finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
     int width = spec_.width;
-    project(compute(), mixed(index, batch, buffers), {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
+    Activations in = mixed(index, batch, buffers);
+    if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
+    project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
         for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = offset(row, width) + static_cast<size_t>(begin);

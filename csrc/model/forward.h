@@ -4,6 +4,7 @@
 #include <span>
 
 #include "keep.h"
+#include "observe.h"
 #include "resumable_forward.h"
 #include "step.h"
 
@@ -21,6 +22,10 @@ public:
     Compute compute() const { return {kernels_, *pool_}; }
 
     void finish_loading() { plan_ = make_plan(spec_, weights_); }
+
+    // From now on sum up what every matrix reads, beginning at zero.
+    void observe_inputs();
+    const LayerInputs& observed(size_t layer) const { return observed_.at(layer); }
 
     // out is (output_rows, width): the states after the output norm.
     void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out);
@@ -44,13 +49,14 @@ private:
     void compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                        std::span<const QueryRun> runs) const;
-    void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
+    void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
     Activations normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
                        std::span<const Projection> projections) const;
     Projection attention_output(size_t index, const StepBuffers& buffers) const;
     Activations mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
     void rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    LayerInputs* observed_of(size_t layer) { return observed_.empty() ? nullptr : &observed_[layer]; }
     void add_residual(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const;
 
     ModelSpec spec_;
@@ -60,6 +66,7 @@ private:
     ModelPlan plan_;
     KVCache cache_;
     Keeper keeper_;
+    std::vector<LayerInputs> observed_;  // empty: nobody asked
     Arena arena_, resumable_arena_;
     uint64_t num_resumable_ = 0;
 };

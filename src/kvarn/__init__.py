@@ -38,7 +38,12 @@ if TYPE_CHECKING:
         TemplateError,
         UnsupportedModel,
     )
+    from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
+    from kvarn.evaluation.report import Divergence, EvaluationReport
     from kvarn.llm import LLM
+    from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
+    from kvarn.quantization.quantize import QuantizeOptions, quantize
+    from kvarn.quantization.report import QuantizationReport
     from kvarn.request import RequestState
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Document, Hit, Tuning
@@ -57,6 +62,15 @@ _HOMES = {
     "Hit": "kvarn.retrieval.types",
     "Tuning": "kvarn.retrieval.types",
     "LLM": "kvarn.llm",
+    "Divergence": "kvarn.evaluation.report",
+    "EvaluationOptions": "kvarn.evaluation.evaluate",
+    "EvaluationReport": "kvarn.evaluation.report",
+    "evaluate": "kvarn.evaluation.evaluate",
+    "ImatrixOptions": "kvarn.quantization.collect",
+    "QuantizationReport": "kvarn.quantization.report",
+    "QuantizeOptions": "kvarn.quantization.quantize",
+    "collect_imatrix": "kvarn.quantization.collect",
+    "quantize": "kvarn.quantization.quantize",
     "EngineConfig": "kvarn.config",
     "Grammar": "kvarn.structured.constraints",
     "JsonSchema": "kvarn.structured.constraints",
@@ -89,17 +103,21 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "ConstraintError",
     "DeadlineExceeded",
     "DiffusionParams",
+    "Divergence",
     "Document",
     "DocumentError",
     "DoesNotFit",
     "DownloadError",
     "EngineConfig",
     "EngineStats",
+    "EvaluationOptions",
+    "EvaluationReport",
     "EventStream",
     "FinishReason",
     "FormatError",
     "Grammar",
     "Hit",
+    "ImatrixOptions",
     "InvalidParameter",
     "JsonSchema",
     "KvarnError",
@@ -107,6 +125,8 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
+    "QuantizationReport",
+    "QuantizeOptions",
     "Regex",
     "RequestError",
     "RequestHandle",
@@ -123,6 +143,9 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "UnsupportedModel",
     "Usage",
     "__version__",
+    "collect_imatrix",
+    "evaluate",
+    "quantize",
     "register_sampler",
 ]
 

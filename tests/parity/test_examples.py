@@ -20,8 +20,8 @@ EXAMPLES = [path for path in sorted(FOLDER.glob("*.py")) if "http://" not in pat
 def test_an_example_runs(path: Path) -> None:
     code = path.read_text(encoding="utf-8")
     for alias, model in (("smollm2", smollm2), ("minilm", minilm)):
-        if f'LLM("{alias}")' in code:
-            code = code.replace(f'LLM("{alias}")', f"LLM({str(model())!r})")
+        if f'"{alias}"' in code:
+            code = code.replace(f'"{alias}"', repr(str(model())))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

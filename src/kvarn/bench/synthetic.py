@@ -18,6 +18,7 @@ from kvarn.checks import check_setting
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weights import TensorType
+from kvarn.quantization.recipes import fitting_type, gets_more_bits
 
 TILE_BYTES = 16 << 20  # random bytes of one matrix; larger matrices repeat them
 SAMPLE_BLOCKS = 256
@@ -38,14 +39,6 @@ SCALES: dict[TensorType, tuple[int, int | None, float]] = {
     TensorType.Q4_K: (0, 2, 7.5),
     TensorType.Q5_K: (0, 2, 15.5),
     TensorType.Q6_K: (208, None, 0),
-}
-# For rows that are no multiple of 256 values, as llama.cpp falls back.
-FALLBACKS = {
-    TensorType.Q2_K: TensorType.IQ4_NL,
-    TensorType.Q3_K: TensorType.IQ4_NL,
-    TensorType.Q4_K: TensorType.Q5_0,
-    TensorType.Q5_K: TensorType.Q5_1,
-    TensorType.Q6_K: TensorType.Q8_0,
 }
 WIDE = (TensorType.F32, TensorType.F16, TensorType.BF16, TensorType.Q8_0)  # the head keeps these types
 
@@ -145,18 +138,9 @@ def tensor_types(shape: ModelShape, type: str) -> dict[str, TensorType]:
         if name == head:
             chosen = base if base in WIDE else TensorType.Q6_K
         elif type in MIXES and name.endswith(("attn_v.weight", "ffn_down.weight")):
-            chosen = TensorType.Q6_K if _gets_more_bits(int(name.split(".")[1]), shape.layers) else base
-        types[name] = TensorType.F32 if len(size) == 1 else _fitting(chosen, size[-1])
+            chosen = TensorType.Q6_K if gets_more_bits(int(name.split(".")[1]), shape.layers) else base
+        types[name] = TensorType.F32 if len(size) == 1 else fitting_type(chosen, size[-1])
     return types
-
-
-def _gets_more_bits(layer: int, layers: int) -> bool:
-    """llama.cpp's use_more_bits: the first and last eighth, and every third between."""
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
-
-
-def _fitting(type: TensorType, columns: int) -> TensorType:
-    return type if columns % type.block_values == 0 else FALLBACKS[type]
 
 
 def _random(rng: np.random.Generator, size: tuple[int, ...], type: TensorType) -> Stored:

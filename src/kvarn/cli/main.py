@@ -29,6 +29,8 @@ from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.serve import serve
 from kvarn.cli.terminal.options import flatten_options
+from kvarn.cli.weights.evaluate import evaluate
+from kvarn.cli.weights.quantize import imatrix, quantize
 from kvarn.config import is_debug
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
@@ -55,6 +57,9 @@ COMMANDS: Mapping[str, Command] = {
     "pull": pull,
     "ls": list_models,
     "rm": remove,
+    "quantize": quantize,
+    "imatrix": imatrix,
+    "evaluate": evaluate,
     "doctor": doctor,
     "search": search,
 }

@@ -6,13 +6,15 @@ Each borrows blocks of the cache for its own time and always gives them back.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import Batch
-from kvarn.backends.protocol import Backend
+from kvarn.backends.protocol import Backend, Hidden
 from kvarn.engine.scheduling.plan import pad_tables
 from kvarn.errors import BackendError, CapacityError
 from kvarn.kv.cache import KVCache
@@ -28,21 +30,32 @@ def score_tokens(
 ) -> Float32:
     """Log-probability of each token given those before it, (n - 1), in chunks of bounded size; beat after each."""
     ids = np.asarray(token_ids, np.int32)
-    name = f"score-{next(_names)}"
     scores = []
-    try:
-        for start in range(0, len(ids) - 1, chunk):
-            end = min(start + chunk, len(ids) - 1)
-            hidden = backend.forward(_batch(kv, [name], [ids[start:end]], start))
-            scores.append(backend.score(hidden, ids[start + 1 : end + 1], 0).logprobs)
+    with closing(token_states(backend, kv, ids[:-1], chunk)) as pieces:
+        for number, hidden in enumerate(pieces):
+            scores.append(backend.score(hidden, ids[1 + number * chunk : 1 + (number + 1) * chunk], 0).logprobs)
             if beat is not None:
                 beat()
-    finally:
-        kv.release(name)
     result = np.concatenate(scores) if scores else np.empty(0, np.float32)
     if np.isnan(result).any():
         raise BackendError("the model's scores are not numbers; the model file may be damaged: fetch it again")
     return result
+
+
+def token_states(
+    backend: Backend, kv: KVCache, ids: npt.NDArray[np.int32], chunk: int, first: int = 0
+) -> Generator[Hidden]:
+    """The states of one sequence's tokens from `first` on, in pieces: those of every chunk tokens that has some."""
+    name = f"states-{next(_names)}"
+    try:
+        for start in range(0, len(ids), chunk):
+            batch = _batch(kv, [name], [ids[start : start + chunk]], start)
+            wanted = batch.output_rows[max(first - start, 0) :]
+            hidden = backend.forward(replace(batch, output_rows=wanted))
+            if len(wanted):
+                yield hidden
+    finally:
+        kv.release(name)
 
 
 def embed_group(backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], pooling: Pooling) -> Float32:

@@ -43,6 +43,11 @@ class Tokenizer:
         self._encoder = parts.encoder
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """Token texts and types by id."""
+        return self._vocabulary
+
+    @property
     def vocab_size(self) -> int:
         """The number of ids."""
         return len(self._vocabulary.tokens)
@@ -51,6 +56,11 @@ class Tokenizer:
     def unused_ids(self) -> frozenset[int]:
         """Ids that stand for no token: holes and padding; never one that ends a text."""
         return frozenset(self._vocabulary.of_type(TokenType.UNUSED)) - {*self.eos_ids, self.bos_id}
+
+    @cached_property
+    def unknown_ids(self) -> frozenset[int]:
+        """Ids that stand for text the vocabulary does not have."""
+        return frozenset(self._vocabulary.of_type(TokenType.UNKNOWN))
 
     def fitted(self, num_rows: int) -> Tokenizer:
         """The same tokenizer for a model with num_rows ids: those without a token are unused, tokens beyond refused."""

@@ -28,6 +28,9 @@ SamplingArrays = tuple[_UInt8, _Int32, _Float32, _Int32, _Int32, _Int32, _Int32,
 sampling_record: Any  # names, formats, offsets and itemsize of a record, for numpy.dtype
 
 def packed_bytes(type: int, parts: int, rows: int, columns: int) -> int: ...
+def quantize(
+    source: int, target: int, rows: int, columns: int, raw: _UInt8, importance: _Float32, out: _UInt8, team: ThreadTeam
+) -> bool: ...
 def pool_threads() -> int: ...
 def cpu_features() -> list[str]: ...
 def isa_names() -> list[str]: ...
@@ -68,6 +71,16 @@ class Model:
         entropy: _Float32,
         top_ids: _Int32,
         top_logprobs: _Float32,
+    ) -> None: ...
+    def observe_inputs(self) -> None: ...
+    def read_inputs(
+        self,
+        layer: int,
+        input: str,
+        squares: npt.NDArray[np.float64],
+        magnitudes: npt.NDArray[np.float64],
+        largest: _Float32,
+        rows: npt.NDArray[np.uint64],
     ) -> None: ...
     def score(
         self, hidden: _Float32, targets: _Int32, logprobs: _Float32, top_ids: _Int32, top_logprobs: _Float32

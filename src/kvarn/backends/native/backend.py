@@ -6,7 +6,7 @@ Knows names and shapes of weights; every number is computed in csrc/.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -177,6 +177,17 @@ class NativeBackend:
         self._core.logits(hidden, out)
         return out
 
+    def observe_inputs(self) -> None:
+        """From now on sum up what every matrix reads, beginning at zero."""
+        self._core.observe_inputs()
+
+    def observed_inputs(self, layer: int, input: str, parts: int, columns: int) -> InputSums:
+        """What one input of a layer has summed up; parts: the experts of a mixture, otherwise 1."""
+        shape = (parts, columns)
+        sums = InputSums(np.empty(shape), np.empty(shape), np.empty(shape, np.float32), np.empty(parts, np.uint64))
+        self._core.read_inputs(layer, input, sums.squares, sums.magnitudes, sums.largest, sums.rows)
+        return sums
+
     def close(self) -> None:
         self._model = None
 
@@ -185,6 +196,16 @@ class NativeBackend:
         if self._model is None:
             raise BackendError("no model is loaded in this backend")
         return self._model
+
+
+@dataclass(frozen=True, slots=True)
+class InputSums:
+    """Column by column over all rows that were read: (parts, columns), and rows (parts)."""
+
+    squares: npt.NDArray[np.float64]
+    magnitudes: npt.NDArray[np.float64]
+    largest: Float32
+    rows: npt.NDArray[np.uint64]
 
 
 class NativeResumableForward:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, overload
 
@@ -146,6 +147,23 @@ def read_metadata(cursor: Cursor, num_entries: int) -> dict[str, Any]:
         if text_left < 0:
             raise cursor.error(f"the metadata holds more than {limits.MAX_TEXT_BYTES:,} bytes of text", begin)
     return metadata
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value as a file holds it, its type before it: written again, it stays the same to the last bit."""
+
+    data: bytes
+
+
+def read_stored(cursor: Cursor, num_entries: int) -> dict[str, StoredValue]:
+    """Read all entries without interpreting their values, with the checks of read_metadata."""
+    found: dict[str, StoredValue] = {}
+    for _ in range(num_entries):
+        begin = cursor.position
+        (key,) = read_metadata(cursor, 1)
+        found[key] = StoredValue(cursor.buffer[begin + 8 + len(key.encode()) : cursor.position])
+    return found
 
 
 def _value_type(cursor: Cursor, key: str) -> ValueType:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from kvarn.errors import UnsupportedModel
 from kvarn.formats.gguf import limits
 from kvarn.formats.gguf.cursor import Cursor
-from kvarn.formats.gguf.metadata import read_metadata
+from kvarn.formats.gguf.metadata import StoredValue, read_metadata, read_stored
 from kvarn.formats.mapped_file import MappedFile
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
@@ -74,6 +74,12 @@ class GGUFFile:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return MappingProxyType(self._metadata)
+
+    def stored_metadata(self) -> dict[str, StoredValue]:
+        """The metadata as the file holds it, to be written into another file."""
+        cursor = Cursor(self._file.buffer, self._file.size, self._file.path)
+        _, num_entries = _read_header(cursor)
+        return read_stored(cursor, num_entries)
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

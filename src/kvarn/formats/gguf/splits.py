@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from kvarn.errors import FormatError, ModelNotFound
 from kvarn.formats.gguf import limits
+from kvarn.formats.gguf.metadata import StoredValue
 from kvarn.formats.gguf.reader import GGUFFile
-from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.formats.weights import TensorInfo
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
@@ -30,7 +31,7 @@ def part_path(path: str, number: int, count: int) -> str:
     return f"{stem}-{number:05d}-of-{count:05d}.gguf"
 
 
-def open_gguf(path: str | os.PathLike[str]) -> WeightSource:
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile | SplitGGUF:
     """Open a GGUF file, with all its other parts if it is the first of several."""
     first = GGUFFile(path)
     try:
@@ -75,6 +76,11 @@ class SplitGGUF:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self._parts[0].metadata
+
+    def stored_metadata(self) -> dict[str, StoredValue]:
+        """The first part's metadata as the file holds it, without what makes it a part."""
+        stored = self._parts[0].stored_metadata()
+        return {key: value for key, value in stored.items() if not key.startswith("split.")}
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -2,7 +2,8 @@
 
 Metadata values choose their GGUF type by their Python type: bool, str, int (UINT32, else INT32, INT64 or UINT64),
 float (FLOAT32), lists of one of these (ints INT32, else INT64 or UINT64), and for full control NumPy scalars and
-arrays, written in their own type. bytes is text that need not be UTF-8, as are str with surrogateescape.
+arrays, written in their own type, and StoredValue, written as it is. bytes is text that need not be UTF-8, as are str
+with surrogateescape.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ import numpy.typing as npt
 
 from kvarn.errors import FormatError
 from kvarn.formats.gguf import limits
-from kvarn.formats.gguf.metadata import DTYPES, NumberArray, ValueType
+from kvarn.formats.gguf.metadata import DTYPES, NumberArray, StoredValue, ValueType
 from kvarn.formats.gguf.splits import part_path
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorType
@@ -44,8 +45,31 @@ class Stored:
         """Store an array of values as type."""
         return cls(type, array.shape, quantize(array, type))
 
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes
 
-Tensors = Mapping[str, "npt.NDArray[Any] | Stored"]
+    def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
+        yield self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A tensor whose bytes are made while the file is written, so that none has to be held whole."""
+
+    type: TensorType
+    shape: tuple[int, ...]
+    make: Callable[[], Iterable[npt.NDArray[np.uint8]]]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.type.num_bytes(int(np.prod(self.shape, dtype=object)))
+
+    def pieces(self) -> Iterator[npt.NDArray[np.uint8]]:
+        yield from self.make()
+
+
+Tensors = Mapping[str, "npt.NDArray[Any] | Stored | Streamed"]
 
 
 def write_gguf(
@@ -59,7 +83,7 @@ def write_gguf(
     """Write a model and return its files; with split_max_tensors, in parts of at most that many tensors.
 
     float32 and float16 arrays are written as they are; Stored.quantized makes every other type. progress(done_bytes,
-    total_bytes) is called after each tensor of a file.
+    total_bytes) is called after each piece of a file.
     """
     if split_max_tensors is None:
         return _write_all([(Path(path), metadata, tensors)], progress)
@@ -118,7 +142,9 @@ def _umask() -> int:
     return mask
 
 
-def _stored(name: str, tensor: npt.NDArray[Any] | Stored) -> Stored:
+def _stored(name: str, tensor: npt.NDArray[Any] | Stored | Streamed) -> Stored | Streamed:
+    if isinstance(tensor, Streamed):
+        return tensor
     if isinstance(tensor, Stored):
         if tensor.data.nbytes != tensor.type.num_bytes(int(np.prod(tensor.shape, dtype=object))):
             raise FormatError(f"tensor {name!r} has {tensor.data.nbytes:,} bytes, not those of {tensor.shape}")
@@ -131,7 +157,7 @@ def _stored(name: str, tensor: npt.NDArray[Any] | Stored) -> Stored:
 def _write_file(
     file: IO[bytes],
     metadata: Mapping[str, Any],
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, Stored | Streamed],
     progress: Callable[[int, int], None] | None,
 ) -> None:
     alignment = int(metadata.get("general.alignment", limits.DEFAULT_ALIGNMENT))
@@ -143,14 +169,17 @@ def _write_file(
         dimensions = tensor.shape[::-1]
         file.write(_string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions))
         file.write(struct.pack("<IQ", tensor.type.id, offset))
-        offset += -(-tensor.data.nbytes // alignment) * alignment
-    done, total = 0, sum(tensor.data.nbytes for tensor in tensors.values())
+        offset += -(-tensor.num_bytes // alignment) * alignment
+    done, total = 0, sum(tensor.num_bytes for tensor in tensors.values())
     for tensor in tensors.values():
         file.write(bytes(-file.tell() % alignment))
-        file.write(np.ascontiguousarray(tensor.data).data)
-        done += tensor.data.nbytes
-        if progress is not None:
-            progress(done, total)
+        end = done + tensor.num_bytes
+        for piece in tensor.pieces():
+            file.write(np.ascontiguousarray(piece).data)
+            done += piece.nbytes
+            if progress is not None:
+                progress(done, total)
+        assert done == end, "the pieces of a tensor are not its bytes"
     file.write(bytes(-file.tell() % alignment))
 
 
@@ -161,6 +190,8 @@ def _string(text: str | bytes) -> bytes:
 
 def _value(key: str, value: object) -> bytes:
     """The type and bytes of a value."""
+    if isinstance(value, StoredValue):
+        return value.data
     if isinstance(value, str | bytes):
         return struct.pack("<I", ValueType.STRING) + _string(value)
     if isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim == 1):

@@ -1,0 +1,187 @@
+// Blocks of 32 values with importance, and IQ4_NL: a search over grids, then least squares until nothing moves.
+// Eight blocks of a row are fitted side by side; past the end of the row they are zeros and are not written.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "blocks.h"
+#include "encode.h"
+#include "fit.h"
+#include "half.h"
+
+namespace kvarn::encode {
+namespace {
+
+using namespace wide;
+
+constexpr int kBlock = 32, kRefits = 3;
+constexpr float kLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};  // IQ4_NL
+
+// x ~ scale * level(q) + low
+struct Fitted {
+    Floats scale, low, q[kBlock];
+};
+
+struct Group {
+    Floats x[kBlock], w[kBlock];
+};
+
+Floats as_halves(Floats values) {
+    for (int lane = 0; lane < kWide; ++lane) values.set(lane, half_to_float(float_to_half(values[lane])));
+    return values;
+}
+
+KVARN_WIDE Floats inverse(Floats x) { return choose(x != 0.0f, 1.0f / x, Floats{}); }
+
+// The nearest whole number of -middle .. middle - 1.
+struct Whole {
+    float middle;
+    KVARN_WIDE Floats index(Floats x) const { return held(nearest(x), -middle, middle - 1) + middle; }
+    KVARN_WIDE Floats level(Floats index) const { return index - middle; }
+    float lowest() const { return -middle; }
+    float spread() const { return 0.1f; }
+    int tries() const { return 9; }
+};
+
+// The nearest of IQ4_NL's levels.
+struct Table {
+    KVARN_WIDE Floats index(Floats x) const {
+        Floats found{};
+        for (int i = 0; i < 15; ++i) found += choose(x > (kLevels[i] + kLevels[i + 1]) / 2, all(1), Floats{});
+        return found;
+    }
+    KVARN_WIDE Floats level(Floats index) const {
+        Floats found = all(kLevels[0]);
+        for (int i = 1; i < 16; ++i)
+            found += choose(index >= static_cast<float>(i), all(kLevels[i] - kLevels[i - 1]), Floats{});
+        return found;
+    }
+    float lowest() const { return kLevels[0]; }
+    float spread() const { return 1; }
+    int tries() const { return 9; }
+};
+
+template <class Grid>
+KVARN_WIDE void sums(const Group& in, const Grid& grid, Floats per_scale, Floats& sum_lx, Floats& sum_l2) {
+    sum_lx = sum_l2 = Floats{};
+    for (int i = 0; i < kBlock; ++i) {
+        const Floats level = grid.level(grid.index(in.x[i] * per_scale));
+        sum_lx += in.w[i] * in.x[i] * level;
+        sum_l2 += in.w[i] * level * level;
+    }
+}
+
+// Both signs of the scale are tried: the grids reach further down than up.
+template <class Grid>
+void fit_scale(const Group& in, const Grid& grid, Fitted& out) {
+    const Floats largest = fit::peak(in.x);
+    Floats best{}, merit{}, sum_lx, sum_l2;
+    const auto try_grid = [&](Floats per_scale) {
+        sums(in, grid, per_scale, sum_lx, sum_l2);
+        const Floats gain = choose(sum_l2 > 0.0f, sum_lx * sum_lx / sum_l2, Floats{});
+        const Ints is_better = gain > merit;
+        merit = choose(is_better, gain, merit);
+        best = choose(is_better, sum_lx / sum_l2, best);
+    };
+    for (int t = -grid.tries(); t <= grid.tries(); ++t) {
+        const float reach = grid.lowest() - grid.spread() * static_cast<float>(t);
+        try_grid(reach * inverse(largest));
+        try_grid(-reach * inverse(largest));
+    }
+    for (int t = 0; t < kRefits; ++t) try_grid(inverse(best));
+    out.scale = as_halves(best);
+    out.low = Floats{};
+    const Floats per_scale = inverse(out.scale);
+    for (int i = 0; i < kBlock; ++i) out.q[i] = grid.index(in.x[i] * per_scale);
+}
+
+void fit_scale_and_low(const Group& in, float max_quant, Fitted& out) {
+    const fit::Affine found = fit::fit_affine(in.x, in.w, {max_quant, -0.9f, 0.05f, 36, false, true});
+    out.scale = as_halves(found.scale);
+    out.low = as_halves(found.low);
+    const Floats per_scale = inverse(out.scale);
+    for (int i = 0; i < kBlock; ++i) out.q[i] = held(nearest((in.x[i] - out.low) * per_scale), 0, max_quant);
+}
+
+void store_low_bits(const Fitted& fitted, int lane, uint8_t* nibbles, uint8_t* fifth_bits) {
+    int quants[kBlock];
+    for (int i = 0; i < kBlock; ++i) quants[i] = static_cast<int>(fitted.q[i][lane]);
+    for (int i = 0; i < kBlock / 2; ++i)
+        nibbles[i] = static_cast<uint8_t>((quants[i] & 15) | (quants[i + kBlock / 2] & 15) << 4);
+    if (fifth_bits == nullptr) return;
+    std::memset(fifth_bits, 0, 4);
+    for (int i = 0; i < kBlock; ++i) fifth_bits[i / 8] |= static_cast<uint8_t>(quants[i] >> 4 << i % 8);
+}
+
+void store(const Fitted& fitted, int lane, blocks::Q4_0& out) {
+    out.d = float_to_half(fitted.scale[lane]);
+    store_low_bits(fitted, lane, out.qs, nullptr);
+}
+
+void store(const Fitted& fitted, int lane, blocks::Q5_0& out) {
+    out.d = float_to_half(fitted.scale[lane]);
+    store_low_bits(fitted, lane, out.qs, out.qh);
+}
+
+void store(const Fitted& fitted, int lane, blocks::Q4_1& out) {
+    out.d = float_to_half(fitted.scale[lane]), out.m = float_to_half(fitted.low[lane]);
+    store_low_bits(fitted, lane, out.qs, nullptr);
+}
+
+void store(const Fitted& fitted, int lane, blocks::Q5_1& out) {
+    out.d = float_to_half(fitted.scale[lane]), out.m = float_to_half(fitted.low[lane]);
+    store_low_bits(fitted, lane, out.qs, out.qh);
+}
+
+// weight = importance * sqrt(sigma2 + x^2); the square of the value where no importance is known.
+Group load(const float* x, const float* importance, int count, float sigma2) {
+    float values[kBlock * kWide] = {}, weights[kBlock * kWide] = {};
+    std::copy_n(x, count, values);
+    for (int i = 0; i < count; ++i)
+        weights[i] = importance == nullptr ? x[i] * x[i] : importance[i] * std::sqrt(sigma2 + x[i] * x[i]);
+    Group group;
+    interleave(values, kBlock, group.x);
+    interleave(weights, kBlock, group.w);
+    return group;
+}
+
+template <class Block, class Fit>
+void encode_groups(const float* x, int columns, const float* importance, uint8_t* out, Fit&& fit) {
+    float squares = 0;
+    for (int i = 0; i < columns; ++i) squares += x[i] * x[i];
+    const float sigma2 = squares / static_cast<float>(columns);
+    for (int at = 0; at < columns; at += kBlock * kWide) {
+        const int count = std::min(kBlock * kWide, columns - at);
+        const Group group = load(x + at, importance == nullptr ? nullptr : importance + at, count, sigma2);
+        Fitted fitted;
+        fit(group, fitted);
+        for (int lane = 0; lane < count / kBlock; ++lane, out += sizeof(Block)) {
+            Block block;
+            store(fitted, lane, block);
+            std::memcpy(out, &block, sizeof block);
+        }
+    }
+}
+
+}  // namespace
+
+void weighted_blocks_row(Type type, const float* x, int columns, const float* importance, uint8_t* out) noexcept {
+    const auto whole = [](float middle) {
+        return [middle](const Group& in, Fitted& fitted) { fit_scale(in, Whole{middle}, fitted); };
+    };
+    const auto affine = [](float max_quant) {
+        return [max_quant](const Group& in, Fitted& fitted) { fit_scale_and_low(in, max_quant, fitted); };
+    };
+    switch (type) {
+        case Type::Q4_0: return encode_groups<blocks::Q4_0>(x, columns, importance, out, whole(8));
+        case Type::Q5_0: return encode_groups<blocks::Q5_0>(x, columns, importance, out, whole(16));
+        case Type::Q4_1: return encode_groups<blocks::Q4_1>(x, columns, importance, out, affine(15));
+        case Type::Q5_1: return encode_groups<blocks::Q5_1>(x, columns, importance, out, affine(31));
+        default:
+            return encode_groups<blocks::Q4_0>(  // IQ4_NL has the same bytes
+                x, columns, importance, out, [](const Group& in, Fitted& fitted) { fit_scale(in, Table{}, fitted); });
+    }
+}
+
+}  // namespace kvarn::encode

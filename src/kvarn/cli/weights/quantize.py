@@ -1,0 +1,112 @@
+"""`kvarn quantize` and `kvarn imatrix`: smaller files of a model, and what they are calibrated with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvarn.cli.terminal.options import Threads
+from kvarn.cli.terminal.progress import download_bar
+from kvarn.cli.terminal.text import printable
+
+if TYPE_CHECKING:
+    from kvarn.quantization.report import QuantizationReport
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; it appears when it is whole.")]
+MAX_NAMED_FALLBACKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeFlags:
+    """How a file is made."""
+
+    imatrix: Annotated[
+        Path | None, typer.Option("--imatrix", help="Weigh errors by this file of `kvarn imatrix` or llama-imatrix.")
+    ] = None
+    pure: Annotated[bool, typer.Option("--pure", help="The same type for every matrix, no mix.")] = False
+    requantize: Annotated[
+        bool, typer.Option("--requantize", help="Round weights that were rounded before; keeps both errors.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False
+    threads: Threads = None
+
+
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="F32, F16 or BF16 model: a GGUF file or a folder.")],
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, IQ4_NL, F16, ...")],
+    output: Output,
+    flags: QuantizeFlags,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every tensor.")] = False,
+) -> None:
+    """Write a smaller file of a model, which llama.cpp reads, too.
+
+    TYPE is a block type or one of llama.cpp's mixes, which give more bits to the tensors that need them:
+
+      F32 F16 BF16  Q8_0  Q6_K  Q5_K_M Q5_K_S Q5_1 Q5_0  Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL  Q3_K_L Q3_K_M Q3_K_S
+      Q2_K Q2_K_S
+
+    Q8_0 is as good as the source, Q4_K_M with --imatrix the usual choice, below it quality falls fast: measure it with
+    `kvarn evaluate OUT --against SOURCE --text FILE`. Where rows are no multiple of a type's block, a tensor gets the
+    next larger type that fits; which ones is told. Ctrl-C leaves nothing behind.
+
+    Example: kvarn quantize model-f16.gguf Q4_K_M --imatrix model.imatrix -o model-q4.gguf
+    """
+    from kvarn.quantization.quantize import QuantizeOptions
+    from kvarn.quantization.quantize import quantize as write
+
+    options = QuantizeOptions(flags.imatrix, flags.pure, flags.requantize, flags.force, flags.threads)
+    with download_bar() as draw:
+        report = write(source, type, output, options=options, progress=draw)
+    if as_json:
+        print(json.dumps(report.as_dict()))
+    else:
+        _print_report(report)
+
+
+def imatrix(
+    *,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model to quantise, best as F16 or Q8_0.")],
+    text: Annotated[list[Path], typer.Option("--text", help="UTF-8 text the model shall be good at; repeat for more.")],
+    output: Output,
+    chunks: Annotated[int, typer.Option("--chunks", min=0, help="Chunks of the text to use; 0: all.")] = 0,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a chunk.")] = 512,
+    merge: Annotated[list[Path] | None, typer.Option("--merge", help="Add this imatrix; repeat for more.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the output file stopped.")] = False,
+    threads: Threads = None,
+) -> None:
+    """Measure which columns of every matrix matter, for `kvarn quantize --imatrix`.
+
+    Runs a text through the model and sums up the squares of what each matrix reads. The file has the format of
+    llama-imatrix and may be used with llama-quantize; it also holds the mean and the largest magnitudes. 100 chunks and
+    more of varied text are usual. Do not evaluate with the same text: `kvarn evaluate` refuses it.
+
+    Example: kvarn imatrix model-f16.gguf --text wiki.txt --text code.txt -o model.imatrix
+    """
+    from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
+
+    options = ImatrixOptions(chunks or None, context, threads, tuple(merge or ()), resume)
+    with download_bar() as draw:
+        matrix = collect_imatrix(model, output, text=text, options=options, progress=draw)
+    print(
+        f"{output}: {len(matrix.entries):,} matrices, {matrix.num_chunks:,} chunks of {matrix.chunk_size:,} tokens "
+        f"of {printable(', '.join(matrix.datasets))}"
+    )
+
+
+def _print_report(report: QuantizationReport) -> None:
+    counts = ", ".join(f"{number} {type}" for type, number in report.types().items())
+    print(
+        f"{printable(report.output)}: {report.num_bytes / 1e6:,.1f} MB of {report.source_bytes / 1e6:,.1f} MB, "
+        f"{report.bits_per_weight:.3f} bits per weight, {report.seconds:.1f} s"
+    )
+    print(f"  {counts}")
+    for change in report.fallbacks[:MAX_NAMED_FALLBACKS]:
+        rows = f"rows of {change.source.shape[-1]:,}"
+        name = printable(change.source.name)
+        print(f"  {name}: {change.wanted.name} does not fit {rows}, now {change.type.name}")
+    if len(report.fallbacks) > MAX_NAMED_FALLBACKS:
+        print(f"  and {len(report.fallbacks) - MAX_NAMED_FALLBACKS} more like these; --json lists them")

@@ -1,0 +1,109 @@
+"""Divergence against size as an SVG: one point for each model, KL on a logarithmic scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from kvarn.errors import InvalidParameter
+from kvarn.evaluation.report import EvaluationReport
+
+WIDTH, HEIGHT = 720, 440
+LEFT, RIGHT, TOP, BOTTOM = 70, 130, 30, 50
+LEAST_KL = 1e-7  # what is closer to the source is drawn here
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PlotPoint:
+    """A model: megabytes, mean KL, and its standard error."""
+
+    label: str
+    megabytes: float
+    kl: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    low_mb: float
+    high_mb: float
+    low_kl: float  # powers of ten
+    high_kl: float
+
+    def x(self, megabytes: float) -> float:
+        return LEFT + (megabytes - self.low_mb) / (self.high_mb - self.low_mb) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, kl: float) -> float:
+        share = (math.log10(max(kl, LEAST_KL)) - self.low_kl) / (self.high_kl - self.low_kl)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+
+def plot_points(reports: Sequence[EvaluationReport]) -> list[PlotPoint]:
+    """The models that were compared with a source, smallest first."""
+    found = [
+        PlotPoint(one.model, one.num_bytes / 1e6, one.divergence.kl_mean, one.divergence.kl_mean_error)
+        for one in reports
+        if one.divergence is not None
+    ]
+    return sorted(found, key=lambda point: point.megabytes)
+
+
+def svg(points: Sequence[PlotPoint], title: str) -> str:
+    """Draw points as an SVG document."""
+    if not points:
+        raise InvalidParameter("a plot needs models that were compared with a source; give --against", field="plot")
+    axes = _axes(points)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+        ' font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<text x="{LEFT}" y="18" font-size="14">{escape(title)}</text>',
+        *_grid(axes),
+        *_curve(axes, points),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _axes(points: Sequence[PlotPoint]) -> _Axes:
+    sizes = [point.megabytes for point in points]
+    logs = [math.log10(max(point.kl, LEAST_KL)) for point in points]
+    room = max((max(sizes) - min(sizes)) * 0.08, max(sizes) * 0.02)
+    low, high = math.floor(min(logs)), math.ceil(max(logs))
+    return _Axes(max(0.0, min(sizes) - room), max(sizes) + room, low, max(high, low + 1))
+
+
+def _grid(axes: _Axes) -> Iterator[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    for power in range(int(axes.low_kl), int(axes.high_kl) + 1):
+        y = axes.y(10.0**power)
+        yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
+    for megabytes in _ticks(axes.low_mb, axes.high_mb):
+        x = axes.x(megabytes)
+        yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#eee"/>'
+        yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{megabytes:g}</text>'
+    yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 10}" text-anchor="middle">size, MB</text>'
+    middle = (TOP + bottom) / 2
+    yield f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">mean KL, nats</text>'
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    rough = (high - low) / 6
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(step * scale for step in STEPS if step * scale >= rough)
+    return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _curve(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
+    path = " ".join(f"{axes.x(point.megabytes):.1f},{axes.y(point.kl):.1f}" for point in points)
+    yield f'<polyline points="{path}" fill="none" stroke="#8ab" stroke-dasharray="3 3"/>'
+    for point in points:
+        x, y = axes.x(point.megabytes), axes.y(point.kl)
+        top, bottom = axes.y(point.kl + point.error), axes.y(max(point.kl - point.error, LEAST_KL))
+        yield f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#246"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#246"><title>{escape(point.label)}</title></circle>'
+        yield f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(point.label)}</text>'

@@ -1,0 +1,179 @@
+"""kvarn.imatrix: run a text through a model and sum up what every matrix reads, in the native backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from kvarn.backends.native.backend import InputSums, NativeBackend
+from kvarn.checks import check_parameter
+from kvarn.config import EngineConfig, is_offline
+from kvarn.engine.embed_score import token_states
+from kvarn.engine.load import LoadedModel, load_model
+from kvarn.errors import ConfigError, UnsupportedModel
+from kvarn.evaluation.text import Chunks, RunningText, TextFiles, cut_chunks, read_text
+from kvarn.formats.open import open_weights
+from kvarn.hub import OnProgress, resolve
+from kvarn.models.spec import Encoder, MixtureOfExperts
+from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics, merged, read_imatrix, write_imatrix
+
+SAVE_CHUNKS = 64  # between two saves of what has been collected
+MIN_CHUNKS = 4  # fewer say little about a model
+
+
+@dataclass(frozen=True, slots=True)
+class ImatrixOptions:
+    """chunks: of the text, None for all. merge: matrices to add. resume: go on where the output file stopped."""
+
+    chunks: int | None = None
+    context: int = 512
+    threads: int | None = None
+    merge: Sequence[str | os.PathLike[str]] = ()
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        check_parameter.integer("chunks", self.chunks, 1, 1 << 30, optional=True)
+        check_parameter.integer("context", self.context, 16, 1 << 20)
+
+
+def collect_imatrix(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    text: TextFiles,
+    options: ImatrixOptions | None = None,
+    progress: OnProgress | None = None,
+) -> ImportanceMatrix:
+    """Write the importance matrix of a model on a text, and return it."""
+    chosen, words = options or ImatrixOptions(), read_text(text)
+    path = resolve(os.fspath(model), offline=is_offline(), on_progress=progress)
+    before = _before(Path(output), words, chosen)
+    loaded = load_model(path, EngineConfig(threads=chosen.threads, context=chosen.context, backend="native"))
+    try:
+        collection = _Collection(loaded, _file_names(path), words, chosen)
+        return collection.run(Path(output), before, progress)
+    finally:
+        loaded.close()
+
+
+def _before(output: Path, words: RunningText, options: ImatrixOptions) -> ImportanceMatrix | None:
+    """What the output has already, where its collection is to go on."""
+    if not options.resume or not output.exists():
+        return None
+    found = read_imatrix(output)
+    if found.digests != words.digests or found.chunk_size != options.context:
+        raise ConfigError(
+            f"{str(output)!r} was collected on {', '.join(found.datasets) or 'another text'} in chunks of "
+            f"{found.chunk_size:,} tokens; resume with the same text and context, or write to another file"
+        )
+    return found
+
+
+def _file_names(path: Path) -> frozenset[str]:
+    source = open_weights(path)
+    try:
+        return frozenset(source.tensors) if source.metadata.get("hf") is None else frozenset()
+    finally:
+        source.close()
+
+
+class _Collection:
+    """One text on its way through one model. names: the tensors of the file, none for a folder."""
+
+    def __init__(self, model: LoadedModel, names: frozenset[str], words: RunningText, options: ImatrixOptions) -> None:
+        backend = model.backend
+        if not isinstance(backend, NativeBackend):
+            raise UnsupportedModel("an importance matrix needs the native backend, which cannot run this model")
+        if isinstance(model.spec.generation, Encoder):
+            raise UnsupportedModel("an importance matrix needs a model that writes; this one is an encoder")
+        self._model, self._backend, self._names = model, backend, names
+        self._words, self._options = words, options
+        self._head = np.zeros(model.spec.width), np.zeros(model.spec.width), np.zeros(model.spec.width, np.float32)
+        self._num_rows = 0
+
+    def run(self, output: Path, before: ImportanceMatrix | None, progress: OnProgress | None) -> ImportanceMatrix:
+        """Collect all chunks that are not in `before` yet, saving now and then."""
+        chunks, found = self._chunks(), before
+        done = 0 if before is None else before.num_chunks
+        others = [read_imatrix(path) for path in self._options.merge]
+        self._backend.observe_inputs()
+        for number in range(done, len(chunks.ids)):
+            self._see(chunks.ids[number])
+            if number + 1 == len(chunks.ids) or (number + 1 - done) % SAVE_CHUNKS == 0:
+                found = self._matrix(number + 1 - done, before)
+                write_imatrix(output, found)
+            if progress is not None:
+                progress(number + 1, len(chunks.ids), output.name)
+        assert found is not None
+        if others:
+            found = reduce(merged, others, found)
+            write_imatrix(output, found)
+        return found
+
+    def _chunks(self) -> Chunks:
+        options = self._options
+        chunks = cut_chunks(self._words, self._model.tokenizer, options.context, options.chunks)
+        if len(chunks.ids) < MIN_CHUNKS and options.chunks is None:
+            raise ConfigError(
+                f"{', '.join(self._words.names)} gives {len(chunks.ids)} chunks of {options.context:,} tokens, which "
+                f"says little about a model; give at least {MIN_CHUNKS}, some hundred are usual"
+            )
+        return chunks
+
+    def _see(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        engine = self._model.engine
+        for states in token_states(self._backend, engine.kv, ids, engine.max_batch_tokens):
+            squares, magnitudes, largest = self._head
+            sizes = np.abs(states)
+            squares += np.square(states, dtype=np.float64).sum(axis=0)
+            magnitudes += sizes.sum(axis=0, dtype=np.float64)
+            np.maximum(largest, sizes.max(axis=0), out=largest)
+            self._num_rows += len(states)
+
+    def _matrix(self, num_chunks: int, before: ImportanceMatrix | None) -> ImportanceMatrix:
+        matrix = ImportanceMatrix(
+            entries={name: found for name, found in self._entries() if not self._names or name in self._names},
+            datasets=self._words.names,
+            digests=self._words.digests,
+            num_chunks=num_chunks,
+            chunk_size=self._options.context,
+        )
+        return matrix if before is None else merged(before, matrix)
+
+    def _entries(self) -> Iterator[tuple[str, InputStatistics]]:
+        spec = self._model.spec
+        for layer, block in enumerate(spec.blocks):
+            ffn, attention = block.feed_forward, block.attention
+            experts = ffn.num_experts if isinstance(ffn, MixtureOfExperts) else 0
+            inputs: list[tuple[str, int, int, tuple[str, ...]]] = [
+                ("qkv", 1, spec.width, ("attn_q", "attn_k", "attn_v", "attn_qkv")),
+                ("attention_output", 1, attention.num_heads * attention.head_dim, ("attn_output",)),
+                ("ffn_in", 1, spec.width, ("ffn_gate_inp",) if experts else ("ffn_gate", "ffn_up")),
+                ("ffn_down", experts or 1, ffn.hidden, ("ffn_down_exps" if experts else "ffn_down",)),
+            ]
+            if experts:
+                inputs.append(("expert_in", experts, spec.width, ("ffn_gate_exps", "ffn_up_exps")))
+            for input, parts, columns, names in inputs:
+                sums = self._backend.observed_inputs(layer, input, parts, columns)
+                for name in names:
+                    if self._names or name != "attn_qkv":
+                        yield f"blk.{layer}.{name}.weight", _statistics(sums)
+        if spec.head is not None:
+            squares, magnitudes, largest = self._head
+            rows = np.array([self._num_rows], np.uint64)
+            sums = InputSums(squares[None], magnitudes[None], largest[None], rows)
+            yield "token_embd.weight" if spec.head.tied else "output.weight", _statistics(sums)
+
+
+def _statistics(sums: InputSums) -> InputStatistics:
+    return InputStatistics(
+        sums.squares.astype(np.float32),
+        sums.rows.astype(np.float32),
+        sums.magnitudes.astype(np.float32),
+        sums.largest,
+    )

@@ -1,0 +1,75 @@
+"""What quantising did: every tensor with the type it had, the one the recipe wanted and the one it got."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvarn.formats.weights import TensorInfo, TensorType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """wanted is the recipe's choice; type differs from it where its blocks do not fit the rows."""
+
+    source: TensorInfo
+    wanted: TensorType
+    type: TensorType
+    is_weighted: bool = False  # errors were weighed by an importance matrix
+
+    @property
+    def is_copy(self) -> bool:
+        return self.source.type is self.type
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.type is not self.wanted
+
+    @property
+    def num_bytes(self) -> int:
+        return self.type.num_bytes(self.source.num_values)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """A file that was written. num_bytes: of the whole file; bits_per_weight: of its tensors."""
+
+    source: str
+    output: str
+    mix: str
+    num_bytes: int
+    source_bytes: int
+    seconds: float
+    changes: tuple[TensorChange, ...]
+    imatrix: str | None = None
+
+    @property
+    def bits_per_weight(self) -> float:
+        num_values = sum(change.source.num_values for change in self.changes)
+        return 8 * sum(change.num_bytes for change in self.changes) / num_values
+
+    @property
+    def fallbacks(self) -> tuple[TensorChange, ...]:
+        """Tensors that got another type than the recipe's, because its blocks do not fit their rows."""
+        return tuple(change for change in self.changes if change.is_fallback)
+
+    def types(self) -> dict[str, int]:
+        """How many tensors there are of each type."""
+        return dict(Counter(change.type.name for change in self.changes).most_common())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        found = {key: value for key, value in asdict(self).items() if key != "changes"}
+        changes = [
+            {
+                "name": change.source.name,
+                "shape": list(change.source.shape),
+                "source_type": change.source.type.name,
+                "wanted": change.wanted.name,
+                "type": change.type.name,
+                "weighted": change.is_weighted,
+            }
+            for change in self.changes
+        ]
+        return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes}

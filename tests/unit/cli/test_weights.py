@@ -1,0 +1,106 @@
+"""`kvarn quantize`, `kvarn imatrix` and `kvarn evaluate` as processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.float_model import write_float_model, write_text
+from tests.unit.cli.conftest import COMMAND, Kvarn
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_float_model(tmp_path_factory.mktemp("source") / "source.gguf", width=64, hidden=96)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("texts")
+    return write_text(folder / "calibration.txt", seed=1), write_text(folder / "held-out.txt", seed=2)
+
+
+def test_from_a_source_to_a_judged_file(kvarn: Kvarn, source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
+    matrix, small, plot = (str(tmp_path / name) for name in ("model.imatrix", "small.gguf", "curve.svg"))
+    calibration, held_out = map(str, texts)
+    done = kvarn("imatrix", str(source), "--text", calibration, "-o", matrix, "--chunks", "6", "--context", "64")
+    assert done.returncode == 0, done.stderr
+    assert b"6 chunks of 64 tokens of calibration.txt" in done.stdout
+    done = kvarn("quantize", str(source), "Q4_K_M", "--imatrix", matrix, "-o", small)
+    assert done.returncode == 0, done.stderr
+    assert b"Q4_K does not fit rows of 64, now Q5_0" in done.stdout
+    common = ("--against", str(source), "--chunks", "3", "--context", "64")
+    done = kvarn("evaluate", small, "--text", held_out, *common, "--tensors", "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    own, made = figures["models"]
+    assert own["divergence"] is None
+    assert made["divergence"]["kl_mean"] > 0
+    assert {one["type"] for one in figures["tensors"][small]} >= {"Q5_0", "Q8_0", "F32"}
+    assert b"bits/weight" in done.stdout
+    assert Path(plot).read_text().startswith("<svg")
+    refused = kvarn("evaluate", small, "--text", calibration, *common)
+    assert refused.returncode == 2
+    assert b"calibrated with" in refused.stderr
+
+
+def test_json_of_a_quantised_file_lists_every_tensor(kvarn: Kvarn, source: Path, tmp_path: Path) -> None:
+    done = kvarn("quantize", str(source), "q8_0", "-o", str(tmp_path / "out.gguf"), "--json")
+    report = json.loads(done.stdout)
+    assert report["mix"] == "Q8_0"
+    assert report["num_bytes"] == (tmp_path / "out.gguf").stat().st_size
+    assert {one["type"] for one in report["tensors"]} == {"Q8_0", "F32"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["Q9_X"], b"Q4_K_M"),
+        (["Q4_0", "--imatrix", "/no/such/file"], b"no such file"),
+        (["Q4_0", "--threads", "0"], b"threads"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    kvarn: Kvarn, source: Path, tmp_path: Path, arguments: list[str], message: bytes
+) -> None:
+    done = kvarn("quantize", str(source), *arguments, "-o", str(tmp_path / "out.gguf"))
+    assert done.returncode in (1, 2), done.stderr
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_plot_and_tensors_need_a_source(kvarn: Kvarn, source: Path, texts: tuple[Path, Path]) -> None:
+    done = kvarn("evaluate", str(source), "--text", str(texts[0]), "--tensors")
+    assert done.returncode == 2
+    assert b"--against" in done.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_process_leaves_no_output(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+) -> None:
+    large = write_float_model(tmp_path / "large.gguf", width=1024, hidden=4096)
+    output = tmp_path / "out"
+    output.mkdir()
+    command = [*COMMAND, "quantize", str(large), "Q4_K_M", "-o", str(output / "out.gguf"), "--threads", "1"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(output.iterdir()) and time.monotonic() < deadline:  # until it has begun to write
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(60) == status
+    assert not (output / "out.gguf").exists()
+    if number == signal.SIGINT:
+        assert not list(output.iterdir())
+
+
+@pytest.mark.parametrize("command", ["quantize", "imatrix", "evaluate"])
+def test_help_has_an_example(kvarn: Kvarn, command: str) -> None:
+    assert b"Example: kvarn" in kvarn(command, "--help").stdout
