@@ -81,6 +81,20 @@ def test_an_engine_that_keeps_failing_is_given_up_and_says_so(
         submit_to(client, [1], GREEDY)
 
 
+@pytest.mark.parametrize("is_running", [True, False], ids=["running", "idle"])
+def test_a_lost_backend_is_the_end_of_the_engine(
+    client: EngineClient, engine: Engine, monkeypatch: pytest.MonkeyPatch, is_running: bool
+) -> None:
+    handle = submit_to(client, [1], ENDLESS) if is_running else None
+    monkeypatch.setattr(engine.backend, "lost", BackendError("the device is gone"))
+    if handle is not None:
+        with pytest.raises(BackendError, match="gave up: the device is gone; load the model again"):
+            handle.result(10)
+    assert not client.is_alive
+    with pytest.raises(BackendError, match="gave up: the device is gone"):
+        submit_to(client, [1], GREEDY)
+
+
 def test_a_stuck_step_is_reported_and_nobody_waits_for_it(engine: Engine) -> None:
     gate, client = Gate(engine), EngineClient(engine, step_timeout_s=0.2)
     handle = submit_to(client, [1], GREEDY)
