@@ -21,7 +21,7 @@ def torch_cpu(threads: int = 1) -> Backend:
     return TorchBackend(Device(torch.device("cpu"), torch.float32), threads)
 
 
-def torch_world(tensor: int, pipeline: int = 1) -> World:
+def torch_world(tensor: int, pipeline: int = 1, timeout_s: float = 60.0) -> World:
     """Ranks on the CPU, one process each but the first; for many backends, one after the other."""
     torch = pytest.importorskip("torch")
     from kvarn.backends.torch.device import Device
@@ -29,7 +29,7 @@ def torch_world(tensor: int, pipeline: int = 1) -> World:
     from kvarn.backends.torch.parallel.workers import World
 
     shape = ParallelShape(tensor, pipeline)
-    return World(shape, [Device(torch.device("cpu"), torch.float32)] * shape.num_ranks, 1, timeout_s=60.0)
+    return World(shape, [Device(torch.device("cpu"), torch.float32)] * shape.num_ranks, 1, timeout_s)
 
 
 def on_ranks(world: World) -> Backend:

@@ -18,7 +18,10 @@ from kvarn.errors import BackendError, ConfigError
 from tests.assets import smollm2
 from tests.chat_model import write_chat_model
 from tests.children import child_ids
+from tests.parity.test_torch_reference import _loaded as loaded
+from tests.running import batch_of, scattered_table
 from tests.tiny_models import tiny_model
+from tests.torch_backend import on_ranks, torch_world
 
 torch = pytest.importorskip("torch")
 WORKER = "kvarn.backends.torch.parallel.worker"
@@ -46,28 +49,21 @@ def _wait_until(is_so: Callable[[], bool]) -> bool:
     return is_so()
 
 
-def test_two_ranks_answer_as_one_and_leave_nothing(
-    model: Path, folders: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with LLM(model, backend="torch", context=1024, threads=2) as one:
-        expected = one.generate("Hello there", GREEDY)
-    with LLM(model, backend="torch", context=1024, threads=2, tensor_parallel=2) as llm:
-        assert len(child_ids(WORKER)) == 1
-        assert len(folders()) == 1
-        assert llm.generate("Hello there", GREEDY).token_ids == expected.token_ids
-        assert llm.is_alive
-    assert child_ids(WORKER) == []
-    assert folders() == []
-
-
 KILLED = (signal.SIGKILL, "was killed by SIGKILL")
 STOPPED = pytest.param(signal.SIGSTOP, "was stopped by a signal", marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("sent", "told"), [KILLED, STOPPED], ids=["killed", "stopped"])
-def test_a_lost_worker_fails_what_runs_and_ends_the_engine(model: Path, sent: signal.Signals, told: str) -> None:
-    with LLM(model, config=TWO) as llm:
+def test_a_lost_worker_fails_what_runs_and_ends_the_engine(
+    model: Path, folders: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, sent: signal.Signals, told: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with LLM(model, backend="torch", context=1024, threads=2) as llm:
+        expected = llm.generate("Hello there", GREEDY)
+    with LLM(model, backend="torch", context=1024, threads=2, tensor_parallel=2) as llm:
+        assert llm.generate("Hello there", GREEDY).token_ids == expected.token_ids
+        assert llm.is_alive
+        assert len(folders()) == 1
         stream = llm.stream("Hello", GREEDY.replace(max_tokens=900))
         waiting = llm.submit("Hi", GREEDY.replace(max_tokens=900))
         assert next(stream).finish_reason is None
@@ -82,6 +78,7 @@ def test_a_lost_worker_fails_what_runs_and_ends_the_engine(model: Path, sent: si
         with pytest.raises(BackendError, match=rf"gave up: worker 1.*{told}.*load the model again"):
             llm.generate("Hello", GREEDY)
     assert child_ids(WORKER) == []
+    assert folders() == []
 
 
 @pytest.mark.long
@@ -112,6 +109,20 @@ def test_workers_end_with_a_rank_0_that_was_killed(model: Path, tmp_path: Path) 
         rank_0.wait()
         assert _wait_until(lambda: not Path(f"/proc/{worker}").exists())
     assert _wait_until(lambda: not list(tmp_path.glob("kvarn-ranks-*")))
+
+
+@pytest.mark.long
+def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+    world = torch_world(2, timeout_s=3.0)
+    backend = loaded(on_ranks(world), tiny_model("llama", tmp_path, "gguf"))
+    world.workers.tell("join_logits", 5)  # it now waits for states that nobody sends
+    with pytest.raises(BackendError, match=r"rank 0 failed|worker 1 of 2"):
+        backend.forward(batch_of([([5, 6, 7], 0)], scattered_table(32, 8)))
+    assert backend.lost is not None
+    with pytest.raises(BackendError, match=str(backend.lost)[:40].replace("(", r"\(")):
+        backend.forward(batch_of([([5, 6, 7], 0)], scattered_table(32, 8)))
+    backend.close()
+    assert child_ids(WORKER) == []
 
 
 def test_a_model_that_does_not_divide_starts_no_process(tmp_path: Path, folders: Callable[[], list[str]]) -> None:
