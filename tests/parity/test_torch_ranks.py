@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,7 +120,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_the_timeout(tm
     with pytest.raises(BackendError, match=r"rank 0 failed|worker 1 of 2"):
         backend.forward(batch_of([([5, 6, 7], 0)], scattered_table(32, 8)))
     assert backend.lost is not None
-    with pytest.raises(BackendError, match=str(backend.lost)[:40].replace("(", r"\(")):
+    with pytest.raises(BackendError, match=re.escape(str(backend.lost))):
         backend.forward(batch_of([([5, 6, 7], 0)], scattered_table(32, 8)))
     backend.close()
     assert child_ids(WORKER) == []
