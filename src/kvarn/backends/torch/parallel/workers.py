@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -48,6 +48,7 @@ class Workers:
 
     def __init__(self, setups: Sequence[RankSetup]) -> None:
         self.failure: BackendError | None = None  # why nothing will be computed any more
+        self.release: Callable[[], None] | None = None  # lets go of a sum that waits for a rank that is gone
         self._has_failed = threading.Event()
         self._is_closing = False
         self._lock = threading.Lock()
@@ -88,6 +89,8 @@ class Workers:
                 self.failure = BackendError(reason)
         for child in self._children:
             child.process.kill()
+        if self.release is not None and not self._has_failed.is_set():
+            self.release()
         self._has_failed.set()
 
     def fail_after(self, error: BaseException) -> BackendError:
@@ -151,6 +154,7 @@ class World:
         try:
             self.workers.await_done()  # they have imported torch: from here on it is milliseconds
             self.ranks: Ranks = connect(setups[0].place, setups[0].device, store, timeout_s)
+            self.workers.release = self.ranks.abort
         except BaseException:
             self.close()
             raise
