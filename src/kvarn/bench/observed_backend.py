@@ -18,7 +18,7 @@ from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
-from kvarn.errors import BackendError
+from kvarn.errors import DeviceLost
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -88,7 +88,7 @@ class ObservedBackend:
         return self._backend.progress
 
     @property
-    def lost(self) -> BackendError | None:
+    def lost(self) -> DeviceLost | None:
         return self._backend.lost
 
     def unsupported(self, spec: ModelSpec) -> list[str]:

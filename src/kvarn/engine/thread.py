@@ -231,8 +231,6 @@ class EngineThread:
             self._fail_step(error)
         self._deliver(events)
         self._recover()
-        if (lost := self._engine.backend.lost) is not None:
-            raise fresh(lost)
         if not self._engine.has_work:
             self._idle_memory.plan(self.heartbeat)
         elif (wait_s := self._engine.wait_s) > 0:  # more requests may share the first step

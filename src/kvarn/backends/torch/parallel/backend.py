@@ -22,7 +22,7 @@ from kvarn.backends.torch.device import Device
 from kvarn.backends.torch.parallel.rank import RankBackend
 from kvarn.backends.torch.parallel.shards import ParallelShape, check_divides
 from kvarn.backends.torch.parallel.workers import World
-from kvarn.errors import BackendError, ConfigError, KvarnError
+from kvarn.errors import ConfigError, DeviceLost, ModelError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -44,7 +44,7 @@ class ParallelBackend:
         return self._own.progress
 
     @property
-    def lost(self) -> BackendError | None:
+    def lost(self) -> DeviceLost | None:
         return self._workers.failure
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
@@ -132,7 +132,7 @@ class ParallelBackend:
             raise self._workers.error()
         try:
             yield
-        except KvarnError as error:
+        except (ConfigError, ModelError) as error:
             self._workers.fail(str(error))
             raise
         except BaseException as error:

@@ -25,7 +25,7 @@ from kvarn.backends.torch.device import Device
 from kvarn.backends.torch.parallel.groups import Ranks, connect
 from kvarn.backends.torch.parallel.shards import ParallelShape, RankPlace
 from kvarn.child_process import CHECK_S, StopCheck, exit_code, was_killed
-from kvarn.errors import BackendError
+from kvarn.errors import BackendError, DeviceLost
 
 WORKER = "kvarn.backends.torch.parallel.worker"
 STOP_TIMEOUT_S = 5.0  # for workers to end by themselves
@@ -47,7 +47,7 @@ class Workers:
     """All ranks but this one."""
 
     def __init__(self, setups: Sequence[RankSetup]) -> None:
-        self.failure: BackendError | None = None  # why nothing will be computed any more
+        self.failure: DeviceLost | None = None  # why nothing will be computed any more
         self.release: Callable[[], None] | None = None  # lets go of a sum that waits for a rank that is gone
         self._has_failed = threading.Event()
         self._is_closing = False
@@ -78,22 +78,22 @@ class Workers:
                     self._done.get(timeout=CHECK_S)
                     break
 
-    def error(self) -> BackendError:
+    def error(self) -> DeviceLost:
         """The failure, to be raised."""
-        return BackendError(str(self.failure))
+        return DeviceLost(str(self.failure))
 
     def fail(self, reason: str) -> None:
         """Nothing can be computed any more: end all workers, so that whoever waits for them is released."""
         with self._lock:
             if self.failure is None and not self._is_closing:
-                self.failure = BackendError(reason)
+                self.failure = DeviceLost(reason)
         for child in self._children:
             child.process.kill()
         if self.release is not None and not self._has_failed.is_set():
             self.release()
         self._has_failed.set()
 
-    def fail_after(self, error: BaseException) -> BackendError:
+    def fail_after(self, error: BaseException) -> DeviceLost:
         """The failure behind an exception of this rank's own computation: a worker's death, or the exception."""
         if not self._has_failed.wait(CAUSE_S):
             self.fail(f"rank 0 failed: {error or type(error).__name__}")
