@@ -33,6 +33,8 @@ class AsyncLLM:
         context: int | None = None,
         kv_bytes: int | None = None,
         backend: str | None = None,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
         config: EngineConfig | None = None,
         progress: OnProgress | None = None,
     ) -> None:
@@ -44,6 +46,8 @@ class AsyncLLM:
             context=context,
             kv_bytes=kv_bytes,
             backend=backend,
+            tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
             config=config,
             progress=progress,
         )

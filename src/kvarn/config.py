@@ -13,6 +13,7 @@ HF_ENDPOINT     another hub than the public one; HF_TOKEN its access token
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,10 @@ POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
 MAX_THREADS = 1024
+MAX_RANKS = 64
 MAX_CONTEXT = 2**24
 MAX_KV_BYTES = 2**44
+_DEVICE = re.compile(r"cuda:\d{1,2}|cpu")
 
 
 def kvarn_home() -> Path:
@@ -100,8 +103,11 @@ class EngineConfig:
 
     threads: int | None = None
     context: int | None = None  # tokens per request, prompt and answer together
-    kv_bytes: int | None = None  # size of the whole KV cache
+    kv_bytes: int | None = None  # size of the whole KV cache; of each device's where a model is on several
     backend: str = "auto"
+    device: str | None = None  # of the torch backends: "cuda:1", "cpu"; None: the first GPU, else the CPU
+    tensor_parallel: int = 1  # devices that share every layer; torch backends
+    pipeline_parallel: int = 1  # groups of devices that each hold some of the layers
     isa: str | None = field(default_factory=forced_isa)
     block_size: int | None = None  # tokens per KV block; None: 16, on an NVIDIA GPU 64
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
@@ -129,6 +135,7 @@ class EngineConfig:
         check_setting.integer("max_batch_tokens", self.max_batch_tokens, 1, 2**20)
         check_setting.integer("max_running", self.max_running, 1, 2**16)
         check_setting.one_of("backend", self.backend, BACKENDS)
+        self._check_devices()
         check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         check_setting.one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
         check_setting.one_of("policy", self.policy, POLICIES)
@@ -144,6 +151,27 @@ class EngineConfig:
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of one model."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_devices(self) -> None:
+        check_setting.integer("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
+        check_setting.integer("pipeline_parallel", self.pipeline_parallel, 1, MAX_RANKS)
+        is_devices = self.device is None or (isinstance(self.device, str) and _DEVICE.fullmatch(self.device))
+        if not is_devices:
+            raise ConfigError(f'device is {self.device!r:.60}; give "cuda:0", "cuda:1", ... or "cpu"')
+        if self.backend in TORCH_BACKENDS:
+            return
+        given = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": None}
+        for name, default in given.items():
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, which the backend {self.backend!r} does not have; "
+                    'use backend="torch" or "cuda"'
+                )
 
 
 def _flag(name: str) -> bool:

@@ -41,6 +41,8 @@ class LLM:
         context: int | None = None,
         kv_bytes: int | None = None,
         backend: str | None = None,
+        tensor_parallel: int | None = None,
+        pipeline_parallel: int | None = None,
         config: EngineConfig | None = None,
         progress: OnProgress | None = None,
     ) -> None:
@@ -50,6 +52,7 @@ class LLM:
         progress(done, total, label) is called while downloading and loading.
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
+        given |= {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
         warn_of_excess_threads(self.config.threads)
         path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)

@@ -75,6 +75,7 @@ class FakeBackend:
     name = "fake"
     min_prompt_rows = 1
     progress = 0
+    lost = None
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.resumable_forward import ResumableForward
+from kvarn.errors import DeviceLost
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -26,6 +27,10 @@ class Backend(Protocol):
     @property
     def progress(self) -> int:
         """A number that changes while a step computes, read by other threads; always 0 where a backend has none."""
+
+    @property
+    def lost(self) -> DeviceLost | None:
+        """Why it will never compute again, read by other threads: a device or a process is gone; None: it can."""
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec this backend cannot run; empty means it can."""

@@ -20,6 +20,7 @@ log = logging.getLogger("kvarn.backends")
 
 CPU_BLOCK_SIZE, GPU_BLOCK_SIZE = 16, 64
 NATIVE_EXTENSION = "kvarn.backends.native._native"
+PARALLEL = "kvarn.backends.torch.parallel"
 
 
 def make_backend(config: EngineConfig, threads: int) -> Backend:
@@ -32,7 +33,7 @@ def make_backend(config: EngineConfig, threads: int) -> Backend:
     if name == "reference":
         return _reference()
     if name in TORCH_BACKENDS:
-        return _torch(name, threads)
+        return _torch(config, threads)
     raise ConfigError(f"backend is {name!r:.60}; choose one of {', '.join(BACKENDS)}")
 
 
@@ -42,9 +43,9 @@ def has_native() -> bool:
 
 
 def device_memory(config: EngineConfig) -> MemoryAvailable:
-    """Memory that is free where the backend keeps its weights and its cache."""
+    """Memory that is free where the backend keeps its weights and its cache: for each device of several."""
     if config.backend in TORCH_BACKENDS:
-        return cast(MemoryAvailable, _torch_device(config.backend).available_memory())
+        return _torch_memory(config)
     return available_memory()
 
 
@@ -52,16 +53,28 @@ def block_size(config: EngineConfig) -> int:
     """Tokens per KV block: what is asked for, else what the backend is fastest with."""
     if config.block_size is not None:
         return config.block_size
-    is_gpu = config.backend in TORCH_BACKENDS and _torch_device(config.backend).kind == "cuda"
+    is_gpu = config.backend in TORCH_BACKENDS and _torch_devices(config)[0].kind == "cuda"
     return GPU_BLOCK_SIZE if is_gpu else CPU_BLOCK_SIZE
 
 
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
     """Return the weights as the backend holds them."""
     if config.backend in TORCH_BACKENDS:
-        is_half = _torch_device(config.backend).value_bytes == TensorType.BF16.block_bytes
+        is_half = _torch_devices(config)[0].value_bytes == TensorType.BF16.block_bytes
         return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
     return held_weights(spec, weights, config)
+
+
+def device_share(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> tuple[ModelSpec, WeightSource]:
+    """What one device holds of a model and its device_weights; of several devices, the one with most."""
+    if config.num_ranks == 1:
+        return spec, weights
+    shards = importlib.import_module(f"{PARALLEL}.shards")
+    shape = shards.ParallelShape(config.tensor_parallel, config.pipeline_parallel)
+    shards.check_divides(spec, shape)
+    places = [shape.place(stage * shape.tensor) for stage in range(shape.pipeline)]
+    shares = [(shards.shard_spec(spec, place), shards.ShardWeights(weights, spec, place)) for place in places]
+    return max(shares, key=lambda share: sum(info.num_bytes for info in share[1].tensors.values()))
 
 
 def require_support(backend: Backend, spec: ModelSpec) -> None:
@@ -82,17 +95,32 @@ def _native(threads: int, isa: str | None) -> Backend:
     return cast(Backend, module.NativeBackend(threads, isa))
 
 
-def _torch_device(name: str) -> Any:
-    """The torch backend's device, a Device of its own."""
+def _torch_devices(config: EngineConfig) -> list[Any]:
+    """The torch backend's devices, one for each rank; their class is torch's own."""
+    name = config.backend
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f'backend is "{name}", but torch is not installed; run `pip install "kvarn[torch]"`')
-    return importlib.import_module("kvarn.backends.torch.device").choose_device(name)
+    module = importlib.import_module("kvarn.backends.torch.device")
+    return cast(list[Any], module.choose_devices(name, config.device, config.num_ranks))
 
 
-def _torch(name: str, threads: int) -> Backend:
-    device = _torch_device(name)
-    module = importlib.import_module("kvarn.backends.torch.backend")
-    return cast(Backend, module.TorchBackend(device, threads))
+def _torch_memory(config: EngineConfig) -> MemoryAvailable:
+    devices = _torch_devices(config)
+    found = min((device.available_memory() for device in devices), key=lambda memory: memory.num_bytes)
+    if len(devices) == 1 or devices[0].kind == "cuda":
+        return cast(MemoryAvailable, found)
+    share = found.num_bytes // len(devices)  # ranks on the CPU share its memory
+    return MemoryAvailable(share, f"{found.reason}, divided among {len(devices)} ranks", found.total_bytes)
+
+
+def _torch(config: EngineConfig, threads: int) -> Backend:
+    devices = _torch_devices(config)
+    if len(devices) == 1:
+        module = importlib.import_module("kvarn.backends.torch.backend")
+        return cast(Backend, module.TorchBackend(devices[0], threads))
+    module = importlib.import_module(f"{PARALLEL}.backend")
+    shape = module.ParallelShape(config.tensor_parallel, config.pipeline_parallel)
+    return cast(Backend, module.start(shape, devices, threads, config.step_timeout_s))
 
 
 def _reference_with_warning() -> str:

@@ -18,6 +18,7 @@ from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
+from kvarn.errors import DeviceLost
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import ModelSpec, Pooling
 
@@ -85,6 +86,10 @@ class ObservedBackend:
     @property
     def progress(self) -> int:
         return self._backend.progress
+
+    @property
+    def lost(self) -> DeviceLost | None:
+        return self._backend.lost
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
         return self._backend.unsupported(spec)

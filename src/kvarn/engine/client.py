@@ -38,8 +38,9 @@ class EngineClient:
         release: Callable[[], None] | None = None,
         arbiter: EngineArbiter | None = None,
     ) -> None:
-        """release is called once, when nothing uses the backend any more. arbiter: by default the process's."""
-        self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter or process_arbiter())
+        """release is called once, when nothing uses the backend any more. arbiter: by default the device's."""
+        arbiter = arbiter or process_arbiter(engine.config.device)
+        self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge] = (
             weakref.WeakKeyDictionary()
         )

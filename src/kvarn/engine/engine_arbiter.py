@@ -230,13 +230,13 @@ class EngineTurn:
         return Demand(demand.num_requests + 1, max(demand.priority, own) if demand.num_requests else own)
 
 
-def process_arbiter() -> EngineArbiter:
-    """The arbiter all engines of this process share; a forked child has its own."""
-    return _arbiter_of(os.getpid())
+def process_arbiter(device: str | None = None) -> EngineArbiter:
+    """The arbiter all engines of this process on one device share; a forked child has its own."""
+    return _arbiter_of(os.getpid(), device)
 
 
 @cache
-def _arbiter_of(_: int) -> EngineArbiter:
+def _arbiter_of(_pid: int, _device: str | None) -> EngineArbiter:
     return EngineArbiter()
 
 

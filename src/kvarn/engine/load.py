@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 from kvarn.backends.batch import KVLayout
 from kvarn.backends.pooling import ClassifierWeights
 from kvarn.backends.protocol import Backend
-from kvarn.backends.select import block_size, device_memory, device_weights, make_backend, require_support
+from kvarn.backends.select import (
+    block_size,
+    device_memory,
+    device_share,
+    device_weights,
+    make_backend,
+    require_support,
+)
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
@@ -87,12 +94,13 @@ def _load(
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
     available = device_memory(config)
-    memory = plan_memory(spec, weights, config.context, config.kv_bytes, available, kv_dtype=config.kv_dtype)
+    share, held = device_share(spec, weights, config)
+    memory = plan_memory(share, held, config.context, config.kv_bytes, available, kv_dtype=config.kv_dtype)
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
         backend.load(spec, weights, progress)
-        kv = _reserve(backend, spec, memory, config)
+        kv = _reserve(backend, share, memory, config)
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
         decoder = _make_decoder(backend, spec, words, description.recommended, context)

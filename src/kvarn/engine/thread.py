@@ -32,6 +32,8 @@ log = logging.getLogger("kvarn.engine")
 MAX_FAILED_STEPS = 3  # in a row, outside any request: then the engine is given up
 STOP_TIMEOUT_S = 60.0  # a step in flight cannot be interrupted
 DRAIN_RETRY_S = 1.0
+GAVE_UP = "the engine gave up: {}; load the model again"
+NOT_HERE = "the engine's thread is not running in this process; load the model here"
 
 
 class EngineThread:
@@ -67,7 +69,7 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        return self.thread.is_alive() and not self._stopped.is_set()
+        return self.thread.is_alive() and not self._stopped.is_set() and self._engine.backend.lost is None
 
     @property
     def busy_s(self) -> float:
@@ -144,7 +146,8 @@ class EngineThread:
         # Read after the put: the thread that sets a failure empties the inbox afterwards, so no call is left waiting.
         failure = self._failure
         if failure is None and not self.is_alive:  # also in a forked child, which has no such thread
-            failure = BackendError("the engine's thread is not running in this process; load the model here")
+            lost = self._engine.backend.lost
+            failure = BackendError(NOT_HERE if lost is None else GAVE_UP.format(lost))
         if failure is not None:
             self._inbox.refuse_all(failure)
         return call.result
@@ -170,7 +173,7 @@ class EngineThread:
                 self._iterate()
         except BaseException as error:
             log.exception("the engine's thread ends")
-            self._failure = BackendError(f"the engine gave up: {error}; load the model again")
+            self._failure = BackendError(GAVE_UP.format(error))
         finally:
             self._end()
 

@@ -81,6 +81,15 @@ def test_an_engine_that_keeps_failing_is_given_up_and_says_so(
         submit_to(client, [1], GREEDY)
 
 
+def test_a_backend_lost_while_idle_is_told_without_a_step(
+    client: EngineClient, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.backend, "lost", DeviceLost("the device is gone"))
+    assert not client.is_alive
+    with pytest.raises(BackendError, match="gave up: the device is gone; load the model again"):
+        submit_to(client, [1], GREEDY)
+
+
 def test_a_stuck_step_is_reported_and_nobody_waits_for_it(engine: Engine) -> None:
     gate, client = Gate(engine), EngineClient(engine, step_timeout_s=0.2)
     handle = submit_to(client, [1], GREEDY)

@@ -40,6 +40,7 @@ class NativeBackend:
     name = "native"
     min_prompt_rows = 1
     runs_ahead = False
+    lost = None
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         if isa and isa not in _native.isa_names():

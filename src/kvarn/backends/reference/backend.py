@@ -37,6 +37,7 @@ class ReferenceBackend:
     min_prompt_rows = 1
     runs_ahead = False
     progress = 0
+    lost = None
 
     def __init__(self, *, dense: bool = True) -> None:
         self._dense = dense

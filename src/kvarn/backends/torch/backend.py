@@ -28,7 +28,7 @@ from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.sampling import Drawn, PendingSample, draw_rows, is_greedy, score_rows
 from kvarn.backends.torch.step import with_chosen
-from kvarn.backends.torch.weights import WeightReader, load_weights
+from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import FeedForward, ModelSpec, Pooling
@@ -44,6 +44,7 @@ class TorchBackend:
     """One model on one device."""
 
     name = "torch"
+    lost = None
 
     def __init__(self, device: Device, threads: int) -> None:
         self.device = device
@@ -64,17 +65,16 @@ class TorchBackend:
 
     @computing
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
+        self.device.use()
         loaded = load_weights(WeightReader(weights, self.device, progress), spec)
         weights.verify_unchanged()
-        by_layer = [block.attention.rope for block in spec.blocks]
-        tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
-        block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
-        self._model = Model(loaded, tuple(tables.values()), block_ropes, self._make_ops(spec))
+        self._model = self._make_model(loaded, self._make_ops(spec))
         self._model.ops.prepare(loaded)
         self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 
     @computing
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
+        self.device.use()
         num_blocks = budget_bytes // layout.block_bytes
         if num_blocks < 1:
             raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")
@@ -91,6 +91,7 @@ class TorchBackend:
 
     @computing
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        self.device.use()
         self._paged.copy(copies)
 
     def return_kv(self, block_ids: Iterable[int]) -> None:
@@ -99,6 +100,7 @@ class TorchBackend:
     @computing
     def forward(self, batch: Batch) -> Tensor:
         """Run all rows through all blocks; (output rows, width) on the device."""
+        self.device.use()
         if self._graphs is not None:
             check_batch(batch, self._loaded.weights.spec, self._paged, self._num_chosen)
             self._decoded = self._graphs.run(batch)
@@ -169,6 +171,12 @@ class TorchBackend:
             raise BackendError("the model is an encoder and has no logits; use pool")
         return self._loaded.logits(hidden)
 
+    def _make_model(self, weights: ModelWeights, ops: Ops) -> Model:
+        by_layer = [block.attention.rope for block in weights.spec.blocks]
+        tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
+        block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
+        return Model(weights, tuple(tables.values()), block_ropes, ops)
+
     def _make_ops(self, spec: ModelSpec) -> Ops:
         """The GPU's kernels where they are to be had, and plain operations everywhere else."""
         if self.device.kind != "cuda":
@@ -216,6 +224,7 @@ class TorchResumableForward:
 
     def __init__(self, backend: TorchBackend, batch: Batch) -> None:
         self._backend = backend
+        backend.device.use()
         self._model, self._cache = backend._loaded, backend._paged
         check_batch(batch, self._model.weights.spec, self._cache, backend._num_chosen)
         for rope in self._model.ropes:

@@ -48,6 +48,11 @@ class Device:
             return f"{torch.cuda.get_device_name(self.torch_device)}, CUDA {torch.version.cuda}"
         return {"mps": "Apple GPU", "cpu": "CPU"}[self.kind]
 
+    def use(self) -> None:
+        """Make it the device of this thread: kernels are launched there."""
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.torch_device)
+
     def available_memory(self) -> MemoryAvailable:
         """Memory that is free there now."""
         if self.kind != "cuda":
@@ -103,20 +108,53 @@ def torch_lines() -> Iterator[tuple[str, str]]:
     if device.kind == "cuda":
         memory = device.available_memory()
         yield "free memory", f"{memory.num_bytes / 2**30:,.1f} GiB {memory.reason}"
+        has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+        yield "GPUs", f"{torch.cuda.device_count()}; {'NCCL' if has_nccl else 'no NCCL'} for tensor_parallel"
 
 
-def choose_device(name: str) -> Device:
+def choose_device(name: str, device: str | None = None) -> Device:
     """Choose the device for the backend's name: torch takes what is there, cuda and mps insist."""
+    return choose_devices(name, device, 1)[0]
+
+
+def choose_devices(name: str, device: str | None, count: int) -> list[Device]:
+    """The devices of so many ranks: GPUs one after the other from the one named on; the CPU is shared."""
+    first = _first_device(name, device)
+    if first.kind == "mps" and count > 1:
+        raise ConfigError(f"{count} devices are asked for, and an Apple GPU is one; use tensor_parallel=1")
+    if first.kind != "cuda":
+        return [first] * count
+    start, seen = first.torch_device.index, torch.cuda.device_count()
+    if start + count > max(1, seen):
+        wanted = f"cuda:{start}" if count == 1 else f"cuda:{start} to cuda:{start + count - 1}"
+        raise ConfigError(
+            f"{count:,} GPUs from {wanted} are asked for (tensor_parallel x pipeline_parallel), torch sees {seen}; "
+            "give fewer, or another device"
+        )
+    return [Device(torch.device("cuda", index), first.dtype) for index in range(start, start + count)]
+
+
+def _first_device(name: str, device: str | None) -> Device:
     _check_version()
+    if device is not None:
+        name = _named_backend(name, device)
     if name == "cuda":
-        _require_cuda()
+        _require_cuda('backend is "cuda"' if device is None else f'device is "{device}"')
     if name == "mps" and not torch.backends.mps.is_available():
         raise ConfigError('backend is "mps", but torch sees no Apple GPU; use backend="torch" or "native"')
     if name == "cuda" or (name == "torch" and torch.cuda.is_available()):
-        return Device(torch.device("cuda", torch.cuda.current_device()), torch.bfloat16)
-    if name == "mps" or torch.backends.mps.is_available():
+        return Device(torch.device("cuda", 0 if device is None else int(device.removeprefix("cuda:"))), torch.bfloat16)
+    if name == "mps" or (name == "torch" and torch.backends.mps.is_available()):
         return Device(torch.device("mps"), torch.float32)
     return Device(torch.device("cpu"), torch.float32)
+
+
+def _named_backend(name: str, device: str) -> str:
+    """The backend that a device belongs to."""
+    kind = device.partition(":")[0]
+    if name not in ("torch", kind):
+        raise ConfigError(f'device is "{device}" and backend "{name}"; name one of them, or use backend="torch"')
+    return kind
 
 
 def _check_version() -> None:
@@ -128,14 +166,14 @@ def _check_version() -> None:
         )
 
 
-def _require_cuda() -> None:
+def _require_cuda(asked: str) -> None:
     if torch.version.cuda is None:
         raise ConfigError(
-            f'backend is "cuda", but torch {torch.__version__} was built without CUDA; '
+            f"{asked}, but torch {torch.__version__} was built without CUDA; "
             'install a CUDA build of torch, or use backend="torch"'
         )
     if not torch.cuda.is_available():
         raise ConfigError(
-            f'backend is "cuda", but torch (CUDA {torch.version.cuda}) sees no GPU; '
+            f"{asked}, but torch (CUDA {torch.version.cuda}) sees no GPU; "
             'look at the driver with nvidia-smi, or use backend="torch"'
         )

@@ -28,6 +28,9 @@ class Ops(Protocol):
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         """Which queries are computed together."""
 
+    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+        """Rows of the embedding."""
+
     def linear(self, x: Tensor, linear: Linear) -> Tensor: ...
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
@@ -81,8 +84,9 @@ class Model:
     def embed(self, step: Step) -> Tensor:
         """Turn tokens into the first state of the residual stream."""
         weights, embedding = self.weights, self.weights.spec.embedding
-        vocabulary = len(weights.tokens)
-        x = weights.tokens[step.token_ids if embedding.segments == 1 else step.token_ids % vocabulary]
+        vocabulary = weights.spec.vocab_size
+        token_ids = step.token_ids if embedding.segments == 1 else step.token_ids % vocabulary
+        x = self.ops.lookup(weights.tokens, token_ids)
         dtype = x.dtype
         if embedding.scale != 1.0:
             x = x.float() * embedding.scale

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.keep import pack_kept
+from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -28,6 +28,7 @@ class PlainOps:
 
     def __init__(self, matmul: Matmul | None = None) -> None:
         self._matmul = matmul or tiled_matmul
+        self.all_heads: AllHeads = heads_here
 
     def prepare(self, weights: ModelWeights) -> None:
         """Nothing is chosen by time here."""
@@ -37,6 +38,9 @@ class PlainOps:
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return make_tiles(batch, cache.block_size, cache.device)
+
+    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+        return tokens[token_ids]
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         """Multiply rows by a matrix and add its bias."""
@@ -83,7 +87,7 @@ class PlainOps:
         if step.slots is not None:
             cache.store(block.index, step.slots[: step.num_rows], keys, values)
             keys, values = cache.layers[block.index]
-            pack_kept(q, block, step, cache)
+            pack_kept(q, block, step, cache, self.all_heads)
         assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
         found = attend_tiles(q, keys, values, attention, step.tiles)
         out = torch.zeros_like(q)

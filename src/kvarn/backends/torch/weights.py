@@ -113,6 +113,8 @@ class WeightReader:
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         info = self._source.tensors[name]
+        if not info.num_bytes:
+            return torch.empty(info.shape, dtype=dtype, device=self._device.torch_device)
         raw = torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
         if info.type in FLOATS:
             values = raw.view(FLOATS[info.type]).view(info.shape).to(dtype)

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -78,7 +77,7 @@ def _connect(url: str, model: str | None, key: str | None, engine: EngineOptions
     """The model behind a URL; options that only a model loaded here can follow are refused."""
     from kvarn.cli.generate.remote import RemoteModel
 
-    if given := [f"--{name}" for name, value in asdict(engine).items() if value is not None]:
+    if given := [f"--{name.replace('_', '-')}" for name in engine.given()]:
         raise ConfigError(f"{' and '.join(given)} cannot be set for a server from here; leave out that or --url")
     return RemoteModel(url, model, key or client_key())
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -74,6 +74,13 @@ class EngineOptions:
     threads: Threads = None
     context: Context = None
     backend: BackendName = None
+    device: Annotated[str | None, typer.Option(help="Of torch: cuda:1, cpu. [default: the first GPU, else cpu]")] = None
+    tensor_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that share every layer.")] = None
+    pipeline_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that divide the layers.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields of EngineConfig whose options were given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def flatten_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -111,7 +118,7 @@ def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
     from kvarn.config import EngineConfig
     from kvarn.llm import LLM
 
-    config = EngineConfig(threads=options.threads, context=options.context, backend=options.backend or "auto")
+    config = EngineConfig(**options.given())
     started = time.perf_counter()
     with download_bar() as draw:
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kvarn.backends.select import device_weights
+from kvarn.backends.select import device_share, device_weights
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
@@ -166,7 +166,8 @@ def _plan(model_id: str, description: Description, engine: EngineConfig, room: M
 def _plan_within(description: Description, engine: EngineConfig, num_bytes: int, reason: str) -> MemoryPlan:
     available = MemoryAvailable(num_bytes, reason)
     weights = device_weights(description.spec, description.weights, engine)
-    return plan_memory(description.spec, weights, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
+    share, held = device_share(description.spec, weights, engine)
+    return plan_memory(share, held, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
 
 
 def _settled(engine: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> EngineConfig:

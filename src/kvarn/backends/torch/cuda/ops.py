@@ -88,7 +88,7 @@ class CudaOps(PlainOps):
         pair = cache.layers[block.index]
         q = rows.rotate_and_store(qkv, block, rope, step, pair)
         if step.batch.keep:
-            pack_kept(q.float(), block, step, cache)
+            pack_kept(q.float(), block, step, cache, self.all_heads)
         attention = block.spec.attention
         kernel = paged.Kernel(attention, paged.rows_for(attention, tiles.tile), cache.block_size)
         scratch = self._scratch(tiles, kernel, q.device)
