@@ -6,10 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.assets import qwen_coder
 from tests.server.process import MINILM, SMOLLM2, ServerProcess, model_path
 
 
 @pytest.fixture(scope="package")
-def served() -> Iterator[ServerProcess]:
-    with ServerProcess("--model", model_path(SMOLLM2), "--model", model_path(MINILM)) as server:
+def served(is_long: bool) -> Iterator[ServerProcess]:
+    """smollm2 and minilm; under --long also coder, for clients whose prompts need a better model."""
+    models = ["--model", model_path(SMOLLM2), "--model", model_path(MINILM)]
+    if is_long:
+        models += ["--model", f"coder={qwen_coder()}"]
+    with ServerProcess(*models) as server:
         yield server

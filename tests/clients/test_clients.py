@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.assets import minilm
 from tests.clients.installing import node_modules_of, python_of
 from tests.server.process import ServerProcess
 
@@ -21,6 +22,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
 # Clients and the environments they are in.
@@ -32,11 +34,18 @@ PYTHON = {
     "smolagents": "newest",
     "instructor": "instructor",
 }
+LARGE = {"aider": "aider", "dspy": "older", "guidellm": "guidellm", "litellm": "litellm", "llama_index": "older"}
 
 
 @pytest.mark.parametrize("client", PYTHON)
 def test_a_python_client_does_what_its_users_do(served: ServerProcess, client: str, tmp_path: Path) -> None:
     run(served, [python_of(PYTHON[client]), FOLDER / "python" / f"use_{client}.py"], tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("client", LARGE)
+def test_a_large_python_client_does_what_its_users_do(served: ServerProcess, client: str, tmp_path: Path) -> None:
+    run(served, [python_of(LARGE[client]), FOLDER / "python" / f"use_{client}.py"], tmp_path)
 
 
 @pytest.mark.parametrize("client", ["ai_sdk", "anthropic", "openai"])
@@ -51,7 +60,7 @@ def run(server: ServerProcess, command: list[str | Path], home: Path) -> None:
     """Run a client's script: every task it tells of was done, and nothing that it sent was refused."""
     logged_before = len(server.log)
     done = subprocess.run(
-        [*command, server.url],
+        [*command, server.url, minilm()],
         cwd=home,
         env={"PATH": os.environ["PATH"], "HOME": str(home), **QUIET},
         stdin=subprocess.DEVNULL,

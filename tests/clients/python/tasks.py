@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-URL = sys.argv[1]
+URL, TOKENIZER = sys.argv[1:3]  # the second is a folder with a tokenizer
 OPENAI_URL = f"{URL}/v1"
 KEY = "none"
-CHAT, EMBEDDING = "smollm2", "minilm"
+CHAT, EMBEDDING, CODER = "smollm2", "minilm", "coder"
 QUESTION = "Say hi."  # the answer is short and ends by itself
 WEATHER = "What is the weather in Oslo?"
 MAX_TOKENS = 100  # of an answer in JSON; so small a model may fill it with spaces
