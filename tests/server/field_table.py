@@ -47,6 +47,7 @@ FIELDS = {
     "presence_penalty": Field(float, -2, 2),
     "frequency_penalty": Field(float, -2, 2),
     "repetition_penalty": Field(float, 0.01, 100),
+    "repeat_penalty": Field(float, 0.01, 100, needs=(("repetition_penalty", None),)),
     "penalty_window": Field(int, 1, INT31),
     "dry_multiplier": Field(float, 0, 100),
     "dry_base": Field(float, 1, 100),

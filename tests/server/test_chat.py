@@ -148,6 +148,7 @@ def test_fields_that_change_nothing_leave_the_greedy_answer(client: httpx.Client
     "fields",
     [
         {"repetition_penalty": 5.0},
+        {"repeat_penalty": 5.0},
         {"presence_penalty": 2.0, "frequency_penalty": 2.0},
         {"dry_multiplier": 50.0, "dry_allowed_length": 1, "dry_sequence_breakers": []},
     ],
@@ -156,6 +157,15 @@ def test_fields_that_change_nothing_leave_the_greedy_answer(client: httpx.Client
 def test_penalties_reach_the_sampler(client: httpx.Client, fields: dict[str, Any]) -> None:
     body = text_body("one two three one two three one two three one two", max_tokens=12)
     assert answer(client, TEXT, body | fields)["choices"] != answer(client, TEXT, body)["choices"]
+
+
+def test_two_names_of_one_penalty_must_agree(client: httpx.Client) -> None:
+    same = {"repetition_penalty": 1.5, "repeat_penalty": 1.5}
+    assert (
+        answer(client, CHAT, chat_body(**same))["choices"]
+        == answer(client, CHAT, chat_body(repeat_penalty=1.5))["choices"]
+    )
+    assert refusal(client, CHAT, chat_body(repetition_penalty=1.5, repeat_penalty=1.4))["param"] == "repeat_penalty"
 
 
 def test_ignore_eos_and_min_tokens_make_answers_longer(client: httpx.Client) -> None:

@@ -14,6 +14,7 @@ ASKED: dict[str, Any] = {
     "response_model": Verdict,
     "messages": [{"role": "user", "content": "Is Oslo warm?"}],
     "max_tokens": MAX_TOKENS,
+    "extra_body": {"temperature": 0},
 }
 open_ai = openai.OpenAI(base_url=OPENAI_URL, api_key=KEY, max_retries=0)
 

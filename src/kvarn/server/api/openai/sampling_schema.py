@@ -46,6 +46,7 @@ class SamplingBody(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     typical_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of repetition_penalty")
     penalty_window: int | None = Field(None, ge=1, le=INT31)
     dry_multiplier: float | None = Field(None, ge=0, le=100)
     dry_base: float | None = Field(None, ge=1, le=100)

@@ -117,6 +117,9 @@ def _params(body: SamplingBody, max_n: int, **more: Any) -> SamplingParams:
     if body.n is not None and body.n > max_n:
         raise InvalidField(f"n is {body.n}; this server gives at most {max_n} answers", "n")
     given = {name: getattr(body, name) for name in _SAME if getattr(body, name) is not None}
+    named_twice = body.repeat_penalty  # llama.cpp's name, which Open WebUI and others send
+    if named_twice is not None and given.setdefault("repetition_penalty", named_twice) != named_twice:
+        raise InvalidField("repeat_penalty and repetition_penalty are two names of one; give one", "repeat_penalty")
     if body.logit_bias is not None:
         given["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.diffusion is not None:
