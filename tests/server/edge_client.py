@@ -88,6 +88,12 @@ class Client:
         head, _, self._left = self._left.partition(b"\r\n\r\n")
         return head
 
+    def everything(self) -> bytes:
+        """All that comes until the connection ends."""
+        while data := self.socket.recv(1 << 16):
+            self._left += data
+        return self._left
+
     def is_closed(self) -> bool:
         """Wait for the end of the connection; False: something came instead."""
         try:

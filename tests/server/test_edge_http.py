@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.edge_client import HEALTH, Client, EdgeServer, check_told, expected_tokens, post, undisturbed
+from tests.server.edge_client import HEALTH, Client, EdgeServer, check_told, expected_tokens, post, undisturbed, until
 
 ORIGIN = "https://app.example"
 
@@ -119,6 +119,21 @@ def test_http_1_0_clients_are_served_and_get_no_100_continue(edge: EdgeServer) -
         reply = client.reply()
         assert (reply.status, reply.body, reply.closes) == (200, b"{}", True)
         assert client.is_closed()
+
+
+def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection(edge: EdgeServer) -> None:
+    with edge.client() as client:
+        head = client.send(get("/tokens?n=5").replace(b"HTTP/1.1", b"HTTP/1.0")).head().lower()
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert client.everything() == expected_tokens(5)
+
+
+def test_an_http_1_0_client_that_does_not_read_its_stream_is_dropped(edge: EdgeServer) -> None:
+    dropped = edge.figures()["dropped"]
+    with edge.client(receive_bytes=4096) as client:
+        client.send(get("/flood").replace(b"HTTP/1.1", b"HTTP/1.0"))
+        until(lambda: edge.figures()["dropped"] == dropped + 1)
 
 
 # A7: methods

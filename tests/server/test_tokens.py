@@ -126,3 +126,11 @@ def test_an_encoder_has_no_template(client: httpx.Client) -> None:
 def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
     answer = client.post("/tokenize", json={"model": "../../etc/passwd", "prompt": "x"})
     assert answer.status_code == 404
+
+
+def test_as_many_tokens_become_text_as_a_text_may_have(client: httpx.Client) -> None:
+    assert len(post(client, "/detokenize", tokens=[500] * 16 * 2048)["prompt"]) >= 16 * 2048
+    error = refused(client, "/detokenize", tokens=[500] * (16 * 2048 + 1))
+    assert (error["param"], error["code"]) == ("tokens", "context_length_exceeded")
+    assert "32,769" in error["message"]
+    assert "32,768" in error["message"]

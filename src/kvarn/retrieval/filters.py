@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.types import Scalar
+from kvarn.retrieval.types import Scalar, is_metadata_name
 
 Operator = Literal["eq", "gt", "gte", "lt", "lte"]
 COMPARISONS: dict[str, str] = {"eq": "=", "gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
@@ -115,7 +115,7 @@ def _parse_field(name: object, value: object, depth: int) -> Condition:
         return AllOf(parts) if name == "$and" else AnyOf(parts)
     if name == "$not":
         return Not(_parse(value, depth + 1))
-    if not isinstance(name, str) or not name or name.startswith("$") or '"' in name or "\\" in name:
+    if not isinstance(name, str) or not is_metadata_name(name):
         raise InvalidParameter(f"a filter names the field {name!r:.60}; use a metadata name, $and, $or or $not")
     if isinstance(value, Mapping) and value:
         return _all([_parse_operator(name, operator, operand) for operator, operand in value.items()])

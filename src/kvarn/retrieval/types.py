@@ -24,6 +24,7 @@ Kind = Literal["text", "markdown", "html", "pdf", "code"]
 MAX_K = 10_000
 MAX_ID_CHARS = 1024
 MAX_QUERY_CHARS = 32_768
+NAME_RULE = "leave out quotes, backslashes, control characters and a $ in front"  # and not empty
 MAX_METADATA_BYTES = 65_536
 MAX_DOCUMENT_CHARS = 64_000_000
 
@@ -179,6 +180,11 @@ def check_k(name: str, k: object) -> None:
     check.integer(name, k, 1, MAX_K)
 
 
+def is_metadata_name(name: str) -> bool:
+    """Whether filters can name the field; every index writes names into paths or expressions of its own."""
+    return name.isprintable() and not name.startswith("$") and not set(name) & {'"', "\\"} and bool(name)
+
+
 def check_text(name: str, text: object, max_chars: int) -> None:
     if not isinstance(text, str):
         raise InvalidParameter(f"{name} is a {type(text).__name__}; give a string")
@@ -195,6 +201,8 @@ def _checked_metadata(metadata: object) -> dict[str, Scalar]:
         raise InvalidParameter(f"metadata is {metadata!r:.60}; give a mapping of names to texts, numbers or booleans")
     for name, value in metadata.items():
         check_text("a name in metadata", name, MAX_ID_CHARS)
+        if not is_metadata_name(name):
+            raise InvalidParameter(f"metadata has the name {name!r:.60}; {NAME_RULE}, so that filters can ask for it")
         if isinstance(value, str):
             check_text(f"metadata {name!r:.40}", value, MAX_METADATA_BYTES)
         elif isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:

@@ -11,6 +11,7 @@ import pytest
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.filters import parse_filter
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
+from kvarn.retrieval.types import Document
 from tests.unit.retrieval.words import entry
 
 ONE = np.ones(1, np.float32)
@@ -64,6 +65,9 @@ def test_a_filter_lets_the_right_documents_pass(tmp_path: Path, given: dict[str,
         {"year": {"lt": float("nan")}},
         {"year": 2**70},
         {'a"b': 1},
+        {"a\nb": {"exists": False}},
+        {"a\\b": 1},
+        {"": 1},
         {"$or": {}},
         {"lang": {"in": "en"}},
     ],
@@ -71,6 +75,22 @@ def test_a_filter_lets_the_right_documents_pass(tmp_path: Path, given: dict[str,
 def test_a_wrong_filter_is_refused(given: object) -> None:
     with pytest.raises(InvalidParameter):
         parse_filter(given)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\tb", 'a"b', "a\\b", "$or", "", "a\u2028b"])
+def test_a_name_that_no_filter_could_ask_for_is_not_stored(name: str) -> None:
+    with pytest.raises(InvalidParameter, match="name"):
+        Document("x", metadata={name: 1})
+
+
+@pytest.mark.parametrize("name", ["a b", "å", "a.b", "a'b", "[0]", "#-1", "👍", "mål 1/2"])
+def test_every_name_that_is_stored_can_be_asked_for(tmp_path: Path, name: str) -> None:
+    metadata = Document("x", metadata={name: 1}).metadata
+    index = EmbeddedIndex(tmp_path)
+    index.put([entry(0, ONE, **metadata), entry(1, ONE)])
+    assert len(index.dense(ONE, 10, parse_filter({name: 1}))) == 1
+    assert len(index.dense(ONE, 10, parse_filter({name: {"exists": False}}))) == 1
+    index.close()
 
 
 def test_a_deep_filter_is_refused() -> None:

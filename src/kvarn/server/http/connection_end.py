@@ -18,7 +18,7 @@ from kvarn.server.http.connections import LOCAL, Connections, address_of
 from kvarn.server.http.limits import LINGER_S, SURPLUS_S
 from kvarn.server.http.refusals import Refusal
 from kvarn.server.http.request_size import RequestSize
-from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, SlowReaderCheck
+from kvarn.server.http.transport import STREAM_GRACE_S, CountingTransport, SlowReaderCheck, is_stream
 
 log = logging.getLogger("kvarn.server.http")
 
@@ -164,8 +164,8 @@ class ConnectionEnd(HttpToolsProtocol):
             self._sender.close_now()
 
     def _is_far_behind(self, now: float) -> bool:
-        is_stream = self._running is not None and bool(self._running.chunked_encoding)
-        return is_stream and self._behind_since is not None and now - self._behind_since >= STREAM_GRACE_S
+        grows = self._running is not None and is_stream(self._running)
+        return grows and self._behind_since is not None and now - self._behind_since >= STREAM_GRACE_S
 
     def _last_unanswered(self) -> RequestResponseCycle | None:
         if self.pipeline:

@@ -25,6 +25,7 @@ from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descri
 from kvarn.server.http.refusals import Refusal, Refused
 from kvarn.server.http.request_head import check_headers, read_target, without_prefix, without_upgrade
 from kvarn.server.http.traffic import Traffic
+from kvarn.server.http.transport import end_with_connection
 from kvarn.server.process.lifecycle import Lifecycle, is_probe
 from kvarn.server.process.settings import ServerConfig
 
@@ -109,6 +110,8 @@ class LimitedProtocol(ConnectionEnd):
             self.headers[:] = [(b"host", target.host), *(pair for pair in self.headers if pair[0] != b"host")]
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         super().on_headers_complete()
+        if version == "1.0":
+            end_with_connection(self.cycle)
         if self._is_queued(self.cycle):
             self.flow.resume_reading()  # else a disconnect would not be seen while the one before is answered
         else:

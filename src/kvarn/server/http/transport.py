@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from kvarn.server.http.limits import MIN_TAKEN_BYTES, ConnectionLimits
 from kvarn.server.http.traffic import Traffic
 
 NOTSENT_BYTES = 16 << 10  # the kernel buffers little that cannot be sent yet: the rest waits where it is counted
+UNKNOWN_LENGTH = sys.maxsize
 STREAM_GRACE_S = 1.0  # a stream's client may be max_buffered_bytes behind for this long
 
 _OPTIONS = {
@@ -121,6 +126,29 @@ class SlowReaderCheck:
             self._goal = min(self._transport.num_written, taken + MIN_TAKEN_BYTES)
             return False
         return now - self._began_at > self._limits.write_timeout_s
+
+
+def end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Send no chunks, which HTTP/1.0 does not know: a response without a length ends where its connection does."""
+    send = cycle.send
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            if not any(name.lower() == b"content-length" for name, _ in message.get("headers", ())):
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = UNKNOWN_LENGTH
+        elif message["type"] == "http.response.body" and is_stream(cycle):
+            # uvicorn counts down to the end of the response: only its last piece may have an end.
+            has_more = message.get("more_body", False)
+            cycle.expected_content_length = UNKNOWN_LENGTH if has_more else len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
+
+
+def is_stream(cycle: RequestResponseCycle) -> bool:
+    """Whether the response grows while it is sent."""
+    return bool(cycle.chunked_encoding) or cycle.expected_content_length > UNKNOWN_LENGTH // 2
 
 
 def _tune(connection: socket.socket | None) -> None:

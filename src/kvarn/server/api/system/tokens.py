@@ -55,8 +55,14 @@ async def tokenize(request: Charged, models: Models) -> Response:
 async def detokenize(request: Charged, models: Models) -> Response:
     """Turn tokens into text."""
     body = await request.body(DetokenizeBody)
-    tokenizer = (await _model(request, models, body.model)).llm.llm.tokenizer
-    decode = partial(tokenizer.decode, body.tokens, skip_special=body.skip_special_tokens)
+    llm = (await _model(request, models, body.model)).llm.llm
+    if len(body.tokens) > (limit := COUNTED_ROOM * llm.context):
+        raise InvalidField(
+            f"tokens has {len(body.tokens):,} ids; {COUNTED_ROOM} times the context, {limit:,}, are allowed; send less",
+            "tokens",
+            "context_length_exceeded",
+        )
+    decode = partial(llm.tokenizer.decode, body.tokens, skip_special=body.skip_special_tokens)
     return await request.reply_from_thread(lambda: {"prompt": decode()})
 
 
