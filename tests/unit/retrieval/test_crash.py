@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from kvarn.errors import StorageError
 from kvarn.retrieval.collection import Collection
+from kvarn.retrieval.storage.document_store import DocumentStore
 from kvarn.retrieval.storage.embedded_index import EmbeddedIndex
 from tests.conftest import Size
 from tests.rules.tree import ROOT
@@ -85,6 +89,30 @@ def test_a_reader_repairs_a_damaged_index(tmp_path: Path) -> None:
     _overwrite(next((tmp_path / "c").glob("sparse-*/*.idx")))
     with Collection.open("c", folder=tmp_path, model=WordEmbedder()) as collection:
         assert collection.search("grain", 1, "sparse")
+
+
+@pytest.mark.parametrize("opened", [Collection, Collection.open], ids=["written", "read"])
+def test_a_lost_store_is_told_and_not_taken_for_an_empty_one(tmp_path: Path, opened: Callable[..., Collection]) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add("a mill grinds grain")
+    for path in (tmp_path / "c").glob("truth.sqlite*"):
+        path.unlink()
+    (tmp_path / "c" / "truth.sqlite").touch()
+    with pytest.raises(StorageError, match="lost documents"):
+        opened("c", folder=tmp_path, model=WordEmbedder()).search("grain", 1)
+
+
+@pytest.mark.parametrize("column", ["vector", "metadata"])
+def test_a_damaged_row_is_told(tmp_path: Path, column: str) -> None:
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add("a mill grinds grain")
+    table = {"vector": "chunks", "metadata": "documents"}[column]
+    with closing(sqlite3.connect(tmp_path / "c" / "truth.sqlite")) as connection:
+        connection.execute(f"UPDATE {table} SET {column} = 'no'")
+        connection.commit()
+    store = DocumentStore(tmp_path / "c", is_writable=False)
+    with closing(store), pytest.raises(StorageError, match="damaged row"):
+        store.documents() if column == "metadata" else store.vectors([1])
 
 
 def test_a_text_index_that_failed_once_catches_up(tmp_path: Path) -> None:

@@ -108,15 +108,17 @@ class DocumentStore:
             " FROM chunks c JOIN documents d ON d.key = c.document WHERE c.key IN ({})",
             keys,
         )
-        return {
-            key: StoredChunk(key, document, ordinal, TextChunk(*chunk), source, json.loads(metadata))
-            for key, document, ordinal, *chunk, source, metadata in rows
-        }
+        with _damaged_rows(self._path):
+            return {
+                key: StoredChunk(key, document, ordinal, TextChunk(*chunk), source, json.loads(metadata))
+                for key, document, ordinal, *chunk, source, metadata in rows
+            }
 
     def vectors(self, keys: Sequence[int]) -> dict[int, Float32]:
         """Vectors by key of their chunk, in f32 as they were added."""
         rows = self._many("SELECT key, vector FROM chunks WHERE key IN ({})", keys)
-        return {key: np.frombuffer(blob, np.float32) for key, blob in rows}
+        with _damaged_rows(self._path):
+            return {key: np.frombuffer(blob, np.float32) for key, blob in rows}
 
     def matching(self, condition: Condition) -> list[int]:
         """Keys of the chunks whose document meets a condition."""
@@ -130,10 +132,11 @@ class DocumentStore:
             "SELECT d.id, d.source, d.metadata, count(c.key) FROM documents d LEFT JOIN chunks c ON c.document = d.key"
             " GROUP BY d.key ORDER BY d.id"
         )
-        return [
-            {"id": id_, "source": source, "metadata": json.loads(metadata), "chunks": chunks}
-            for id_, source, metadata, chunks in rows
-        ]
+        with _damaged_rows(self._path):
+            return [
+                {"id": id_, "source": source, "metadata": json.loads(metadata), "chunks": chunks}
+                for id_, source, metadata, chunks in rows
+            ]
 
     def digests(self, document_ids: Sequence[str]) -> dict[str, bytes]:
         """Content hashes of those documents that are stored."""
@@ -272,3 +275,13 @@ def _storage_errors(path: Path) -> Iterator[None]:
         raise
     except (sqlite3.DatabaseError, OSError) as error:
         raise StorageError(f"{path}: {error}; what was stored before is kept: check the disk and try again") from error
+
+
+@contextmanager
+def _damaged_rows(path: Path) -> Iterator[None]:
+    """Rows that SQLite can read and this module never wrote."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        remedy = "restore the file from a copy, or drop the collection and add its documents again"
+        raise StorageError(f"{path} holds a damaged row ({error}); {remedy}") from error

@@ -83,6 +83,11 @@ class IndexSync:
         """Load what is intact and bring it to the store's version; in a writing process, rebuild the rest."""
         self.version = self._store.version
         manifest = read_manifest(self.folder) or CheckpointManifest()
+        if self.version < manifest.version:  # the store is written first, so it is another, or an empty one
+            raise StorageError(
+                f"{self.folder} has lost documents: its store is at version {self.version}, its indexes were made from "
+                f"version {manifest.version}; restore the store from a copy, or drop the collection and add them again"
+            )
         self._dense_version = self._load_dense(manifest)
         self._sparse_version = self._load_sparse(manifest)
         if self.is_writable:

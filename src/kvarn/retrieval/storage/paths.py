@@ -43,7 +43,7 @@ def existing_folder(name: str, parent: Path | None = None) -> Path:
 def list_names(parent: Path | None = None) -> list[str]:
     """The names of all collections in a folder."""
     folder = parent or tenant_folder()
-    return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
+    return sorted(path.parent.name for path in folder.glob(f"*/{FILE}") if path.is_file())
 
 
 def stored_bytes(parent: Path) -> int:
