@@ -13,6 +13,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "turn.h"
+
 namespace kvarn {
 
 class ThreadPool {
@@ -51,7 +53,7 @@ public:
     uint64_t num_claimed() const;
 
     // Engines of one process take turns: hold this for a whole step.
-    std::mutex& turn() { return turn_; }
+    Turn& turn() { return turn_; }
 
 private:
     using Invoke = void (*)(void* context, int index, int worker);
@@ -68,7 +70,7 @@ private:
 
     std::vector<std::thread> workers_;
     std::unique_ptr<SleepFlag[]> sleep_flags_;  // by worker, so that only those are woken that may work
-    std::mutex turn_;
+    Turn turn_;
     Invoke invoke_ = nullptr;
     void* context_ = nullptr;
     std::atomic<uint64_t> num_alone_{0};  // tasks run without the workers; only who holds the turn writes
@@ -83,7 +85,7 @@ public:
     explicit ThreadTeam(int num_threads) : pool_(ThreadPool::of_process(num_threads)), num_threads_(num_threads) {}
 
     int num_threads() const { return num_threads_; }
-    std::mutex& turn() { return pool_.turn(); }
+    Turn& turn() { return pool_.turn(); }
 
     // Run task(index, worker) for every index in [0, count); worker is in [0, num_threads). Hold turn() meanwhile.
     template <class Task>

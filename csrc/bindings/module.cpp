@@ -49,7 +49,6 @@ public:
                     raw.size() == values / static_cast<size_t>(shape.values) * static_cast<size_t>(shape.bytes),
                 name + ": the tensor's bytes do not match its shape");
         nb::gil_scoped_release release;
-        std::lock_guard turn(pool_->turn());
         model_.weights().add_matrices(name, t, parts, rows, columns, raw.data(), *pool_);
     }
 

@@ -8,6 +8,9 @@ namespace kvarn {
 
 namespace {
 
+constexpr int kTaskBytes = 1 << 20;  // packed by one thread at a time
+constexpr int kTurnBytes = 4 << 20;  // and in one turn: what the steps of other models wait for
+
 std::string shape_text(int parts, int rows, int columns) {
     return std::to_string(parts) + " x " + std::to_string(rows) + " x " + std::to_string(columns);
 }
@@ -39,15 +42,18 @@ void Weights::add_matrices(const std::string& name, Type type, int parts, int ro
     }
     used_ += bytes;
 
-    int groups = num_groups(rows);
-    int chunk = std::max(1, groups / (8 * pool.num_threads()));
-    int chunks = (groups + chunk - 1) / chunk;
-    pool.run(parts * chunks, [&](int task, int) {
-        const Matrix& m = stack[static_cast<size_t>(task / chunks)];
-        int begin = task % chunks * chunk;
-        pack_groups(type, source + source_part * static_cast<size_t>(task / chunks), rows, columns, begin,
-                    std::min(groups, begin + chunk), m.packed);
-    });
+    int groups = num_groups(rows), group_bytes = static_cast<int>(packed_group_bytes(type, columns));
+    int chunk = std::max(1, std::min(groups / (8 * pool.num_threads()), kTaskBytes / group_bytes));
+    int chunks = (groups + chunk - 1) / chunk, tasks = parts * chunks;
+    int slice = std::max(pool.num_threads(), kTurnBytes / (chunk * group_bytes));
+    for (int first = 0; first < tasks; first += slice) {
+        std::lock_guard turn(pool.turn());
+        pool.run(std::min(slice, tasks - first), [&](int index, int) {
+            int part = (first + index) / chunks, begin = (first + index) % chunks * chunk;
+            pack_groups(type, source + source_part * static_cast<size_t>(part), rows, columns, begin,
+                        std::min(groups, begin + chunk), stack[static_cast<size_t>(part)].packed);
+        });
+    }
     matrices_[name] = std::move(stack);
 }
 

@@ -26,7 +26,7 @@ public:
 
     void reserve(size_t bytes) { region_ = PageRegion(bytes, true); }
 
-    // Pack a row-major (parts, rows, columns) tensor as stored in a file.
+    // Pack a row-major (parts, rows, columns) tensor as stored in a file, in turn with the steps of other models.
     void add_matrices(const std::string& name, Type type, int parts, int rows, int columns, const uint8_t* source,
                       ThreadTeam& pool);
     void add_vector(const std::string& name, std::vector<float> values) { vectors_[name] = std::move(values); }
