@@ -19,8 +19,9 @@ PEERS ?= llama-cpp-python==0.3.36
 # Tests that measure no time share the cores; these have the machine for themselves.
 QUIET_TESTS := $(addprefix tests/parity/,test_engine_speed.py test_footprint.py test_priority_rows.py test_examples.py) \
 	$(addprefix tests/server/,test_crowds.py test_disconnect.py test_drain.py test_drain_deadline.py test_edge_crowd.py \
-	test_embeddings.py test_floods.py test_history.py test_hostile.py test_leaving.py test_load.py test_lost_helpers.py \
-	test_priority.py test_rolling.py test_storage_limits.py test_structured.py test_tiers.py test_watchdog.py)
+	test_embeddings.py test_floods.py test_history.py test_hostile.py test_leaving.py test_load.py test_long_texts.py \
+	test_lost_helpers.py test_priority.py test_rolling.py test_storage_limits.py test_structured.py test_tiers.py test_watchdog.py) \
+	tests/unit/tokenizer/test_split_long_text.py
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

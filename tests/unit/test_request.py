@@ -26,6 +26,7 @@ WAYS = {
     ("start",): RequestState.RUNNING,
     ("cancel",): RequestState.CANCELLED,
     ("fail",): RequestState.FAILED,
+    ("finish",): RequestState.FINISHED,
     ("start", "finish"): RequestState.FINISHED,
     ("start", "fail"): RequestState.FAILED,
     ("start", "cancel"): RequestState.CANCELLED,
@@ -34,6 +35,7 @@ WAYS = {
     ("start", "preempt"): RequestState.WAITING,
     ("start", "preempt", "start"): RequestState.RUNNING,
     ("start", "preempt", "cancel"): RequestState.CANCELLED,
+    ("start", "preempt", "finish"): RequestState.FINISHED,
     ("start", "preempt", "fail"): RequestState.FAILED,
     ("start", "preempt", "expire"): RequestState.CANCELLED,
 }

@@ -89,7 +89,13 @@ def _samplers(given: Any) -> list[str] | None:
     return names
 
 
-_PAIR = {"type": "array", "prefixItems": [{"type": ["integer", "string"]}, {"type": ["number", "boolean"]}]}
+_PAIR = {
+    "type": "array",
+    "items": {"type": ["integer", "string", "number", "boolean"]},
+    "minItems": 2,
+    "maxItems": 2,
+    "description": "A token's id or a text, and its bias or false",
+}
 _BIAS_SCHEMA = {
     "anyOf": [
         {"type": "array", "items": _PAIR, "maxItems": MAX_LOGIT_BIAS},
@@ -97,12 +103,12 @@ _BIAS_SCHEMA = {
         {"type": "null"},
     ]
 }
-_NAMES = {"type": "array", "items": {"enum": list(SAMPLERS.values())}}
+_NAMES = {"type": "array", "items": {"enum": list(SAMPLERS.values())}, "maxItems": len(SAMPLERS)}
 _SAMPLERS_SCHEMA = {"anyOf": [_NAMES, {"type": "string"}, {"type": "null"}]}
 Off = Annotated[float, AfterValidator(_off), Field(description="Not supported: 0 or less")]
 LeastOne = Annotated[int, AfterValidator(_least_one), Field(description="More than 1 is not supported")]
 Never = Annotated[bool, AfterValidator(_false), Field(description="Not supported: false")]
-Nothing = Annotated[list[Any], AfterValidator(_none), Field(description="Not supported: empty")]
+Nothing = Annotated[list[Any], AfterValidator(_none), Field(max_length=64, description="Not supported: empty")]
 
 
 class InfillFile(Body):
