@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.children import child_ids
+from tests.server.edge_client import until
 from tests.server.keyed import chat_body
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
@@ -42,8 +43,10 @@ def struck(server: ServerProcess, script: str, signum: int, number: int) -> Iter
                 with suppress(ProcessLookupError):
                     os.kill(pid, signum)
 
+    there = set(child_ids(script, server.pid))
     striker = threading.Thread(target=strike)
     striker.start()
+    until(lambda: there <= hit)  # or one of them might serve what is asked now
     try:
         yield hit
     finally:

@@ -99,8 +99,9 @@ def make_plan(
 def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) -> Submission:
     """Write the conversation with the model's template and encode it; its constraint is pending."""
     llm = model.llm.llm
-    _check_length(llm, list(strings([chat.messages, plan.template_tools, chat.template_kwargs])), chat.params)
-    ids = prompt_ids_of(model, chat, plan)
+    messages = plan.messages(chat.messages)  # with the tools that the template does not write
+    _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
+    ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
     wanted, pending = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
     return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=pending)
