@@ -204,9 +204,7 @@ class Engine:
 
     def _finish(self, plan: StepPlan, commits: list[Commit]) -> list[TokenEvent]:
         """Tokens become text and events, and ends free their blocks."""
-        commits = self.stream.read(commits)
-        self.scheduler.apply(commits)
-        events = self.stream.events(commits)
+        commits, events = self.stream.tell(commits, self.scheduler.apply)
         for commit in commits:
             self._settle_if_ended(commit.request)
         self._measure(plan, commits)

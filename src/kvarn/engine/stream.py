@@ -52,6 +52,14 @@ class Stream:
         starts_text = submission.starts_text and submission.params.constraint is None
         request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
 
+    def tell(
+        self, commits: Iterable[Commit], apply: Callable[[Iterable[Commit]], None]
+    ) -> tuple[list[Commit], list[TokenEvent]]:
+        """Commits with their text, and the events of them once they are applied."""
+        read = self.read(commits)
+        apply(read)
+        return read, self.events(read)
+
     def read(self, commits: Iterable[Commit]) -> list[Commit]:
         """Add texts and ends to commits; tokens after an end are dropped. What cannot be read fails its request."""
         return [self._read_alone(commit) for commit in commits]

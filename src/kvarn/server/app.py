@@ -24,7 +24,6 @@ from kvarn.server.collections import routes as collections
 from kvarn.server.dependencies import request_context
 from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.http.pipeline import LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
@@ -70,7 +69,7 @@ def make_app(state: ServerState) -> FastAPI:
 async def _document(http: Request) -> Response:
     """Making the document takes a third of a second, once."""
     async with request_context(http) as request:
-        return JSONResponse(await while_awaited(request, asyncio.to_thread(http.app.openapi)))
+        return JSONResponse(await request.while_awaited(asyncio.to_thread(http.app.openapi)))
 
 
 async def _fail(http: Request, error: Exception) -> Response:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.errors import Cancelled
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
-from kvarn.server.http.disconnect import Deadline, while_awaited
+from kvarn.server.http.disconnect import Deadline, client_gone
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
 from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
@@ -119,7 +120,7 @@ class RequestContext:
         """
         if self._num_body_bytes < THREAD_BYTES:
             return work()
-        return await while_awaited(self, self._body_thread.run(self.principal.claim, work))
+        return await self.while_awaited(self._body_thread.run(self.principal.claim, work))
 
     def _parsed(self, model: type[B], data: bytes) -> B:
         fields = parse_body(data, self._config.max_json_depth, model.MAX_VALUES)
@@ -133,9 +134,25 @@ class RequestContext:
         """Tell in a header of the response what was not done as asked; only with words of ours."""
         self.headers[WARNING] = "; ".join(filter(None, (self.headers.get(WARNING), words)))
 
+    async def while_awaited(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work; cancelled with ClientGone, DeadlineExceeded or ShuttingDown when nobody waits for it."""
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(client_gone(self.receive))
+        try:
+            with self.ends_at_stop():
+                left_s = max(self.deadline.left_s, 0.0)
+                await asyncio.wait({task, gone}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise gone.result()
+            raise self.deadline.error()
+        finally:
+            gone.cancel()
+            task.cancel()  # without effect on one that is done
+
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in one of the threads that keys share, for as long as the client waits for it."""
-        return await while_awaited(self, self._threads.run(self.principal.claim, work))
+        return await self.while_awaited(self._threads.run(self.principal.claim, work))
 
     def while_wanted(self, parts: Iterable[T]) -> Iterator[T]:
         """The parts of some work in a thread, up to the moment when nobody waits for it any more."""
@@ -147,7 +164,7 @@ class RequestContext:
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:
         """A loaded model, which stays loaded until the response is out; ModelNotFound for unknown names."""
         entering = self.held.enter_async_context(models.use(name))
-        return await (entering if models.is_loaded(name) else while_awaited(self, entering))
+        return await (entering if models.is_loaded(name) else self.while_awaited(entering))
 
     def reply(self, payload: Payload) -> Response:
         """A JSON response with the headers of the request's limits."""

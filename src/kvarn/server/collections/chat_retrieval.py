@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.server.collections.ingestion import WantedEmbedder
 from kvarn.server.collections.reranking import num_bytes_read, num_tokens_of, rerank_batches, scores_of
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ async def use_collection(
     """
     async with AsyncExitStack() as held:
         opening = held.enter_async_context(collections.use(request.principal.tenant, name, changes=changes))
-        opened = (await while_awaited(request, opening)).at_priority(request.principal.tier.priority)
+        opened = (await request.while_awaited(opening)).at_priority(request.principal.tier.priority)
         ended = threading.Event()
         held.callback(ended.set)
         yield opened.with_embedder(WantedEmbedder(opened.embedder, ended))
@@ -106,7 +105,7 @@ async def reranked(
     num_tokens = sum(map(sum, costs))
     request.reserve(num_tokens)
     scores = [
-        await while_awaited(request, scores_of(request.principal, meter, one, cost))
+        await request.while_awaited(scores_of(request.principal, meter, one, cost))
         for one, cost in zip(batches, costs, strict=True)
     ]
     services.metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)

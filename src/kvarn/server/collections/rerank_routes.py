@@ -12,7 +12,6 @@ from kvarn.server.api.schema import body_of
 from kvarn.server.collections.rerank_schema import RerankAnswer, RerankBody
 from kvarn.server.collections.reranking import num_bytes_read, num_tokens_of, rerank_batches, scores_of
 from kvarn.server.dependencies import Charged, Models, ServerMetrics, Workers
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter
 
 router = APIRouter(tags=["rerank"])
@@ -33,7 +32,7 @@ async def rerank(request: Charged, models: Models, workers: Workers, metrics: Se
     request.reserve(num_tokens)
     meter = TokenMeter(request, workers)
     try:
-        scores = await while_awaited(request, scores_of(request.principal, meter, batches, costs))
+        scores = await request.while_awaited(scores_of(request.principal, meter, batches, costs))
     finally:
         request.use(meter.num_tokens)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)

@@ -26,7 +26,6 @@ from kvarn.server.collections.schema import (
     SearchBody,
 )
 from kvarn.server.dependencies import Called, Charged, Retrieval
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.process.worker_threads import TokenMeter, work_for
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ GROUP_TOKENS = 8192  # ... if they have more tokens than this
 @router.get("/v1/collections", response_model=CollectionsAnswer)
 async def list_collections(request: Called, retrieval: Retrieval) -> Response:
     """List the caller's collections."""
-    names = await while_awaited(request, retrieval.collections.names(request.principal.tenant))
+    names = await request.while_awaited(retrieval.collections.names(request.principal.tenant))
     return request.reply({"object": "list", "data": [{"object": "collection", "name": name} for name in names]})
 
 
@@ -53,7 +52,7 @@ async def create_collection(request: Charged, retrieval: Retrieval) -> Response:
     body = await request.body(CollectionBody)
     chunking = await work_for(request, retrieval.workers, _chunking, body)
     async with retrieval.storage.reserved(request.principal, 0):
-        await while_awaited(request, retrieval.collections.create(request.principal.tenant, body.name, chunking))
+        await request.while_awaited(retrieval.collections.create(request.principal.tenant, body.name, chunking))
     async with use_collection(request, retrieval.collections, body.name) as collection:
         return request.reply(await work_for(request, retrieval.workers, _described, collection))
 
@@ -68,7 +67,7 @@ async def show_collection(request: Charged, retrieval: Retrieval, name: str) -> 
 @router.delete("/v1/collections/{name}", response_model=DeletedAnswer)
 async def drop_collection(request: Charged, retrieval: Retrieval, name: str) -> Response:
     """Remove a collection with everything in it."""
-    await while_awaited(request, retrieval.collections.drop(request.principal.tenant, name))
+    await request.while_awaited(retrieval.collections.drop(request.principal.tenant, name))
     return request.reply({"deleted": 1})
 
 
@@ -90,14 +89,14 @@ async def add_documents(request: Charged, retrieval: Retrieval, name: str) -> Re
         await request.use_model(retrieval.models, collection.embedder.name)
         claim = request.principal.claim
         reading = read_documents(body.documents, retrieval.document_reader, retrieval.workers, claim)
-        documents = await while_awaited(request, reading)
+        documents = await request.while_awaited(reading)
         texts = [document.text for document in documents]
         num_bytes = await work_for(request, retrieval.workers, lambda: sum(map(num_bytes_of, texts)))
         async with retrieval.storage.reserved(request.principal, num_bytes):
             costs = await _reserve(request, retrieval.workers, collection, texts, taken)
             meter = TokenMeter(request, retrieval.workers)
             try:
-                report = await while_awaited(request, _add(collection, documents, costs, meter))
+                report = await request.while_awaited(_add(collection, documents, costs, meter))
             finally:
                 request.use(meter.num_tokens)
     retrieval.metrics.documents_added(report.added + report.updated, report.chunks)
@@ -126,7 +125,7 @@ async def search_collection(request: Charged, retrieval: Retrieval, name: str) -
         meter = TokenMeter(request, retrieval.workers)
         try:
             started = time.monotonic()
-            found = await while_awaited(request, meter.run(num_tokens, _search, collection, queries, body))
+            found = await request.while_awaited(meter.run(num_tokens, _search, collection, queries, body))
             if body.rerank is not None:
                 found = await reranked(request, retrieval, body, list(zip(queries, found, strict=True)), meter)
             retrieval.metrics.searched(body.mode, time.monotonic() - started)

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from kvarn.server.access.priority_semaphore import Claim, PrioritySemaphore
-from kvarn.server.http.disconnect import while_awaited
 
 if TYPE_CHECKING:
     from kvarn.server.request_context import RequestContext
@@ -80,4 +79,4 @@ async def work_for(
     request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
 ) -> T:
     """Run work in a thread for the caller, and wait only as long as the client and the server do."""
-    return await while_awaited(request, workers.run(request.principal.claim, work, *args, **options))
+    return await request.while_awaited(workers.run(request.principal.claim, work, *args, **options))

@@ -18,7 +18,6 @@ from kvarn.server.api.schema import InvalidField, body_of, engine_parameters
 from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
-from kvarn.server.http.disconnect import while_awaited
 from kvarn.server.http.json_body import json_response
 from kvarn.server.process.lifecycle import ShuttingDown
 from kvarn.types import Usage
@@ -79,7 +78,7 @@ async def _embed(
     try:
         for batch in _batches(ids):
             work = model.llm.embed(batch, body.pooling, normalize=False, priority=request.principal.tier.priority)
-            vectors.append(await while_awaited(request, work))
+            vectors.append(await request.while_awaited(work))
             num_used += sum(map(len, batch))
     except BackendError as error:
         metrics.request_failed(model.id, error)
