@@ -32,6 +32,16 @@ VLLM = {
 }
 
 
+_CHOOSER = random.Random(0)
+# Of each row: the tokens of prompt and answer of every request.
+LENGTHS: dict[str, list[tuple[int, int]]] = {
+    **{f"bs {count}": [(128, 256)] * count for count in (1, 8, 32, 128, 256)},
+    "mixed": [(_CHOOSER.randint(100, 1024), _CHOOSER.randint(100, 1024)) for _ in range(256)],
+    "prefill": [(2048, 1)] * 64,
+    "ttft": [(2048, 1)],
+}
+
+
 class Bench:
     """One model on the GPU, and what was measured."""
 
@@ -59,12 +69,9 @@ class Bench:
         rates = []
         for _ in range(runs):
             prompts = [self.prompt(num) for num, _ in lengths]
+            params = [kvarn.SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True) for _, num in lengths]
             started = time.perf_counter()
-            handles = [
-                self.llm.submit(prompt, kvarn.SamplingParams(max_tokens=num, temperature=0.0, ignore_eos=True))
-                for prompt, (_, num) in zip(prompts, lengths, strict=True)
-            ]
-            answered = sum(handle.result().usage.completion_tokens for handle in handles)
+            answered = sum(answer.usage.completion_tokens for answer in self.llm.generate(prompts, params))
             took = time.perf_counter() - started
             counted = sum(num for num, _ in lengths) if row == "prefill" else answered
             rates.append(1e3 * took if row == "ttft" else counted / took)
@@ -93,6 +100,7 @@ def main() -> None:
     parser.add_argument("--type", default="BF16")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--row", action="append", choices=ROWS, help="only these")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     found: dict[str, Any] = {"batch_tokens": given.batch_tokens}
@@ -100,13 +108,8 @@ def main() -> None:
         for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
             bench = Bench(shape, given.type, Path(folder), given.batch_tokens)
             bench.measure("warm", [(64, 16)] * 4, 1)
-            for count in (1, 8, 32, 128, 256):
-                bench.measure(f"bs {count}", [(128, 256)] * count, given.runs)
-            bench.measure("ttft", [(2048, 1)], given.runs)
-            bench.measure("prefill", [(2048, 1)] * 64, given.runs)
-            chooser = random.Random(0)
-            mixed = [(chooser.randint(100, 1024), chooser.randint(100, 1024)) for _ in range(256)]
-            bench.measure("mixed", mixed, 1)
+            for row in given.row or ROWS:
+                bench.measure(row, LENGTHS[row], 1 if row == "mixed" else given.runs)
             bench.compare()
             bench.llm.close()
             found[shape] = bench.figures

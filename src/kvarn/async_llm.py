@@ -16,7 +16,7 @@ from kvarn.errors import RequestError
 from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
-from kvarn.prompts import Prompt, Prompts, TokenIds, is_single, listed
+from kvarn.prompts import Prompt, Prompts, TokenIds, is_single, listed, params_of_each
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -93,16 +93,23 @@ class AsyncLLM:
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
 
     @overload
-    async def generate(self, prompt: Prompts, params: SamplingParams | None = None) -> list[Completion]: ...
+    async def generate(
+        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]: ...
 
     async def generate(
-        self, prompt: Prompt | Prompts, params: SamplingParams | None = None
+        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Completion | list[Completion]:
-        """Continue a text or token ids; a list of them gives a list. Cancelling the task cancels the requests."""
+        """Continue a text or token ids; a list of them gives a list, params may be one too.
+
+        Cancelling the task cancels the requests.
+        """
         given = listed(prompt)
-        if is_single(given):
-            return (await self._complete([partial(self.llm.submissions.of_prompt, given, params)]))[0]
-        return await self._complete([partial(self.llm.submissions.of_prompt, one, params) for one in given])
+        is_one = is_single(given)
+        prompts: Sequence[Any] = [given] if is_one else given
+        pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
+        completions = await self._complete([partial(self.llm.submissions.of_prompt, *pair) for pair in pairs])
+        return completions[0] if is_one else completions
 
     async def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""

@@ -20,7 +20,7 @@ from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
-from kvarn.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, whole_numbers
+from kvarn.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, params_of_each, whole_numbers
 from kvarn.submissions import Submissions
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
@@ -146,17 +146,29 @@ class LLM:
 
     @overload
     def generate(
-        self, prompt: Prompts, params: SamplingParams | None = None, *, progress: bool = False
+        self,
+        prompt: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Prompts, params: SamplingParams | None = None, *, progress: bool = False
+        self,
+        prompt: Prompt | Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
     ) -> Completion | list[Completion]:
-        """Continue a text or token ids; a list of them gives a list of completions. progress: a bar on stderr."""
+        """Continue a text or token ids; a list of them gives a list of completions.
+
+        params: for all of them, or a list with those of each. progress: a bar on stderr.
+        """
         given = listed(prompt)
         is_one = is_single(given)
         prompts: Sequence[Any] = [given] if is_one else given
-        submissions = [self.submissions.of_prompt(one, params) for one in prompts]
+        pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
+        submissions = [self.submissions.of_prompt(*pair) for pair in pairs]
         collectors = [OutputCollector(keeps_events=False) for _ in submissions]
         handles = self._client.submit_all(submissions, *collectors)
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvarn.errors import InvalidParameter
 from kvarn.models.spec import ModelSpec
-from kvarn.types import Message
+from kvarn.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -52,6 +52,18 @@ def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> li
 def is_single(given: str | list[Any]) -> bool:
     """A text, or a list of token ids; anything else is a list of prompts."""
     return isinstance(given, str) or isinstance(given[0], int | np.integer)
+
+
+def params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams | None]:
+    """Sampling parameters for each of several prompts, given once for all or once for each."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    given = list(params)
+    if len(given) != num_prompts:
+        raise InvalidParameter(f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all")
+    return given
 
 
 def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:

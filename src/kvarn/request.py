@@ -70,6 +70,7 @@ class Request:
     clock: Clock = time.perf_counter
     number: int = 0  # in order of submission
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    is_streamed: bool = True  # somebody reads its tokens as they come
     # What the parts of the engine keep about this request, each for itself; it ends with the request.
     queue_position: int | None = None  # engine.scheduling.queue: where it lies in the heap while it waits
     text: Any = None  # engine.stream: the answer as text so far

@@ -42,6 +42,23 @@ def test_a_list_gives_a_list_in_order(llm: LLM) -> None:
     assert [c.token_ids for c in llm.generate(ids, GREEDY)] == alone
 
 
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    params = [GREEDY.replace(max_tokens=number) for number in (2, 5)]
+    answers = llm.generate(["one", "two"], params)
+    assert [answer.token_ids for answer in answers] == [
+        llm.generate(text, one).token_ids for text, one in zip(("one", "two"), params, strict=True)
+    ]
+    with pytest.raises(kvarn.InvalidParameter, match="params are 3 and prompts 2"):
+        llm.generate(["one", "two"], [GREEDY] * 3)
+
+
+def test_text_that_nobody_reads_along_is_the_same_as_streamed(llm: LLM) -> None:
+    for params in (GREEDY, GREEDY.replace(temperature=2.0, seed=4, max_tokens=40), GREEDY.replace(n=2, seed=1)):
+        *_, last = llm.stream("hello", params.replace(n=1))
+        assert last.completion is not None
+        assert llm.generate("hello", params).text == last.completion.text
+
+
 def test_an_iterator_of_prompts_or_tokens_is_read_from_its_first_item(llm: LLM) -> None:
     ids = llm.tokenizer.encode("hello")
     assert llm.generate(iter(ids), GREEDY).usage.prompt_tokens == len(ids)  # type: ignore[call-overload]

@@ -1,7 +1,6 @@
 """Two ends of a submission: OutputCollector for the engine's thread; RequestHandle and AsyncAnswers for its readers.
 
-The engine's thread never refers to the caller's end, so a model that is no longer referred to can be collected while it
-works.
+The engine's thread never refers to the caller's end, so a model that nobody refers to can be collected while it works.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ class OutputCollector:
         self.done: Future[Completion] = Future()
         self.events: SimpleQueue[TokenEvent | None] = SimpleQueue()  # None: no more will come
         self.is_cancelled = False
+        self.reads_tokens = keeps_events or on_event is not None  # else all events but the last go nowhere
         self._on_event = on_event
         self._keeps_events = keeps_events
         self._completions: dict[int, Completion] = {}
@@ -88,8 +88,7 @@ class OutputCollector:
         self.events.put(None)
 
     def _error(self) -> KvarnError:
-        errors = (request.error for request in self.requests if request.error is not None)
-        return next(errors, BackendError("the request failed"))
+        return next((one.error for one in self.requests if one.error), BackendError("the request failed"))
 
 
 class RequestHandle:
@@ -146,13 +145,13 @@ class EventLoopBridge:
     """From the engine's thread into one event loop: the events of a whole step cost one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = weakref.ref(loop)
+        self.loop = weakref.ref(loop)
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._is_scheduled = False
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have function(*args) called in the event loop; RuntimeError when that is closed."""
-        loop = self._loop()
+        loop = self.loop()
         if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
             self._posted.clear()
             raise RuntimeError("the event loop is closed")
@@ -184,9 +183,11 @@ class AsyncAnswers:
         self._submit = submit
         self._on_arrival = on_arrival
         self._ready: deque[IndexedEvent] = deque()
-        self._arrival = asyncio.Event()  # wakes every reader, and refuses those of another event loop
+        self._arrival = asyncio.Event()  # wakes every reader
+        self._bridge = bridge
         for index in range(number):
-            collector = OutputCollector(partial(bridge.post, self._add, index), keeps_events=False)
+            on_event = None if on_arrival is drop_event else partial(bridge.post, self._add, index)
+            collector = OutputCollector(on_event, keeps_events=False)
             collector.done.add_done_callback(partial(_post_end, bridge, self._end))
             self.collectors.append(collector)
 
@@ -242,6 +243,8 @@ class AsyncAnswers:
 
     async def _arrived(self) -> None:
         """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
+        if asyncio.get_running_loop() is not self._bridge.loop():
+            raise RuntimeError("the answers of one event loop are read in a different event loop")
         while not self._ready:
             if self.error is not None:
                 raise self.error

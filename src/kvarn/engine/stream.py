@@ -33,6 +33,7 @@ class AnswerText:
 
     decoder: TextDecoder
     matcher: StopMatcher
+    is_deferred: bool = False  # nobody reads along, and no stop string is looked for: read when the answer ends
     parts: list[str] = field(default_factory=list)
 
 
@@ -50,7 +51,8 @@ class Stream:
         assert isinstance(stop, tuple)
         # What a constraint allows is the text as it is: the space before its first word is kept.
         starts_text = submission.starts_text and submission.params.constraint is None
-        request.text = AnswerText(self._make_decoder(starts_text, submission.visible_ids), StopMatcher(stop))
+        decoder = self._make_decoder(starts_text, submission.visible_ids)
+        request.text = AnswerText(decoder, StopMatcher(stop), is_deferred=not request.is_streamed and not stop)
 
     def tell(
         self, commits: Iterable[Commit], apply: Callable[[Iterable[Commit]], None]
@@ -85,7 +87,8 @@ class Stream:
     def _rest(self, request: Request) -> str:
         """The text held back of an ended request, if there is one that can be read."""
         try:
-            return self._flush(request.text)
+            before = self._deferred(Commit(request, 0), 0) if request.text.is_deferred else ""
+            return before + self._flush(request.text)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # what failed it before, mostly; its end is told all the same
@@ -99,15 +102,25 @@ class Stream:
         if not tokens:
             return commit
         texts: list[str] = []
+        answer: AnswerText = request.text
         for index, token in enumerate(tokens, start=request.num_output):
             finish = finish_after(request, token.token_id, index + 1, self._eos_ids)
-            text, finish = self._advance(request.text, token, finish, is_early=index < request.params.min_tokens)
-            texts.append(text)
+            if answer.is_deferred and finish is None and not token.ends_answer:
+                texts.append("")
+                continue
+            before = self._deferred(commit, len(texts)) if answer.is_deferred else ""
+            text, finish = self._advance(answer, token, finish, is_early=index < request.params.min_tokens)
+            texts.append(before + text)
             if finish is not None:
                 break
         _, num_computed, _, prompt_logprobs, error, is_late, canvas, *_ = commit
         told = (prompt_logprobs, error, is_late, canvas, tuple(texts), finish)
         return Commit(request, num_computed, tokens[: len(texts)], *told)
+
+    def _deferred(self, commit: Commit, num_tokens: int) -> str:
+        """The text before that of the commit's token of this number, where reading it was put off."""
+        said = [*commit.request.output_ids, *(token.token_id for token in commit.tokens[:num_tokens])]
+        return "".join(map(commit.request.text.decoder.push, said))
 
     def _advance(
         self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool
@@ -136,6 +149,8 @@ class Stream:
             return self.end([request])
         events = [] if canvas is None else [_canvas_event(request, canvas)]
         num_told = len(tokens) - 1 if is_ended else len(tokens)
+        if request.text.is_deferred:
+            return [*events, self._last_event(request, commit.texts[num_told])] if is_ended else events
         first, parts, name = request.num_output - len(tokens), request.text.parts, request.id
         for index in range(num_told):
             text, token = commit.texts[index], tokens[index]

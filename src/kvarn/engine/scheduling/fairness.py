@@ -26,6 +26,7 @@ class StepShares:
     decodes: Sequence[Request]  # least recently served first
     prompts: Sequence[Request]
     num_disturbed: int  # decodes that prompt rows would slow down; low priorities are no reason to hold a prompt back
+    num_paced: int  # the same, 0 where nobody reads along: then only the end of an answer matters
 
 
 class FairShare:
@@ -62,13 +63,14 @@ class FairShare:
             prompts += low_prompts
         elif self._part == "prompts" and (low_prompts or is_low_waiting):
             prompts = low_prompts  # prompts of higher priorities wait for one step: else these would never get a row
-        return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed)
+        num_paced = num_disturbed if any(request.is_streamed for request in decodes[:num_disturbed]) else 0
+        return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed, num_paced)
 
     def prompt_rows(self, shares: StepShares) -> int:
         """How many prompt rows a step may have, by the time they take from others."""
         if self._part == "prompts":
             return self._pacer.background_rows(shares.num_disturbed, self._extent)
-        rows = self._pacer.prompt_rows(shares.num_disturbed)
+        rows = self._pacer.prompt_rows(shares.num_paced)
         if self._recent.is_expected:
             rows = min(rows, self._pacer.short_rows(shares.num_disturbed))
         return rows if self._part != "decodes" else math.ceil((1 - self._extent) * rows)
@@ -77,7 +79,7 @@ class FairShare:
         """The same in seconds, for a chunk that goes through the layers in pieces."""
         if self._part == "prompts":
             return self._pacer.background_extra_s(shares.num_disturbed, self._extent)
-        seconds = self._pacer.extra_s(shares.num_disturbed)
+        seconds = self._pacer.extra_s(shares.num_paced)
         if self._recent.is_expected:
             seconds = min(seconds, self._pacer.short_s)
         return seconds if self._part != "decodes" else (1 - self._extent) * seconds

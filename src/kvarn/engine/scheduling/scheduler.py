@@ -210,7 +210,7 @@ class Scheduler:
         for request in self._fairness.in_order(self._with_higher(draft, shares.prompts, num_rows)):
             if self._layerwise.holds(request):
                 continue
-            if not (shares.num_disturbed and self._layerwise.wants(request, budget)):
+            if not (shares.num_paced and self._layerwise.wants(request, budget)):
                 budget -= self._place(draft, request, budget)
             elif (entry := self._entry(draft, request, self._layerwise.num_rows)) is not None:
                 self._layerwise.enter(entry)
