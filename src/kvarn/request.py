@@ -81,7 +81,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then answer
     num_computed: int = 0  # tokens whose K and V lie in the cache
-    # What the device still computes (engine.scheduling.launched_steps); all 0 where every step is waited for.
+    # What the device still computes (engine.launching.launched_steps); all 0 where every step is waited for.
     num_launched: int = 0  # tokens after num_computed, the last of them perhaps not known yet
     num_under_way: int = 0  # steps that it takes part in
     chosen_row: int = 0  # of the last of them: where the token lies that it chooses
@@ -129,6 +129,11 @@ class Request:
         """Some of the prompt is still to be scored; choice 0 scores for all its forks."""
         is_asked = self.params.prompt_logprobs is not None and self.choice == 0
         return is_asked and len(self.prompt_logprobs) < len(self.prompt_ids) - 1
+
+    @property
+    def is_silent(self) -> bool:
+        """Nobody reads along, and no stop string is looked for: its text is read when it ends."""
+        return not self.is_streamed and not self.params.stop
 
     @property
     def is_ended(self) -> bool:

@@ -48,12 +48,14 @@ class World:
         self.num_steps = 0
         self.num_ended = 0
         self.longest = 0
+        self.num_steady = 0  # steps planned as arrays
         self.num_ranked = 0  # pairs of prompts one of which outranks the other
         plan = self.engine.scheduler.plan
 
-        def observed() -> StepPlan:
+        def observed(newest: StepPlan | None = None) -> StepPlan:
             first = self.engine.scheduler._live.waiting.peek()
-            found = plan()
+            found = plan(newest)
+            self.num_steady += found.decodes is not None
             self.check_ranks(found, None if first is None or first.state is RequestState.RUNNING else first)
             return found
 
@@ -63,14 +65,14 @@ class World:
         if len(self.open) >= MAX_OPEN:
             return
         prompt, params = random_prompt(self.rng, self.engine.admission.context), random_params(self.rng)
-        tenant = self.rng.choice(["", "", "other"])
+        options = {"tenant": self.rng.choice(["", "", "other"]), "is_streamed": self.rng.random() < 0.5}
         try:
-            first = submit(self.engine, prompt, params, tenant=tenant)
+            first = submit(self.engine, prompt, params, **options)
         except (PromptTooLong, InvalidParameter):
             return
         self.open[first.id] = first, self.num_steps
         for choice in range(1, params.n):
-            other = submit(self.engine, prompt, params, tenant=tenant, choice=choice, fork_of=first)
+            other = submit(self.engine, prompt, params, **options, choice=choice, fork_of=first)
             self.open[other.id] = other, self.num_steps
 
     def step(self) -> None:
@@ -218,7 +220,7 @@ OPERATIONS = {
 def test_whatever_happens_every_request_gets_its_own_answer(pools: str, runs_ahead: bool, size: Size) -> None:
     """The one it would get alone."""
     rng, num_operations = random.Random(pools), size(1_400, 36_000)
-    num_ended = num_preemptions = num_hits = longest = num_ranked = 0
+    num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = 0
     for _ in range(num_operations // 200):
         world = World(rng, POOLS[pools], runs_ahead)
         for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=200):
@@ -230,12 +232,15 @@ def test_whatever_happens_every_request_gets_its_own_answer(pools: str, runs_ahe
         num_preemptions += stats.preemptions
         num_hits += stats.prefix_hit_tokens
         num_ranked += world.num_ranked
+        num_steady += world.num_steady
         longest = max(longest, world.longest)
-    print(f"{pools}: {num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, at most {longest} steps")
+    counts = f"{num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, {num_steady} steady steps"
+    print(f"{pools}: {counts}, at most {longest} steps")
     assert num_ended > num_operations // 20
     assert num_preemptions > num_operations // 100
     assert num_hits > num_operations // 100
     assert num_ranked > num_operations // 1000
+    assert num_steady > num_operations // 50 if runs_ahead else num_steady == 0
 
 
 def queue_of(engine: Engine) -> dict[str, Place]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, chosen_token
 from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
@@ -21,6 +22,7 @@ from kvarn.request import Clock, Request
 from kvarn.sampling.dry import Breakers
 from kvarn.types import SamplingParams, TokenLogprob
 
+Int64 = npt.NDArray[np.int64]
 Encode = Callable[[str], Sequence[int]]
 SampledRow = tuple[int, Span]  # a row of the hidden states, and whose next token is chosen from it
 
@@ -87,25 +89,50 @@ class AutoregressiveDecoder:
         return commits
 
     def can_launch(self, spans: Sequence[Span]) -> bool:
-        asks = [span.request for span in spans]
-        return not any(request.params.sampler is not None or request.wants_prompt_logprobs for request in asks)
+        return all(_wants_tokens_alone(span.request) for span in spans)
 
     def launch(self, spans: Sequence[Span], hidden: Hidden) -> ReadCommits:
         commits, ready, params = self._sampling_of(_sampled_rows(spans))
         for index, (_, span) in enumerate(ready):
             span.request.chosen_row = index
-        backend, rows = cast(LaunchingBackend, self.backend), self._sample_rows(ready, params, masked=True)
-        read = backend.sample_later(hidden, rows) if ready else None
+        read = self._sample_later(hidden, self._sample_rows(ready, params, masked=True)) if ready else None
 
         def read_commits() -> list[Commit]:
             if read is not None:
-                started_at = self._clock()
-                sampled = read()
-                self.backend_s += self._clock() - started_at
-                commits.update(self._commits_of(ready, sampled))
+                commits.update(self._commits_by_id(ready, read()))
             return _in_order(spans, commits)
 
         return read_commits
+
+    def is_steady(self, request: Request) -> bool:
+        state: SamplingState | None = request.sampling
+        return state is not None and state.is_static and _wants_tokens_alone(request)
+
+    def stop_ids(self, request: Request) -> tuple[int, ...]:
+        return (() if request.params.ignore_eos else self._eos_ids) + request.params.stop_token_ids
+
+    def launch_rows(self, requests: Sequence[Request], ends: Sequence[int], hidden: Hidden) -> Callable[[], Sampled]:
+        params = [request.sampling.row(request, end) for request, end in zip(requests, ends, strict=True)]
+        return self._sample_later(hidden, self._row_params(np.arange(len(params)), requests, params, masked=True))
+
+    def commits_of(self, rows: Sequence[tuple[int, Span]], sampled: Sampled) -> list[Commit]:
+        token_ids = sampled.token_ids.tolist()
+        commits = [_commit(span, self._state(span.request), token_ids[i], sampled, i) for i, span in rows]
+        if not sampled.late:
+            return commits
+        is_late = [i in sampled.late for i, _ in rows]
+        return [commit._replace(is_late=late) for commit, late in zip(commits, is_late, strict=True)]
+
+    def _sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
+        read = cast(LaunchingBackend, self.backend).sample_later(hidden, rows)
+
+        def timed() -> Sampled:
+            started_at = self._clock()
+            sampled = read()
+            self.backend_s += self._clock() - started_at
+            return sampled
+
+        return timed
 
     def restart(self, request: Request) -> None:
         """Nothing to do: the state follows from the request's tokens."""
@@ -140,7 +167,7 @@ class AutoregressiveDecoder:
         has_unused = self.unused.mask is not None
         sampled = self.unused.sample(self.backend, hidden, rows) if has_unused else self.backend.sample(hidden, rows)
         self.backend_s += self._clock() - started_at
-        return commits | self._commits_of(ready, sampled)
+        return commits | self._commits_by_id(ready, sampled)
 
     def _sampling_of(self, rows: Sequence[SampledRow]) -> tuple[dict[str, Commit], list[SampledRow], list[RowSampling]]:
         """What each choice depends on, and the ends of requests where that cannot be told."""
@@ -160,23 +187,23 @@ class AutoregressiveDecoder:
     def _sample_rows(
         self, rows: Sequence[SampledRow], params: Sequence[RowSampling], *, masked: bool = False
     ) -> SampleRows:
+        numbers = np.array([row for row, _ in rows], np.int64)
+        return self._row_params(numbers, [span.request for _, span in rows], params, masked=masked)
+
+    def _row_params(
+        self, rows: Int64, requests: Sequence[Request], params: Sequence[RowSampling], *, masked: bool = False
+    ) -> SampleRows:
         """masked: ids that no token has are masked here, as the backend is not asked twice."""
-        wanted = [span.request.params.logprobs for _, span in rows if span.request.params.logprobs is not None]
+        wanted = [request.params.logprobs for request in requests if request.params.logprobs is not None]
         num_top = min(max(wanted, default=0), self._vocab_size)
         if masked and self.unused.mask is not None:
             params = [self.unused.masked(row) for row in params]
-        return SampleRows(np.array([row for row, _ in rows], np.int32), tuple(params), num_top, bool(wanted))
+        return SampleRows(rows.astype(np.int32), tuple(params), num_top, bool(wanted))
 
-    def _commits_of(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
-        token_ids = sampled.token_ids.tolist()
-        commits = {
-            span.request.id: _commit(span, self._state(span.request), token_id, sampled, i)
-            for i, (token_id, (_, span)) in enumerate(zip(token_ids, rows, strict=True))
-            if not span.request.is_ended  # while the step was under way
-        }
-        late = [rows[i][1].request.id for i in sampled.late]
-        commits |= {name: commits[name]._replace(is_late=True) for name in late if name in commits}
-        return commits
+    def _commits_by_id(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
+        """Of requests that have not ended while the step was under way."""
+        spans = [(i, span) for i, (_, span) in enumerate(rows) if not span.request.is_ended]
+        return {commit.request.id: commit for commit in self.commits_of(spans, sampled)}
 
     def _span_ahead(self, request: Request, start: int) -> Span | None:
         """The token that a step under way chooses: the device has it, and all else of its row is known."""
@@ -220,6 +247,10 @@ class AutoregressiveDecoder:
             if after_word[: len(word)] == word:
                 found[tuple(after_word[len(word) :])] = None
         return tuple(sequence for sequence in found if sequence)
+
+
+def _wants_tokens_alone(request: Request) -> bool:
+    return request.params.sampler is None and not request.wants_prompt_logprobs
 
 
 def _in_order(spans: Sequence[Span], commits: Mapping[str, Commit]) -> list[Commit]:

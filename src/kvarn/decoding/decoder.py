@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from kvarn.backends.batch import Sampled
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.diffusion import CanvasView
@@ -165,10 +166,22 @@ class Decoder(Protocol):
 
 
 class LaunchingDecoder(Decoder, Protocol):
-    """Names the next span of a request before its last token is known; see kvarn.engine.scheduling.launched_steps."""
+    """Names the next span of a request before its last token is known; see kvarn.engine.launching.launched_steps."""
 
     def can_launch(self, spans: Sequence[Span]) -> bool:
         """Whether launch() can take these: all that the host wants of them are the tokens they choose."""
+
+    def is_steady(self, request: Request) -> bool:
+        """Whether all its next choices depend on is their position: then launch_rows() can take it."""
+
+    def stop_ids(self, request: Request) -> tuple[int, ...]:
+        """Tokens that may end it."""
+
+    def launch_rows(self, requests: Sequence[Request], ends: Sequence[int], hidden: Hidden) -> Callable[[], Sampled]:
+        """Begin to sample for requests that are steady and have one row each; ends: positions of what is chosen."""
+
+    def commits_of(self, rows: Sequence[tuple[int, Span]], sampled: Sampled) -> list[Commit]:
+        """What launch_rows() gave some of its rows, each with its span."""
 
     def launch(self, spans: Sequence[Span], hidden: Hidden) -> ReadCommits:
         """commit() in two halves: begin to sample; call the result for the commits, which waits for the device."""

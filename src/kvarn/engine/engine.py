@@ -17,7 +17,7 @@ from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine_arbiter import Demand
-from kvarn.engine.scheduling.launched_steps import LaunchedSteps, with_known_tokens
+from kvarn.engine.launching.launched_steps import LaunchedSteps, ReadStep, with_known_tokens
 from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
 from kvarn.engine.scheduling.rate_limit import RateLimiter
 from kvarn.engine.scheduling.scheduler import Scheduler
@@ -146,14 +146,14 @@ class Engine:
         if not self._launched:  # else the time since the last one was read counts
             self._step_started = (self._clock(), self._backend_s)
         events = self._undelivered = self.reap()
-        plan = self.scheduler.plan() if self.scheduler.has_work else StepPlan()
+        plan = self.scheduler.plan(self._launched.newest) if self.scheduler.has_work else StepPlan()
         has_older = bool(self._launched)
         is_launched = self._launched.takes(plan) and self._launch(plan)
         if has_older:
             events = self._undelivered = events + self._read_launched()
             plan = plan if is_launched else with_known_tokens(plan)
         if not is_launched and not plan.is_empty:
-            events = events + self._finish(plan, self._compute(plan))
+            events = events + self._finish(ReadStep(plan, self._compute(plan)))
         self._undelivered = []
         return events
 
@@ -192,24 +192,26 @@ class Engine:
         """Take what the oldest step under way gave; when that fails, all under way is computed again, one by one."""
         later: list[StepPlan] = []
         try:
-            plan, commits = self._launched.read()
+            step = self._launched.read()
         except Exception:
             self._meter.num_retried += 1
             plan, *later = self._launched.discard()
             plan = with_known_tokens(plan)
-            commits = [self._compute_alone(entry) for entry in plan.entries]
-        events = self._finish(plan, commits)
+            step = ReadStep(plan, [self._compute_alone(entry) for entry in plan.entries])
+        events = self._finish(step)
         for undone in later:
             self.scheduler.abandon(undone)
         return events
 
-    def _finish(self, plan: StepPlan, commits: list[Commit]) -> list[TokenEvent]:
+    def _finish(self, step: ReadStep) -> list[TokenEvent]:
         """Tokens become text and events, and ends free their blocks."""
-        commits, events = self.stream.tell(commits, self.scheduler.apply)
+        self.scheduler.append(step.plain)
+        told, failed = self.stream.tell_plain(step.plain)
+        commits, events = self.stream.tell([*failed, *step.commits], self.scheduler.apply)
         for commit in commits:
             self._settle_if_ended(commit.request)
-        self._measure(plan, commits)
-        return events
+        self._measure(step, commits)
+        return told + events
 
     def _compute(self, plan: StepPlan) -> list[Commit]:
         try:
@@ -288,10 +290,10 @@ class Engine:
         if request.is_ended:
             self._rate_limiter.settle(request)
 
-    def _measure(self, plan: StepPlan, commits: Sequence[Commit]) -> None:
+    def _measure(self, step: ReadStep, commits: Sequence[Commit]) -> None:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
-        num_generated = sum(len(commit.tokens) for commit in commits)
-        num_rows = sum(commit.num_computed for commit in commits)
+        num_generated = sum(len(commit.tokens) for commit in commits) + len(step.plain)
+        num_rows = sum(commit.num_computed for commit in commits) + len(step.plain)
         self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
-        self.scheduler.observe(plan, seconds, self._layerwise_s)
+        self.scheduler.observe(step.plan, seconds, self._layerwise_s)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kvarn.decoding.decoder import Commit, CommittedToken, failed_commit
 from kvarn.diffusion import CanvasView
+from kvarn.engine.launching.decode_rows import PlainTokens
 from kvarn.engine.stop_strings import StopMatcher
 from kvarn.engine.submission import Submission
 from kvarn.request import Finish, Request
@@ -33,7 +34,7 @@ class AnswerText:
 
     decoder: TextDecoder
     matcher: StopMatcher
-    is_deferred: bool = False  # nobody reads along, and no stop string is looked for: read when the answer ends
+    is_deferred: bool = False  # read when the answer ends
     parts: list[str] = field(default_factory=list)
 
 
@@ -52,7 +53,7 @@ class Stream:
         # What a constraint allows is the text as it is: the space before its first word is kept.
         starts_text = submission.starts_text and submission.params.constraint is None
         decoder = self._make_decoder(starts_text, submission.visible_ids)
-        request.text = AnswerText(decoder, StopMatcher(stop), is_deferred=not request.is_streamed and not stop)
+        request.text = AnswerText(decoder, StopMatcher(stop), is_deferred=request.is_silent)
 
     def tell(
         self, commits: Iterable[Commit], apply: Callable[[Iterable[Commit]], None]
@@ -61,6 +62,24 @@ class Stream:
         read = self.read(commits)
         apply(read)
         return read, self.events(read)
+
+    def tell_plain(self, plain: PlainTokens) -> tuple[list[TokenEvent], list[Commit]]:
+        """The events of tokens that were appended already; the commits end requests whose text cannot be read."""
+        events: list[TokenEvent] = []
+        failed: list[Commit] = []
+        for request, token_id in zip(plain.requests, plain.token_ids, strict=True):
+            answer: AnswerText = request.text
+            if answer.is_deferred:
+                continue
+            try:
+                text = answer.decoder.push(token_id)
+            except BaseException as error:
+                failed.append(failed_commit(request, f"the text of token {token_id} could not be read", error))
+                continue
+            answer.parts.append(text)
+            index = request.num_output - 1
+            events.append(TokenEvent(text, token_id, index, None, None, None, request.id, request.choice))
+        return events, failed
 
     def read(self, commits: Iterable[Commit]) -> list[Commit]:
         """Add texts and ends to commits; tokens after an end are dropped. What cannot be read fails its request."""

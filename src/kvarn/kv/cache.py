@@ -120,6 +120,27 @@ class KVCache:
             return ()
         return self.extend(sequence, num_tokens - table.num_tokens)
 
+    def extend_each(self, sequences: Sequence[str], num_tokens: Sequence[int]) -> list[int] | None:
+        """One more position for each of several sequences that hold num_tokens; the versions of their tables.
+
+        None and no change where one of them does not, or would need a copy, or the pool has too few blocks.
+        """
+        tables = [self._tables[sequence] for sequence in sequences]
+        full = []
+        for table, held in zip(tables, num_tokens, strict=True):
+            if table.num_tokens != held or not (table.owns_last or held % self.block_size == 0):
+                return None
+            if held % self.block_size == 0:
+                full.append(table)
+        if len(full) > self.num_free:
+            return None
+        for table in full:
+            table.append(self._allocate())
+            table.owns_last = True
+        for table in tables:
+            table.num_tokens += 1
+        return [table.version for table in tables]
+
     def publish(
         self, sequence: str, token_ids: Sequence[int], tenant: str = "", num_computed: int | None = None
     ) -> None:

@@ -19,6 +19,7 @@ class BlockTable:
         self.num_tokens = 0
         self.num_published = 0  # leading blocks that the prefix index knows
         self.owns_last = False  # the last block is nobody else's, and not published: it may be written
+        self.version = 0  # differs whenever block_ids does
         self._ids = np.empty(8, np.int32)
         self._num_blocks = 0
 
@@ -53,11 +54,13 @@ class BlockTable:
             self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
         self._ids[self._num_blocks] = block_id
         self._num_blocks += 1
+        self.version += 1
 
     def replace(self, index: int, block_id: int) -> int:
         """Put another block of the same content in its place and return the old one."""
         old = int(self._ids[index])
         self._ids[index] = block_id
+        self.version += 1
         return old
 
     def prefix(self, num_tokens: int) -> BlockTable:
@@ -75,6 +78,7 @@ class BlockTable:
         keep = blocks_for(num_tokens, self.block_size)
         dropped: list[int] = self._ids[keep : self._num_blocks].tolist()
         self._num_blocks, self.num_tokens, self.owns_last = keep, num_tokens, False
+        self.version += 1
         self.num_published = min(self.num_published, num_tokens // self.block_size)
         return dropped
 

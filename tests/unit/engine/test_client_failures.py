@@ -56,11 +56,11 @@ def test_an_exception_outside_requests_ends_them_and_the_loop_goes_on(
 ) -> None:
     plan, left = engine.scheduler.plan, [1]
 
-    def fail_once() -> StepPlan:
+    def fail_once(newest: StepPlan | None = None) -> StepPlan:
         if left and len(batch_sizes(engine)) == 3:
             left.pop()
             boom()
-        return plan()
+        return plan(newest)
 
     monkeypatch.setattr(engine.scheduler, "plan", fail_once)
     with pytest.raises(BackendError, match="outside any request: boom"):

@@ -13,6 +13,7 @@ from typing import Literal
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Span
 from kvarn.engine.scheduling.pacing import BackgroundShare, Pacer, RecentPriority
+from kvarn.engine.scheduling.plan import StepPlan, count_rows
 from kvarn.engine.scheduling.policy import Policy
 from kvarn.request import Clock, Request
 
@@ -109,21 +110,21 @@ class FairShare:
             prompts, key=lambda request: (self._policy.is_background(request, top, now), self._policy.order(request))
         )
 
-    def observe(
-        self, spans: Sequence[Span], seconds: float, layerwise: Request | None = None, layerwise_s: float = 0.0
-    ) -> None:
-        """Learn from the last step; layerwise_s of its seconds went into the layer-wise prefill of a request."""
+    def observe(self, plan: StepPlan, seconds: float, layerwise_s: float = 0.0) -> None:
+        """Learn from the last step; layerwise_s of its seconds went into its layer-wise part."""
         self._num_steps += 1
-        for request in [span.request for span in spans] + ([] if layerwise is None else [layerwise]):
+        layerwise = None if plan.layerwise is None else plan.layerwise.entry.span.request
+        requests = plan.requests
+        for request in requests if layerwise is None else [*requests, layerwise]:
             request.served_in = self._num_steps
+        is_mixed = bool(self._background) and any(request.id in self._background for request in requests)
         if self._is_owed:
-            background_s = self._background_s(spans, seconds - layerwise_s)
+            background_s = self._background_s(plan.spans, seconds - layerwise_s) if is_mixed else 0.0
             if layerwise is not None and layerwise.id in self._background:
                 background_s += layerwise_s
             self._share.settle(seconds, background_s)
-        is_mixed = any(span.request.id in self._background for span in spans)
-        if spans:
-            self._pacer.observe(*_count(spans), seconds - layerwise_s, steers=not is_mixed)
+        if requests:
+            self._pacer.observe(*plan.row_counts, seconds - layerwise_s, steers=not is_mixed)
 
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.
@@ -169,10 +170,10 @@ class FairShare:
         higher = [span for span in spans if span.request.id not in self._background]
         if not higher or len(higher) == len(spans):
             return 0.0
-        expected_s = self._pacer.expected_s(*_count(higher))
+        expected_s = self._pacer.expected_s(*count_rows(higher))
         if expected_s is not None:
             return max(0.0, seconds - expected_s)
-        return seconds * (1 - sum(_count(higher)) / sum(_count(spans)))
+        return seconds * (1 - sum(count_rows(higher)) / sum(count_rows(spans)))
 
 
 def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
@@ -186,10 +187,3 @@ def _split(requests: Iterable[Request]) -> tuple[list[Request], list[Request]]:
 
 def _served_in(request: Request) -> int:
     return request.served_in
-
-
-def _count(spans: Sequence[Span]) -> tuple[int, int]:
-    """Decodes and prompt rows; a single row from which nothing is chosen belongs to a prompt."""
-    num_rows = sum(len(span.token_ids) for span in spans)
-    num_decodes = sum(len(span.token_ids) == 1 and bool(span.outputs) for span in spans)
-    return num_decodes, num_rows - num_decodes

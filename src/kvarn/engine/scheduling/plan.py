@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep
 from kvarn.decoding.decoder import Span
+from kvarn.request import Request
 
 
 class BatchEntry(NamedTuple):
@@ -39,13 +40,37 @@ class LayerwisePart:
         return self.entry.copies if self.is_first else ()
 
 
+class EntryRows(Protocol):
+    """Entries that are made when asked for; see kvarn.engine.launching.decode_rows."""
+
+    @property
+    def requests(self) -> list[Request]: ...
+
+    def entries(self) -> tuple[BatchEntry, ...]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Complete when made; without a batch and a layer-wise part there is nothing to do."""
 
-    entries: tuple[BatchEntry, ...] = ()
+    made: tuple[BatchEntry, ...] = ()
     batch: Batch | None = None
     layerwise: LayerwisePart | None = None
+    decodes: EntryRows | None = None  # instead of made: one token more for each of some requests
+
+    @property
+    def entries(self) -> tuple[BatchEntry, ...]:
+        return self.made if self.decodes is None else self.decodes.entries()
+
+    @property
+    def requests(self) -> list[Request]:
+        """Of the batch."""
+        return [entry.span.request for entry in self.made] if self.decodes is None else self.decodes.requests
+
+    @property
+    def row_counts(self) -> tuple[int, int]:
+        """Decodes and prompt rows of the batch."""
+        return count_rows(self.spans) if self.decodes is None else (len(self.decodes.requests), 0)
 
     @property
     def is_empty(self) -> bool:
@@ -57,8 +82,15 @@ class StepPlan:
 
     @property
     def copies(self) -> list[BlockCopy]:
-        copies = [copy for entry in self.entries for copy in entry.copies]
+        copies = [copy for entry in self.made for copy in entry.copies]
         return copies if self.layerwise is None else [*copies, *self.layerwise.copies]
+
+
+def count_rows(spans: Iterable[Span]) -> tuple[int, int]:
+    """Decodes and prompt rows; a single row from which nothing is chosen belongs to a prompt."""
+    lengths = [(len(span.token_ids), bool(span.outputs)) for span in spans]
+    num_decodes = lengths.count((1, True))
+    return num_decodes, sum(length for length, _ in lengths) - num_decodes
 
 
 def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = None) -> StepPlan:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder, Span, failed_commit
+from kvarn.engine.launching.decode_rows import PlainTokens, SteadyDecodes
+from kvarn.engine.scheduling.commit_applier import CommitApplier
 from kvarn.engine.scheduling.fairness import FairShare, StepShares
 from kvarn.engine.scheduling.layerwise_prefill import LayerwisePrefill
 from kvarn.engine.scheduling.live_requests import LiveRequests
@@ -20,7 +22,6 @@ from kvarn.engine.scheduling.policy import make_policy
 from kvarn.engine.scheduling.prefix_reuse import PrefixReuse
 from kvarn.engine.scheduling.row_budget import RowBudget
 from kvarn.engine.scheduling.starter import Starter
-from kvarn.errors import KvarnError
 from kvarn.kv.cache import KVCache
 from kvarn.request import Clock, Request
 
@@ -53,7 +54,9 @@ class Scheduler:
         self._row_budget = RowBudget(config.max_batch_tokens)
         self._failed: list[Request] = []  # by plan(); reap() tells
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
+        self._steady = SteadyDecodes(decoder, kv)
         self._starter = Starter(self._live, self.prefix_reuse, self._policy, config.max_running)
+        self._commits = CommitApplier(self._live, self.prefix_reuse, self._starter, config.max_running)
 
     @property
     def has_work(self) -> bool:
@@ -107,8 +110,11 @@ class Scheduler:
         if request in self._live.waiting:
             self._live.waiting.rekey(request)
 
-    def plan(self) -> StepPlan:
-        """Decodes first, then prompt chunks, then waiting requests, within the budgets of rows and time."""
+    def plan(self, newest: StepPlan | None = None) -> StepPlan:
+        """Decodes first, then prompt chunks, then waiting requests, within the budgets of rows and time.
+
+        newest: the step that was launched last, if it is under way.
+        """
         if self.wait_s > 0:
             return StepPlan()
         draft: Draft = {}
@@ -117,6 +123,8 @@ class Scheduler:
         if not self._decoder.has_divisible_spans:
             self._place_whole_spans(draft, shares)
             return make_plan(list(draft.values()))
+        if newest is not None and (steady := self._steady_plan(newest, shares)) is not None:
+            return steady
         for request in shares.decodes[: self._config.max_batch_tokens]:
             self._place(draft, request, 1)
         # A chunk whose low-priority request sits this step out must not hold back other prompts.
@@ -129,23 +137,15 @@ class Scheduler:
 
     def apply(self, commits: Iterable[Commit]) -> None:
         """Take what the step gave: tokens, publishable blocks, then ends, whose blocks are freed."""
-        for commit in commits:
-            request = commit.request
-            if commit.error is not None:
-                self.fail(request, commit.error)
-                continue
-            self._apply_commit(commit)
-            if request.num_computed >= request.num_prompt:
-                for follower in self._live.start_forks(request, self._config.max_running):
-                    self._starter.run(follower, request.num_prompt - 1)
-            if commit.finish is not None:
-                request.finish(commit.finish)
-                self._live.remove(request)
+        self._commits.apply(commits)
+
+    def append(self, plain: PlainTokens) -> None:
+        """The same where all that happened to a request is one more token."""
+        self._commits.append(plain)
 
     def observe(self, plan: StepPlan, seconds: float, layerwise_s: float = 0.0) -> None:
         """Learn how long a step took, and the layer-wise prefill within it."""
-        layerwise = None if plan.layerwise is None else plan.layerwise.entry.span.request
-        self._fairness.observe(plan.spans, seconds, layerwise, layerwise_s)
+        self._fairness.observe(plan, seconds, layerwise_s)
 
     def observe_layerwise(self, part: LayerwisePart, piece_s: float) -> None:
         """A chunk is done: learn how long its pieces took."""
@@ -165,14 +165,16 @@ class Scheduler:
         """Take a running request's blocks; it waits again, keeps its tokens and will give the same answer."""
         self._live.preempt(request)
 
-    def fail(self, request: Request, error: KvarnError) -> None:
-        request.fail(error)
-        self._live.remove(request, forget_blocks=True)  # whatever it computed may be damaged
-
     def reap(self) -> list[Request]:
         """End the requests that were cancelled or are overdue, in whatever state they are; also those plan() ended."""
         failed, self._failed = self._failed, []
         return failed + self._live.reap(self._clock())
+
+    def _steady_plan(self, newest: StepPlan, shares: StepShares) -> StepPlan | None:
+        """The step under way, one token further, if there is nothing else to do."""
+        if shares.prompts or not self._starter.is_closed_to(self._live.waiting.peek()):
+            return None
+        return self._steady.next(newest, shares.decodes)
 
     def _place(self, draft: Draft, request: Request, max_rows: int) -> int:
         """Put a running request's next rows into the draft; returns their number."""
@@ -283,17 +285,3 @@ class Scheduler:
         if not is_included and self._config.policy != "priority":  # with it, those behind are no higher
             is_included = self._fairness.includes(self._live.waiting, running)
         return is_included and self._starter.start(draft, request)
-
-    def _apply_commit(self, commit: Commit) -> None:
-        request = commit.request
-        self._layerwise.leave(request)
-        request.num_computed += commit.num_computed
-        request.prompt_logprobs.extend(commit.prompt_logprobs)
-        if request.id in self._live.running:  # else it was preempted with this token under way
-            self.prefix_reuse.publish(request)
-            if commit.is_late:
-                self._kv.trim(request.id, request.num_computed + request.num_launched)
-        if len(commit.tokens) > 1 and request.num_output == 0:
-            request.num_first = len(commit.tokens)
-        for token in commit.tokens:
-            request.append(token.token_id, token.logprob)

@@ -45,6 +45,14 @@ class Starter:
         self.run(request, num_computed)
         return True
 
+    def is_closed_to(self, request: Request | None) -> bool:
+        """Whether the first in the queue would not start now, as is known without trying; None: nobody waits."""
+        live = self._live
+        if request is None or (live.running and self._refused == (request.id, live.kv.num_free)):
+            return True
+        is_full = len(live.running) >= self._max_running
+        return is_full and not self._policy.may_displace(request, self._policy.victim(live.running.values()))
+
     def run(self, request: Request, num_computed: int) -> None:
         """Run a request whose first num_computed tokens lie in the cache."""
         self.forget_refusal()

@@ -1,0 +1,166 @@
+"""The steady state of a device that runs ahead: one token more for each of many requests, step after step, as arrays.
+
+The next step is the last one with every position one further. Whatever else happens (a prompt, an end, a preemption, a
+choice that depends on the last token) takes the scheduler's ordinary way, and the entries are made for it when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.backends.batch import NO_TOKEN, Batch, Int32, chosen_token
+from kvarn.decoding.decoder import Decoder, LaunchingDecoder, Span
+from kvarn.engine.scheduling.plan import BatchEntry, StepPlan, pad_tables
+from kvarn.kv.cache import KVCache
+from kvarn.request import Request, RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The requests of such steps, and what stays the same about them."""
+
+    requests: list[Request]
+    limits: Int32  # max_total_tokens
+    has_plain_text: npt.NDArray[np.bool_]  # all that is wanted of a token is its own text, if that
+    stop_ids: Int32  # of any of them
+    num_preemptions: list[int]  # of each; when one has changed, a step under way is not whole any more
+    num_late: list[int]
+    block_size: int
+
+    @property
+    def are_intact(self) -> bool:
+        """Nobody has ended, been preempted or been late."""
+        return (
+            [request.state for request in self.requests].count(RequestState.RUNNING) == len(self.requests)
+            and [request.num_preemptions for request in self.requests] == self.num_preemptions
+            and [request.num_late for request in self.requests] == self.num_late
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """One such step."""
+
+    members: Members
+    batch: Batch
+    versions: list[int]  # of the block tables in the batch
+
+    @property
+    def requests(self) -> list[Request]:
+        return self.members.requests
+
+    def spans(self, rows: Sequence[int]) -> list[Span]:
+        """Of some rows."""
+        starts, token_ids = self.batch.positions.tolist(), self.batch.token_ids.tolist()
+        return [Span(self.requests[i], starts[i], (token_ids[i],), (0,)) for i in rows]
+
+    def entries(self) -> tuple[BatchEntry, ...]:
+        """The same step as the scheduler would have planned it."""
+        spans = self.spans(range(len(self.requests)))
+        tables, block_size = self.batch.block_tables, self.members.block_size
+        return tuple(
+            BatchEntry(span, table[: span.start // block_size + 1]) for span, table in zip(spans, tables, strict=True)
+        )
+
+    def plain_rows(self, token_ids: Int32) -> npt.NDArray[np.bool_]:
+        """Rows that only append what they chose: no end, no stop string to look for, no block that became full."""
+        members, ends = self.members, self.batch.positions + 1
+        is_plain: npt.NDArray[np.bool_] = members.has_plain_text & (token_ids != NO_TOKEN) & (ends + 1 < members.limits)
+        is_plain &= ends % members.block_size != 0
+        if len(members.stop_ids):
+            is_plain &= ~np.isin(token_ids, members.stop_ids)
+        return is_plain
+
+
+class SteadyDecodes:
+    """Plans the next of such steps from the one under way."""
+
+    def __init__(self, decoder: Decoder, kv: KVCache) -> None:
+        self._decoder = cast(LaunchingDecoder, decoder)  # asked only when a step is under way
+        self._kv = kv
+
+    def next(self, newest: StepPlan, decodes: Sequence[Request]) -> StepPlan | None:
+        """The step after the one launched last, if these requests are just what it computes and nothing else is new."""
+        rows = newest.decodes
+        last = self._begin(newest, decodes) if rows is None else cast(DecodeRows, rows)
+        if last is None or last.requests != decodes:
+            return None
+        starts = last.batch.positions + np.int32(1)
+        if (starts + 1 >= last.members.limits).any():
+            return None  # it ends with the token under way
+        expected = starts.tolist()
+        if [request.num_computed + request.num_launched for request in last.requests] != expected:
+            return None
+        versions = self._kv.extend_each([request.id for request in last.requests], expected)
+        if versions is None:
+            return None
+        changed = [i for i, (new, old) in enumerate(zip(versions, last.versions, strict=True)) if new != old]
+        tables = self._refreshed(last.batch.block_tables, last.requests, changed)
+        batch = replace(
+            last.batch,
+            token_ids=_chosen_ids(len(expected)),
+            positions=starts,
+            context_lens=starts + np.int32(1),
+            block_tables=tables,
+        )
+        return StepPlan((), batch, decodes=DecodeRows(last.members, batch, versions))
+
+    def _begin(self, newest: StepPlan, decodes: Sequence[Request]) -> DecodeRows | None:
+        """The step under way, which was planned in the ordinary way, if such steps may follow it."""
+        spans, decoder = newest.spans, self._decoder
+        if newest.batch is None or newest.layerwise is not None or len(spans) != len(decodes):
+            return None
+        for index, span in enumerate(spans):
+            request = span.request
+            if len(span.token_ids) != 1 or span.outputs != (0,) or span.reach is not None:
+                return None
+            if request.chosen_row != index or not decoder.is_steady(request):
+                return None
+        requests = [span.request for span in spans]
+        stop_ids = {token_id for request in requests for token_id in decoder.stop_ids(request)}
+        members = Members(
+            requests,
+            np.array([request.max_total_tokens for request in requests], np.int32),
+            np.array([not request.params.stop and request.params.logprobs is None for request in requests]),
+            np.array(sorted(stop_ids), np.int32),
+            [request.num_preemptions for request in requests],
+            [request.num_late for request in requests],
+            self._kv.block_size,
+        )
+        return DecodeRows(members, newest.batch, [-1] * len(requests))
+
+    def _refreshed(self, tables: Int32, requests: Sequence[Request], changed: Sequence[int]) -> Int32:
+        """Block tables with those rows that have changed as they are now."""
+        if not changed:
+            return tables
+        new = [self._kv.block_ids(requests[i].id) for i in changed]
+        width = max(len(table) for table in new)
+        if width > tables.shape[1]:
+            wider = np.full((len(tables), width), -1, np.int32)
+            wider[:, : tables.shape[1]] = tables
+            tables = wider
+        tables = tables.copy()
+        rows = pad_tables(new)
+        tables[changed, : rows.shape[1]] = rows
+        tables[changed, rows.shape[1] :] = -1
+        return tables
+
+
+def _chosen_ids(count: int) -> Int32:
+    return np.fromiter(map(chosen_token, range(count)), np.int32, count)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTokens:
+    """Tokens of requests to which nothing else happened in a step."""
+
+    requests: Sequence[Request] = ()
+    token_ids: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.requests)

@@ -1,0 +1,199 @@
+"""Steps that the device computes while the host plans the next one; read in the order of their launch.
+
+A request in such a step is one token ahead of what the host knows: its next row takes that token on the device. Where
+it turns out to have ended or been preempted meanwhile, what the row computed does not count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from kvarn.backends.batch import Sampled
+from kvarn.decoding.decoder import Commit, Decoder, LaunchingDecoder, ReadCommits, Span
+from kvarn.engine.launching.decode_rows import DecodeRows, PlainTokens
+from kvarn.engine.scheduling.plan import StepPlan, make_plan
+
+
+class LaunchedRequest(NamedTuple):
+    """One request's part of a step under way, and how often it had been preempted and late when that was launched."""
+
+    span: Span
+    num_preemptions: int
+    num_late: int
+
+    def leave(self) -> bool:
+        """The step is over; whether the request still holds what it computed."""
+        request = self.span.request
+        request.num_under_way -= 1
+        is_held = not self.is_void and request.num_preemptions == self.num_preemptions
+        if is_held:
+            request.num_launched -= len(self.span.token_ids)
+        return is_held
+
+    @property
+    def is_void(self) -> bool:
+        """The request has ended, or its row took a token that was not chosen in the end."""
+        return self.span.request.is_ended or self.span.request.num_late != self.num_late
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """One step under way."""
+
+    plan: StepPlan
+    parts: tuple[LaunchedRequest, ...]
+    read: ReadCommits
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedDecodes:
+    """One that continues the step before it; its parts are made when something has happened to one of them."""
+
+    plan: StepPlan
+    rows: DecodeRows
+    sample: Callable[[], Sampled]
+    decoder: LaunchingDecoder
+
+    @property
+    def parts(self) -> tuple[LaunchedRequest, ...]:
+        members = self.rows.members
+        spans = [entry.span for entry in self.plan.entries]
+        return tuple(map(LaunchedRequest, spans, members.num_preemptions, members.num_late))
+
+    def read(self) -> list[Commit]:
+        return self.commits(self.sample())
+
+    def commits(self, sampled: Sampled) -> list[Commit]:
+        """One for each part; of those that have ended, what was chosen does not matter."""
+        spans = [entry.span for entry in self.plan.entries]
+        alive = [(i, span) for i, span in enumerate(spans) if not span.request.is_ended]
+        found = {commit.request.id: commit for commit in self.decoder.commits_of(alive, sampled)}
+        return [found.get(span.request.id) or Commit(span.request, 1) for span in spans]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """What a step gave."""
+
+    plan: StepPlan
+    commits: Sequence[Commit]  # that count
+    plain: PlainTokens = field(default_factory=PlainTokens)  # of the other requests
+
+
+class LaunchedSteps:
+    """The steps under way; none where the backend computes while it is waited for."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = cast(LaunchingDecoder, decoder)  # where both it and its backend run ahead
+        self._steps: deque[LaunchedStep | LaunchedDecodes] = deque()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def newest(self) -> StepPlan | None:
+        return self._steps[-1].plan if self._steps else None
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Whether a plan can be launched."""
+        if plan.decodes is not None:
+            return True
+        runs_ahead = self._decoder.runs_ahead and self._decoder.backend.runs_ahead
+        is_plain = plan.batch is not None and plan.layerwise is None
+        return runs_ahead and is_plain and self._decoder.can_launch(plan.spans)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Begin a step whose copies were made; when that fails, it is as if it had never been planned."""
+        assert plan.batch is not None
+        hidden = self._decoder.backend.forward(plan.batch)
+        if plan.decodes is not None:
+            self._launch_decodes(plan, cast(DecodeRows, plan.decodes), hidden)
+            return
+        read = self._decoder.launch(plan.spans, hidden)
+        for span in plan.spans:
+            span.request.num_under_way += 1
+            span.request.num_launched += len(span.token_ids)
+        parts = [LaunchedRequest(span, span.request.num_preemptions, span.request.num_late) for span in plan.spans]
+        self._steps.append(LaunchedStep(plan, tuple(parts), read))
+
+    def read(self) -> ReadStep:
+        """Wait for the oldest step.
+
+        A preempted request has no blocks any more, but its token is the one it would have chosen without that.
+        """
+        step = self._steps[0]
+        if isinstance(step, LaunchedDecodes):
+            return self._read_decodes(step)
+        commits = step.read()
+        self._steps.popleft()
+        return ReadStep(step.plan, _counting(step.parts, commits))
+
+    def discard(self) -> list[StepPlan]:
+        """Give up what is under way, because a device failed: what is to be computed again, the oldest first."""
+        plans = []
+        while self._steps:
+            step = self._steps.popleft()
+            entries = zip(step.plan.entries, step.parts, strict=True)
+            plans.append(make_plan([entry for entry, part in entries if part.leave()]))
+        return plans
+
+    def _launch_decodes(self, plan: StepPlan, rows: DecodeRows, hidden: object) -> None:
+        ends = (rows.batch.positions + 1).tolist()
+        sample = self._decoder.launch_rows(rows.requests, ends, hidden)
+        for request in rows.requests:
+            request.num_under_way += 1
+            request.num_launched += 1
+        self._steps.append(LaunchedDecodes(plan, rows, sample, self._decoder))
+
+    def _read_decodes(self, step: LaunchedDecodes) -> ReadStep:
+        sampled = step.sample()
+        self._steps.popleft()
+        requests, token_ids = step.rows.requests, sampled.token_ids
+        if sampled.late or not step.rows.members.are_intact:
+            return ReadStep(step.plan, _counting(step.parts, step.commits(sampled)))
+        for request in requests:
+            request.num_under_way -= 1
+            request.num_launched -= 1
+        is_plain = step.rows.plain_rows(token_ids)
+        if is_plain.all():
+            return ReadStep(step.plan, (), PlainTokens(requests, token_ids.tolist()))
+        others, plain = np.flatnonzero(~is_plain).tolist(), np.flatnonzero(is_plain).tolist()
+        commits = self._decoder.commits_of(list(zip(others, step.rows.spans(others), strict=True)), sampled)
+        return ReadStep(step.plan, commits, PlainTokens([requests[i] for i in plain], token_ids[plain].tolist()))
+
+
+def _counting(parts: Sequence[LaunchedRequest], commits: Sequence[Commit]) -> list[Commit]:
+    """The commits of a step that was just read, as far as they count."""
+    found = []
+    for part, commit in zip(parts, commits, strict=True):
+        is_void, is_held = part.is_void, part.leave()
+        if is_void:
+            continue
+        is_late = commit.is_late and commit.request.num_under_way > 0  # else no step took another token for it
+        if is_late:
+            commit.request.num_late += 1
+            commit.request.num_launched = 0
+        num_computed = commit.num_computed if is_held or commit.error is not None else 0
+        is_same = is_late == commit.is_late and num_computed == commit.num_computed
+        found.append(commit if is_same else commit._replace(is_late=is_late, num_computed=num_computed))
+    return found
+
+
+def with_known_tokens(plan: StepPlan) -> StepPlan:
+    """A plan that was made one token ahead, once that token is known; requests that ended are left out."""
+    entries = [
+        entry._replace(span=_with_known_tokens(entry.span)) for entry in plan.entries if not entry.span.request.is_ended
+    ]
+    is_over = plan.layerwise is None or plan.layerwise.entry.span.request.is_ended
+    return make_plan(entries, None if is_over else plan.layerwise)
+
+
+def _with_known_tokens(span: Span) -> Span:
+    token_ids = span.request.token_ids[span.start : span.end]
+    assert len(token_ids) == len(span.token_ids), f"request {span.request.id} has no token at {span.end - 1}"
+    return span._replace(token_ids=token_ids)
