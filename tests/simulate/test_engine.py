@@ -162,7 +162,10 @@ class World:
         return has_place and not waiting.num_under_way and wanted <= kv.num_blocks - len(held)
 
     def is_excused(self, high: Request, served: Iterable[Request]) -> bool:
-        """It waits for a prefix that others compute, goes layer by layer, or the step was earned by low priorities."""
+        """It waits for a prefix that others compute, goes layer by layer, or the step was earned by low priorities.
+
+        Or it sits the step out beside one of the highest, which came after a low one in the queue and started with it.
+        """
         scheduler = self.engine.scheduler
         running = scheduler._live.running.values()
         top = max(request.priority for request in running)
@@ -171,6 +174,7 @@ class World:
         return (
             scheduler._layerwise.holds(high)
             or (scheduler._fairness._part == "prompts" and not is_low)
+            or (scheduler._fairness._part is None and is_low and not scheduler._fairness._background)
             or any(other.prompt_ids[: len(block)] == block for other in served)
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,15 @@ class SampleRows:
     num_top: int = 0
     want_logprobs: bool = False  # otherwise a backend may leave logprobs and entropy at 0
     partners: Int32 | None = None
+    unused_mask: UInt32 | None = None  # of sample_later(): ids that are never chosen, also in rows without a mask
+
+    def with_unused_masked(self) -> SampleRows:
+        """The same with that mask in every row that has none; a constraint's leaves those ids out already."""
+        mask = self.unused_mask
+        if mask is None:
+            return self
+        params = tuple([row if row.mask is not None else row.at(row.position, mask=mask) for row in self.params])
+        return replace(self, params=params, unused_mask=None)
 
 
 @dataclass(frozen=True, slots=True)

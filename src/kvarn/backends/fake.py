@@ -165,7 +165,7 @@ class FakeBackend:
         return Sampled(token_ids, scored.logprobs, entropy, scored.top_ids, scored.top_logprobs)
 
     def sample_later(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Callable[[], Sampled]:
-        sampled = self.sample(hidden, rows)
+        sampled = self.sample(hidden, rows.with_unused_masked())
         late = tuple([i for i in range(len(rows.rows)) if self.is_late()])
         self._chosen = np.maximum(sampled.token_ids, 0)
         self._chosen[list(late)] = 1

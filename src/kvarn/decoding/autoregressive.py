@@ -193,12 +193,11 @@ class AutoregressiveDecoder:
     def _row_params(
         self, rows: Int64, requests: Sequence[Request], params: Sequence[RowSampling], *, masked: bool = False
     ) -> SampleRows:
-        """masked: ids that no token has are masked here, as the backend is not asked twice."""
+        """masked: the backend leaves out ids that no token has, as it is not asked twice."""
         wanted = [request.params.logprobs for request in requests if request.params.logprobs is not None]
         num_top = min(max(wanted, default=0), self._vocab_size)
-        if masked and self.unused.mask is not None:
-            params = [self.unused.masked(row) for row in params]
-        return SampleRows(rows.astype(np.int32), tuple(params), num_top, bool(wanted))
+        unused_mask = self.unused.mask if masked else None
+        return SampleRows(rows.astype(np.int32), tuple(params), num_top, bool(wanted), unused_mask=unused_mask)
 
     def _commits_by_id(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
         """Of requests that have not ended while the step was under way."""

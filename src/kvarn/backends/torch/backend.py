@@ -32,6 +32,7 @@ from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weight
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.spec import FeedForward, ModelSpec, Pooling
+from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
 
@@ -57,6 +58,7 @@ class TorchBackend:
         self.runs_ahead = device.kind == "cuda"
         self._chosen = torch.zeros(CHOSEN_ROWS, dtype=torch.int32, device=device.torch_device)  # by sample_later()
         self._num_chosen = 0
+        self._allowed: Tensor | None = None  # which ids some token has, once a model was seen where not all do
         if device.kind == "cpu":
             torch.set_num_threads(threads)
 
@@ -118,7 +120,7 @@ class TorchBackend:
     @computing
     def sample(self, hidden: Tensor, rows: SampleRows) -> Sampled:
         if self.device.kind == "mps":  # has no float64
-            return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
+            return host_sampling.sample_rows(lambda wanted: self.logits(hidden[wanted]), rows.with_unused_masked())
         return self._pending(self._draw(hidden, rows), hidden, rows).read()
 
     @computing
@@ -127,18 +129,29 @@ class TorchBackend:
             raise BackendError(f"{len(rows.rows)} rows choose a token at once; at most {CHOSEN_ROWS} can")
         drawn = self._draw(hidden, rows)
         self._num_chosen = len(rows.rows)
-        self._chosen[: self._num_chosen] = drawn.token_ids.clamp(min=0)  # an id to compute with, also for NO_TOKEN
+        self._chosen[: self._num_chosen].copy_(drawn.token_ids)
         return self._pending(drawn, hidden, rows).read
 
     def _draw(self, hidden: Tensor, rows: SampleRows) -> Drawn:
         """Begin to choose: among the logits that a captured step has left, or computing them from the states."""
         decoded, device = self._decoded, self.device.torch_device
         if decoded is None or decoded.hidden is not hidden or decoded.logits is None:
-            return draw_rows(lambda wanted: self._logits(hidden[wanted]), rows, device)
+            return draw_rows(lambda wanted: self._logits(hidden[wanted]), rows.with_unused_masked(), device)
         if decoded.greedy is not None and is_greedy(rows):
-            return Drawn(decoded.greedy[on_device(rows.rows.astype(np.int64), device)])
+            return self._greedy(decoded.greedy, rows)
         logits = decoded.logits
-        return draw_rows(lambda wanted: logits[wanted], rows, device)
+        return draw_rows(lambda wanted: logits[wanted], rows.with_unused_masked(), device)
+
+    def _greedy(self, greedy: Tensor, rows: SampleRows) -> Drawn:
+        """Of the largest logits; where an id that no token has is largest, the others are looked at when it is read."""
+        count, device = len(rows.rows), self.device.torch_device
+        is_all = count == len(greedy) and bool((rows.rows == np.arange(count)).all())
+        token_ids = greedy if is_all else greedy[on_device(rows.rows.astype(np.int64), device)]
+        if rows.unused_mask is None:
+            return Drawn(token_ids)
+        if self._allowed is None:
+            self._allowed = on_device(allowed_tokens(rows.unused_mask, self._loaded.weights.spec.vocab_size), device)
+        return Drawn(token_ids, self._allowed[token_ids.clamp(min=0)])
 
     def _pending(self, drawn: Drawn, hidden: Tensor, rows: SampleRows) -> PendingSample:
         return PendingSample(drawn, lambda wanted: self._logits(hidden[wanted]), rows, self.device.torch_device)

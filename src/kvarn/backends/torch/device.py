@@ -91,8 +91,9 @@ def _first_line(error: Exception) -> str:
 
 
 def on_device(values: npt.ArrayLike, device: torch.device) -> Tensor:
-    """Host values as a tensor; never waits for what the device is computing."""
-    return torch.from_numpy(np.asarray(values)).to(device, non_blocking=True)
+    """Host values as a tensor; never waits for what the device is computing, as a copy of ordinary memory would."""
+    host = torch.from_numpy(np.asarray(values))
+    return (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
 
 
 def torch_lines() -> Iterator[tuple[str, str]]:

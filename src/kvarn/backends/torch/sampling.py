@@ -87,7 +87,7 @@ class PendingSample:
         rows = self._rows
         partners = None if rows.partners is None else rows.partners[late]
         params = tuple([rows.params[i] for i in late])
-        again = replace(rows, rows=rows.rows[late], params=params, partners=partners)
+        again = replace(rows, rows=rows.rows[late], params=params, partners=partners).with_unused_masked()
         return draw_rows(self._logits_of, again, self._device, whole=True)
 
 

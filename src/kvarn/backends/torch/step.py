@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
+from kvarn.backends.torch.device import on_device
 from kvarn.models.spec import Attention
 
 ROWS = 16  # a multiple of this many rows is computed
@@ -77,6 +78,7 @@ class PagedTiles:
     counts: Tensor  # (tiles) queries
     num_pieces: int  # of the longest context, at least
     tile: int  # queries of a full one
+    is_decode: bool = False  # tile i is the one query of sequence i, which is row i; padding has no context
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
 
     def padded(values: npt.NDArray[np.integer], value: int = 0) -> Tensor:
         wide = np.pad(values.astype(np.int64), (0, padding), constant_values=value)
-        return torch.from_numpy(wide).to(device)
+        return on_device(wide, device)
 
     return Step(
         batch,
@@ -107,7 +109,7 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
         token_ids=padded(batch.token_ids),
         positions=padded(batch.positions),
         slots=padded(token_slots(batch, block_size), -1) if batch.block_tables.shape[1] else None,
-        output_rows=torch.from_numpy(batch.output_rows.astype(np.int64)).to(device),
+        output_rows=on_device(batch.output_rows.astype(np.int64), device),
         tiles=tiles,
     )
 
@@ -115,7 +117,7 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
 def with_chosen(step: Step, chosen: Tensor) -> Step:
     """The step with the tokens that the last one chose in the places that name them; see batch.chosen_token."""
     ids = step.token_ids
-    fed = chosen[(-1 - ids).clamp(min=0)].to(ids.dtype)
+    fed = chosen[(-1 - ids).clamp(min=0)].to(ids.dtype).clamp(min=0)  # an id to compute with, also for NO_TOKEN
     return replace(step, token_ids=torch.where(ids < 0, fed, ids))
 
 
@@ -134,9 +136,9 @@ def make_tiles(batch: Batch, block_size: int, device: torch.device) -> Tiles:
     place = np.empty(len(batch.token_ids), np.int64)
     place[rows[rows >= 0]] = np.flatnonzero(rows.reshape(-1) >= 0)
     rows = np.maximum(rows, 0)
-    positions = torch.from_numpy(batch.positions.astype(np.int64)[rows]).to(device)
+    positions = on_device(batch.positions.astype(np.int64)[rows], device)
     pieces = _make_pieces(batch, block_size, sequences, device)
-    return Tiles(torch.from_numpy(rows).to(device), positions, torch.from_numpy(place).to(device), pieces)
+    return Tiles(on_device(rows, device), positions, on_device(place, device), pieces)
 
 
 def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTiles:
@@ -150,7 +152,7 @@ def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTile
     rows = batch.row_starts[sequences] + first
 
     def moved(values: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
+        return on_device(np.ascontiguousarray(values, np.int32), device)
 
     return PagedTiles(
         tables=moved(batch.block_tables),
@@ -184,8 +186,8 @@ def _make_pieces(batch: Batch, block_size: int, sequences: Int64, device: torch.
         shifts = 0 if batch.slot_shifts is None else batch.slot_shifts.astype(np.int64)[owners, None]
         keys = np.where(is_written, _key_rows(batch, block_size, owners, slots), 0)
         positions = np.broadcast_to(slots + shifts, keys.shape).copy()
-        on_device = [torch.from_numpy(part).to(device) for part in (tiles, keys, positions, is_written)]
-        found.append(Piece(on_device[0], on_device[1], on_device[2], on_device[3], {}))
+        moved = [on_device(part, device) for part in (tiles, keys, positions, is_written)]
+        found.append(Piece(moved[0], moved[1], moved[2], moved[3], {}))
     return tuple(found)
 
 

@@ -104,11 +104,15 @@ class FairShare:
         return self.includes([waiting], running) and self._is_above_one(waiting, prompts)
 
     def in_order(self, prompts: Collection[Request]) -> list[Request]:
-        """The prompts of a step in the order in which they get rows: those of low priority last."""
-        top, now = max((request.priority for request in prompts), default=0), self._clock()
-        return sorted(
-            prompts, key=lambda request: (self._policy.is_background(request, top, now), self._policy.order(request))
-        )
+        """The prompts of a step in the order in which they get rows: whoever is low beside another comes after it."""
+        found: list[Request] = []
+        left, now = sorted(prompts, key=self._policy.order), self._clock()
+        while left:
+            top = max(request.priority for request in left)
+            low = [one for one in left if one.priority < top and self._policy.is_background(one, top, now)]
+            found += [request for request in left if request not in low] if low else left
+            left = low
+        return found
 
     def observe(self, plan: StepPlan, seconds: float, layerwise_s: float = 0.0) -> None:
         """Learn from the last step; layerwise_s of its seconds went into its layer-wise part."""

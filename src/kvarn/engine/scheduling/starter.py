@@ -20,14 +20,15 @@ class Starter:
         self._prefix_reuse = prefix_reuse
         self._policy = policy
         self._max_running = max_running
-        self._refused: tuple[str, int] | None = None  # the first in the queue, and the free blocks it found too few
+        # The first in the queue, the free blocks it found too few, and how many ran then.
+        self._refused: tuple[str, int, int] | None = None
 
     def start(self, draft: Draft, request: Request) -> bool:
         """Move the first waiting request to the running ones, if there is room for it."""
         live, kv = self._live, self._live.kv
         if request.num_under_way:
             return False  # it was preempted, and its next token is not known yet
-        if live.running and self._refused == (request.id, kv.num_free):
+        if live.running and self._refused == self._room(request):
             return False  # nothing has changed since it found too few
         while len(live.running) >= self._max_running:
             if not self._displace(draft, request):
@@ -39,7 +40,7 @@ class Starter:
             return False
         if not self._make_room(draft, request, num_computed):
             kv.release(request.id)
-            self._refused = (request.id, kv.num_free)
+            self._refused = self._room(request)
             return False
         live.waiting.remove(request)
         self.run(request, num_computed)
@@ -48,7 +49,7 @@ class Starter:
     def is_closed_to(self, request: Request | None) -> bool:
         """Whether the first in the queue would not start now, as is known without trying; None: nobody waits."""
         live = self._live
-        if request is None or (live.running and self._refused == (request.id, live.kv.num_free)):
+        if request is None or (live.running and self._refused == self._room(request)):
             return True
         is_full = len(live.running) >= self._max_running
         return is_full and not self._policy.may_displace(request, self._policy.victim(live.running.values()))
@@ -68,6 +69,9 @@ class Starter:
         """Preempt a running request, also in the step that is being planned."""
         draft.pop(victim.id, None)
         self._live.preempt(victim)
+
+    def _room(self, request: Request) -> tuple[str, int, int]:
+        return request.id, self._live.kv.num_free, len(self._live.running)
 
     def _make_room(self, draft: Draft, request: Request, num_computed: int) -> bool:
         """Displace lower requests until it fits; none of them if that would not be enough."""

@@ -20,7 +20,19 @@ from kvarn.models.spec import Attention
 
 KEY_TILE = 64  # slots of one step of the loop
 MIN_ROWS = 16  # of a matrix product
-MERGE_CONSTANTS = ("HEADS", "KV_HEADS", "DIM", "DIM_PAD", "ROWS", "MASK", "MASK_BLOCK", "WINDOW", "TILE", "PIECE_SLOTS")
+MERGE_CONSTANTS = (
+    "HEADS",
+    "KV_HEADS",
+    "DIM",
+    "DIM_PAD",
+    "ROWS",
+    "MASK",
+    "MASK_BLOCK",
+    "WINDOW",
+    "TILE",
+    "PIECE_SLOTS",
+    "IS_DECODE",
+)
 MASKS = {"causal": 0, "block_causal": 1, "bidirectional": 2}
 
 
@@ -89,6 +101,7 @@ def attend(
     queries = (tiles.sequences, tiles.first_rows, tiles.counts, positions, tiles.contexts, tiles.shifts)
     memory = (q, out, k, v, k.stride(0), k.stride(1), q.stride(0))
     common = (*memory, *queries, tiles.tables, tiles.tables.stride(0), scale, attention.softcap or 0.0)
+    constants["IS_DECODE"] = tiles.is_decode
     if pieces is None:
         warps = 4 if about.rows >= 64 else 2
         attend_kernel[grid](*common, None, None, 0, SPLIT=False, **constants, num_warps=warps)

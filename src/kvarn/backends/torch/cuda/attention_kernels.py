@@ -136,6 +136,25 @@ def _nothing(ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE: tl.constexpr):
+    """The sequence of a tile, its first row and number of queries, and the slots of the sequence.
+
+    Where tiles, rows and sequences are the same, two loads less lie between a program's start and its first key.
+    """
+    if IS_DECODE:
+        s = tile
+        row0 = tile
+        context = tl.load(contexts + s)
+        count = tl.minimum(context, 1)
+    else:
+        s = tl.load(tile_sequences + tile)
+        row0 = tl.load(tile_rows + tile)
+        count = tl.load(tile_counts + tile)
+        context = tl.load(contexts + s)
+    return s, row0, count, context
+
+
+@triton.jit
 def _places(row0, head, stride, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr):
     """Where the program's queries lie in (rows, heads, DIM): token after token, each with the heads of its group."""
     r = tl.arange(0, ROWS)
@@ -150,22 +169,20 @@ def attend_kernel(
     part_sums, part_stats, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr,
     MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, IS_DECODE: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and one KV head; with SPLIT, one piece of it."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PRECISION: tl.constexpr = "ieee" if q.dtype.element_ty == tl.float32 else "tf32"
     tile = tl.program_id(0)
     head = tl.program_id(1)
-    count = tl.load(tile_counts + tile)
+    s, row0, count, context = _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE)
     if count == 0:
         return
-    s = tl.load(tile_sequences + tile)
-    row0 = tl.load(tile_rows + tile)
     first = tl.load(row_positions + row0).to(tl.int32)
     shift = tl.load(shifts + s)
     last = first + count - 1
-    lo, whole, hi = _bounds(first, last, tl.load(contexts + s), shift, MASK, MASK_BLOCK, WINDOW, TILE)
+    lo, whole, hi = _bounds(first, last, context, shift, MASK, MASK_BLOCK, WINDOW, TILE)
     if SPLIT:
         lo = tl.maximum(lo, tl.program_id(2) * PIECE_SLOTS)
         hi = tl.minimum(hi, (tl.program_id(2) + 1) * PIECE_SLOTS)
@@ -208,20 +225,17 @@ def merge_kernel(
     part_sums, part_stats, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr,
     MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
 ):  # fmt: skip
     """Merge the pieces of one tile and KV head, left to right."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile = tl.program_id(0)
     head = tl.program_id(1)
-    count = tl.load(tile_counts + tile)
+    s, row0, count, context = _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE)
     if count == 0:
         return
-    s = tl.load(tile_sequences + tile)
-    row0 = tl.load(tile_rows + tile)
     first = tl.load(row_positions + row0).to(tl.int32)
-    bounds = _bounds(
-        first, first + count - 1, tl.load(contexts + s), tl.load(shifts + s), MASK, MASK_BLOCK, WINDOW, TILE
-    )
+    bounds = _bounds(first, first + count - 1, context, tl.load(shifts + s), MASK, MASK_BLOCK, WINDOW, TILE)
     r = tl.arange(0, ROWS)
     d = tl.arange(0, DIM_PAD)
     sums, weights, top = _nothing(ROWS, DIM_PAD)

@@ -61,6 +61,14 @@ class Captured:
     left: Decoded
 
 
+class Inputs:
+    """The staged arrays of a step of at most so many rows, on the host and on the device."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+        self.on_device = self.staged.to(device)
+
+
 class CapturedSteps:
     """The captured steps of one model and its cache."""
 
@@ -72,10 +80,9 @@ class CapturedSteps:
         self._width = -(-max_context // cache.block_size)
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
-        size = PROMPT_ROWS[-1] + MAX_SEQUENCES
-        self._staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+        self._decode_inputs = Inputs(MAX_SEQUENCES, cache.device)
+        self._prompt_inputs = Inputs(PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
         self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
-        self._inputs = self._staged.to(cache.device)
         self._tables = self._staged_tables.to(cache.device)
         self._copied = torch.cuda.Event()  # the last copy has read the staged memory
 
@@ -125,16 +132,19 @@ class CapturedSteps:
             "count": np.minimum(lengths[sequences] - first, shape.tile),
             "output": batch.output_rows,
         }
-        staged = self._staged.numpy()
-        for row, (name, nothing) in zip(staged, PADDING.items(), strict=True):
+        inputs = self._inputs(shape)
+        for row, (name, nothing) in zip(inputs.staged.numpy(), PADDING.items(), strict=True):
             row[: len(arrays[name])] = arrays[name]
             row[len(arrays[name]) :] = nothing
         tables: Int32 = self._staged_tables.numpy()
         count, width = batch.block_tables.shape
         tables[:count, :width] = np.maximum(batch.block_tables, 0)
-        self._inputs.copy_(self._staged, non_blocking=True)
+        inputs.on_device.copy_(inputs.staged, non_blocking=True)
         self._tables[:count].copy_(self._staged_tables[:count], non_blocking=True)
         self._copied.record()
+
+    def _inputs(self, shape: StepShape) -> Inputs:
+        return self._decode_inputs if shape.is_decode else self._prompt_inputs
 
     def _capture(self, shape: StepShape) -> Captured:
         step = self._step(shape)
@@ -151,9 +161,12 @@ class CapturedSteps:
         return Captured(graph, left)
 
     def _step(self, shape: StepShape) -> Step:
-        at = dict(zip(PADDING, self._inputs, strict=True))
+        at = dict(zip(PADDING, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
-        tiles = PagedTiles(self._tables, at["context"], at["shift"], sequences, first, counts, shape.pieces, shape.tile)
+        tiles = PagedTiles(
+            self._tables, at["context"], at["shift"], sequences, first, counts,
+            num_pieces=shape.pieces, tile=shape.tile, is_decode=shape.is_decode,
+        )  # fmt: skip
         tokens, positions, slots = (at[name][: shape.rows] for name in ("token", "position", "slot"))
         outputs = None if shape.is_decode else at["output"][: shape.outputs]
         empty = np.empty(0, np.int32)
