@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ class NoText:
     def __init__(self, _starts_text: bool, _visible_ids: frozenset[int]) -> None: ...
 
     def push(self, token_id: int) -> str:
+        return ""
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
         return ""
 
     def flush(self) -> str:

@@ -72,8 +72,11 @@ def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 def whole_numbers(ids: object) -> list[int]:
     """Token ids as plain integers; NumPy's count as such, bools and floats do not."""
-    numbers = []
-    for token_id in _items(ids):
+    numbers: list[int] = []
+    items = _items(ids)
+    if set(map(type, items)) <= {int}:
+        return items
+    for token_id in items:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
             raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers")
         numbers.append(int(token_id))

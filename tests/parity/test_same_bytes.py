@@ -6,7 +6,7 @@ Tokens and their log-probabilities are compared bit by bit with those of the req
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,9 @@ class NoText:
     def __init__(self, _starts_text: bool, _visible_ids: frozenset[int]) -> None: ...
 
     def push(self, token_id: int) -> str:
+        return ""
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
         return ""
 
     def flush(self) -> str:

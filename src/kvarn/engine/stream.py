@@ -25,6 +25,8 @@ class TextDecoder(Protocol):
 
     def push(self, token_id: int) -> str: ...
 
+    def push_all(self, token_ids: Iterable[int]) -> str: ...
+
     def flush(self) -> str: ...
 
 
@@ -138,8 +140,9 @@ class Stream:
 
     def _deferred(self, commit: Commit, num_tokens: int) -> str:
         """The text before that of the commit's token of this number, where reading it was put off."""
+        answer: AnswerText = commit.request.text
         said = [*commit.request.output_ids, *(token.token_id for token in commit.tokens[:num_tokens])]
-        return "".join(map(commit.request.text.decoder.push, said))
+        return answer.decoder.push_all(said)
 
     def _advance(
         self, answer: AnswerText, token: CommittedToken, finish: Finish | None, *, is_early: bool

@@ -7,6 +7,7 @@ Bytes that can never become a character turn into U+FFFD exactly as in decoding 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -16,9 +17,7 @@ class TokenBytes(Protocol):
     @property
     def drops_first_space(self) -> bool: ...
 
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def is_control(self, token_id: int) -> bool: ...
+    def token_piece(self, token_id: int) -> tuple[bytes, bool]: ...
 
 
 class IncrementalDecoder:
@@ -44,15 +43,21 @@ class IncrementalDecoder:
 
     def push(self, token_id: int) -> str:
         """Return the text that became certain with this token."""
-        is_control = self._tokenizer.is_control(token_id)
-        if is_control and self._skip_special and token_id not in self._visible_ids:
-            return ""
-        data = self._tokenizer.token_bytes(token_id)
-        if self._drop_space and data and not is_control:
-            self._drop_space = False
-            data = data.removeprefix(b" ")
-        return self._utf8.decode(data)
+        return self._utf8.decode(self._bytes(token_id))
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """The same for many tokens at once."""
+        return self._utf8.decode(b"".join(map(self._bytes, token_ids)))
 
     def flush(self) -> str:
         """Return what was held back, at the end of the completion."""
         return self._utf8.decode(b"", final=True)
+
+    def _bytes(self, token_id: int) -> bytes:
+        data, is_control = self._tokenizer.token_piece(token_id)
+        if is_control and self._skip_special and token_id not in self._visible_ids:
+            return b""
+        if self._drop_space and data and not is_control:
+            self._drop_space = False
+            return data.removeprefix(b" ")
+        return data

@@ -40,6 +40,7 @@ class Tokenizer:
         self._parts = parts
         self._vocabulary = parts.vocabulary
         self._token_types = parts.vocabulary.token_types
+        self._piece_cache: dict[int, tuple[bytes, bool]] = {}
         self._encoder = parts.encoder
 
     @property
@@ -143,7 +144,7 @@ class Tokenizer:
         from kvarn.tokenizer.incremental import IncrementalDecoder
 
         decoder = IncrementalDecoder(self, skip_special=skip_special, at_start=at_start)
-        return "".join([*map(decoder.push, ids), decoder.flush()])
+        return decoder.push_all(ids) + decoder.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one token stands for; they need not be whole characters."""
@@ -154,6 +155,13 @@ class Tokenizer:
         if token_type in (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN):
             return token_as_bytes(token)
         return self._encoder.piece_bytes(token)
+
+    def token_piece(self, token_id: int) -> tuple[bytes, bool]:
+        """token_bytes() and is_control(), remembered for those that were asked for."""
+        piece = self._piece_cache.get(token_id)
+        if piece is None:
+            piece = self._piece_cache[token_id] = self.token_bytes(token_id), self.is_control(token_id)
+        return piece
 
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it."""

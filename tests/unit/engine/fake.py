@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvarn.backends.batch import Batch, KVLayout
@@ -33,6 +33,9 @@ class ByteText:
 
     def push(self, token_id: int) -> str:
         return self._decoder.decode(bytes([token_id]))
+
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        return "".join(map(self.push, token_ids))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
