@@ -22,7 +22,7 @@ from kvarn.request import Request, RequestState
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The requests of such steps, and what stays the same about them."""
+    """The requests of such steps, and what stays the same about them; lists and arrays have one entry for each."""
 
     requests: list[Request]
     limits: Int32  # max_total_tokens
@@ -32,13 +32,27 @@ class Members:
     num_late: list[int]
     block_size: int
 
-    @property
-    def are_intact(self) -> bool:
-        """Nobody has ended, been preempted or been late."""
-        return (
-            [request.state for request in self.requests].count(RequestState.RUNNING) == len(self.requests)
-            and [request.num_preemptions for request in self.requests] == self.num_preemptions
-            and [request.num_late for request in self.requests] == self.num_late
+    def touched(self) -> list[int]:
+        """Those that have ended, been preempted or been late since."""
+        marks = zip(self.requests, self.num_preemptions, self.num_late, strict=True)
+        return [
+            i
+            for i, (request, preemptions, late) in enumerate(marks)
+            if request.state is not RequestState.RUNNING
+            or request.num_preemptions != preemptions
+            or request.num_late != late
+        ]
+
+    def only(self, rows: Sequence[int]) -> Members:
+        """Some of them."""
+        return Members(
+            [self.requests[i] for i in rows],
+            self.limits[rows],
+            self.has_plain_text[rows],
+            self.stop_ids,
+            [self.num_preemptions[i] for i in rows],
+            [self.num_late[i] for i in rows],
+            self.block_size,
         )
 
 
@@ -53,6 +67,20 @@ class DecodeRows:
     @property
     def requests(self) -> list[Request]:
         return self.members.requests
+
+    def only(self, rows: Sequence[int]) -> DecodeRows:
+        """Some of them, whose tokens the device keeps where it has them."""
+        starts = np.arange(len(rows) + 1, dtype=np.int32)
+        batch = replace(
+            self.batch,
+            token_ids=np.array([chosen_token(i) for i in rows], np.int32),
+            positions=self.batch.positions[rows],
+            row_starts=starts,
+            context_lens=self.batch.context_lens[rows],
+            block_tables=self.batch.block_tables[rows],
+            output_rows=starts[:-1],
+        )
+        return DecodeRows(self.members.only(rows), batch, [self.versions[i] for i in rows])
 
     def spans(self, rows: Sequence[int]) -> list[Span]:
         """Of some rows."""
@@ -85,14 +113,18 @@ class SteadyDecodes:
         self._kv = kv
 
     def next(self, newest: StepPlan, decodes: Sequence[Request]) -> StepPlan | None:
-        """The step after the one launched last, if these requests are just what it computes and nothing else is new."""
+        """The step after the one launched last, if all of these requests are in it and nothing else is new."""
         rows = newest.decodes
-        last = self._begin(newest, decodes) if rows is None else cast(DecodeRows, rows)
-        if last is None or last.requests != decodes:
+        last = self._begin(newest) if rows is None else cast(DecodeRows, rows)
+        left = None if last is None else self._going_on(last, decodes)
+        if last is None or not left:
             return None
+        if len(left) < len(last.requests):
+            last = last.only(left)
+            token_ids = last.batch.token_ids
+        else:
+            token_ids = _chosen_ids(len(left))
         starts = last.batch.positions + np.int32(1)
-        if (starts + 1 >= last.members.limits).any():
-            return None  # it ends with the token under way
         expected = starts.tolist()
         if [request.num_computed + request.num_launched for request in last.requests] != expected:
             return None
@@ -103,17 +135,28 @@ class SteadyDecodes:
         tables = self._refreshed(last.batch.block_tables, last.requests, changed)
         batch = replace(
             last.batch,
-            token_ids=_chosen_ids(len(expected)),
+            token_ids=token_ids,
             positions=starts,
             context_lens=starts + np.int32(1),
             block_tables=tables,
         )
         return StepPlan((), batch, decodes=DecodeRows(last.members, batch, versions))
 
-    def _begin(self, newest: StepPlan, decodes: Sequence[Request]) -> DecodeRows | None:
+    def _going_on(self, last: DecodeRows, decodes: Sequence[Request]) -> list[int] | None:
+        """Rows of the last step that have a next one; None: not all of the requests are in it, or in another order."""
+        does_end = (last.batch.positions + 2 >= last.members.limits).tolist()  # with the token under way
+        if last.requests == decodes:
+            return [i for i, ends in enumerate(does_end) if not ends]
+        place = {request.id: i for i, request in enumerate(last.requests)}
+        rows = [place.get(request.id, -1) for request in decodes]
+        if -1 in rows or rows != sorted(rows):
+            return None
+        return [i for i in rows if not does_end[i]]
+
+    def _begin(self, newest: StepPlan) -> DecodeRows | None:
         """The step under way, which was planned in the ordinary way, if such steps may follow it."""
         spans, decoder = newest.spans, self._decoder
-        if newest.batch is None or newest.layerwise is not None or len(spans) != len(decodes):
+        if newest.batch is None or newest.layerwise is not None:
             return None
         for index, span in enumerate(spans):
             request = span.request

@@ -7,7 +7,7 @@ it turns out to have ended or been preempted meanwhile, what the row computed do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -17,6 +17,7 @@ from kvarn.backends.batch import Sampled
 from kvarn.decoding.decoder import Commit, Decoder, LaunchingDecoder, ReadCommits, Span
 from kvarn.engine.launching.decode_rows import DecodeRows, PlainTokens
 from kvarn.engine.scheduling.plan import StepPlan, make_plan
+from kvarn.request import Request
 
 
 class LaunchedRequest(NamedTuple):
@@ -52,7 +53,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedDecodes:
-    """One that continues the step before it; its parts are made when something has happened to one of them."""
+    """One that continues the step before it; parts are made for those to whom something has happened."""
 
     plan: StepPlan
     rows: DecodeRows
@@ -60,18 +61,18 @@ class LaunchedDecodes:
     decoder: LaunchingDecoder
 
     @property
-    def parts(self) -> tuple[LaunchedRequest, ...]:
+    def parts(self) -> list[LaunchedRequest]:
+        return self.parts_of(range(len(self.rows.requests)))
+
+    def parts_of(self, rows: Sequence[int]) -> list[LaunchedRequest]:
         members = self.rows.members
-        spans = [entry.span for entry in self.plan.entries]
-        return tuple(map(LaunchedRequest, spans, members.num_preemptions, members.num_late))
+        numbers = [(members.num_preemptions[i], members.num_late[i]) for i in rows]
+        return [LaunchedRequest(span, *number) for span, number in zip(self.rows.spans(rows), numbers, strict=True)]
 
-    def read(self) -> list[Commit]:
-        return self.commits(self.sample())
-
-    def commits(self, sampled: Sampled) -> list[Commit]:
-        """One for each part; of those that have ended, what was chosen does not matter."""
-        spans = [entry.span for entry in self.plan.entries]
-        alive = [(i, span) for i, span in enumerate(spans) if not span.request.is_ended]
+    def commits_of(self, rows: Sequence[int], sampled: Sampled) -> list[Commit]:
+        """One for each row; of those that have ended, what was chosen does not matter."""
+        spans = self.rows.spans(rows)
+        alive = [(i, span) for i, span in zip(rows, spans, strict=True) if not span.request.is_ended]
         found = {commit.request.id: commit for commit in self.decoder.commits_of(alive, sampled)}
         return [found.get(span.request.id) or Commit(span.request, 1) for span in spans]
 
@@ -145,7 +146,8 @@ class LaunchedSteps:
     def _launch_decodes(self, plan: StepPlan, rows: DecodeRows, hidden: object) -> None:
         ends = (rows.batch.positions + 1).tolist()
         sample = self._decoder.launch_rows(rows.requests, ends, hidden)
-        for request in rows.requests:
+        for index, request in enumerate(rows.requests):
+            request.chosen_row = index
             request.num_under_way += 1
             request.num_launched += 1
         self._steps.append(LaunchedDecodes(plan, rows, sample, self._decoder))
@@ -154,17 +156,28 @@ class LaunchedSteps:
         sampled = step.sample()
         self._steps.popleft()
         requests, token_ids = step.rows.requests, sampled.token_ids
-        if sampled.late or not step.rows.members.are_intact:
-            return ReadStep(step.plan, _counting(step.parts, step.commits(sampled)))
-        for request in requests:
-            request.num_under_way -= 1
-            request.num_launched -= 1
+        touched = list(range(len(requests))) if sampled.late else step.rows.members.touched()
         is_plain = step.rows.plain_rows(token_ids)
-        if is_plain.all():
+        if touched:
+            is_plain[touched] = False
+            _leave([request for i, request in enumerate(requests) if i not in set(touched)])
+        elif is_plain.all():
+            _leave(requests)
             return ReadStep(step.plan, (), PlainTokens(requests, token_ids.tolist()))
-        others, plain = np.flatnonzero(~is_plain).tolist(), np.flatnonzero(is_plain).tolist()
+        else:
+            _leave(requests)
+        plain = np.flatnonzero(is_plain).tolist()
+        others = np.setdiff1d(np.flatnonzero(~is_plain), touched).tolist()
         commits = self._decoder.commits_of(list(zip(others, step.rows.spans(others), strict=True)), sampled)
+        commits += _counting(step.parts_of(touched), step.commits_of(touched, sampled))
         return ReadStep(step.plan, commits, PlainTokens([requests[i] for i in plain], token_ids[plain].tolist()))
+
+
+def _leave(requests: Iterable[Request]) -> None:
+    """A step is over to whose requests nothing has happened."""
+    for request in requests:
+        request.num_under_way -= 1
+        request.num_launched -= 1
 
 
 def _counting(parts: Sequence[LaunchedRequest], commits: Sequence[Commit]) -> list[Commit]:

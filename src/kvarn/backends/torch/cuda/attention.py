@@ -72,7 +72,7 @@ class Kernel:
             "BLOCK": self.block_size,
             "TILE": KEY_TILE,
             "PIECE_SLOTS": PIECE,
-            "STAGES": 3 if self.padded_dim <= 128 else 2,
+            "STAGES": 3 if self.padded_dim <= 128 and self.rows < 64 else 2,
         }
 
 

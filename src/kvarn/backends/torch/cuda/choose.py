@@ -26,6 +26,9 @@ CANDIDATES = tuple(
     for one in (
         (16, 64, 128, 6, 4, True),
         (16, 32, 256, 4, 4, True),
+        (16, 32, 128, 8, 4, True),
+        (16, 64, 256, 3, 4, True),
+        (16, 128, 64, 6, 4, True),
         (32, 64, 128, 5, 4, True),
         (64, 64, 128, 4, 4, True),
         (64, 128, 64, 4, 8, True),
@@ -104,9 +107,8 @@ def _compute(pick: Pick, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilo
 def _fastest(x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> Pick:
     matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
     own = Pick(default_tiling(len(x), epilogue, x.element_size()))
-    picks = [own] + [
-        Pick(one) for one in CANDIDATES if one.fits(x.element_size(), matrices) and one.rows <= max(16, 2 * len(x))
-    ]
+    suited = [one for one in CANDIDATES if len(x) <= 4 * one.rows and one.rows <= max(16, 2 * len(x))]
+    picks = [own] + [Pick(one) for one in suited if one.fits(x.element_size(), matrices)]
     if len(x) > FEW_ROWS:
         picks.append(Pick(None))
     equal = [pick for pick in picks if _is_equal(pick, own, x, weights[0], epilogue, dtype)]

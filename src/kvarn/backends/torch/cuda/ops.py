@@ -23,7 +23,8 @@ from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged
 from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, Attention, FeedForward
 
-BUCKETS = (16, 32, 64, 128, 256)  # rows of a step; more: multiples of the last but one
+BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
+MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
 MAX_SPLIT = 256  # tiles times KV heads below which a sequence's pieces are computed side by side
 
@@ -47,7 +48,7 @@ class CudaOps(PlainOps):
 
     def row_multiple(self, num_rows: int) -> int:
         """So few numbers of rows that a kernel can be chosen for each."""
-        return next((bucket for bucket in BUCKETS if num_rows <= bucket), BUCKETS[-2])
+        return next((bucket for bucket in BUCKETS if num_rows <= bucket), MULTIPLE)
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         if batch.block_tables.shape[1] == 0:
