@@ -16,7 +16,7 @@ from kvarn.errors import RequestError
 from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
-from kvarn.prompts import Prompt, Prompts, TokenIds, is_single, listed, params_of_each
+from kvarn.prompts import ParamsOfEach, Prompt, Prompts, TokenIds, is_single, listed, params_of_each
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -93,13 +93,9 @@ class AsyncLLM:
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
 
     @overload
-    async def generate(
-        self, prompt: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> list[Completion]: ...
+    async def generate(self, prompt: Prompts, params: ParamsOfEach = None) -> list[Completion]: ...
 
-    async def generate(
-        self, prompt: Prompt | Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Completion | list[Completion]:
+    async def generate(self, prompt: Prompt | Prompts, params: ParamsOfEach = None) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list, params may be one too.
 
         Cancelling the task cancels the requests.

@@ -20,7 +20,17 @@ from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
-from kvarn.prompts import Prompt, Prompts, TokenIds, is_messages, is_single, listed, params_of_each, whole_numbers
+from kvarn.prompts import (
+    ParamsOfEach,
+    Prompt,
+    Prompts,
+    TokenIds,
+    is_messages,
+    is_single,
+    listed,
+    params_of_each,
+    whole_numbers,
+)
 from kvarn.submissions import Submissions
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
@@ -145,20 +155,10 @@ class LLM:
     ) -> Completion: ...
 
     @overload
-    def generate(
-        self,
-        prompt: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool = False,
-    ) -> list[Completion]: ...
+    def generate(self, prompt: Prompts, params: ParamsOfEach = None, *, progress: bool = False) -> list[Completion]: ...
 
     def generate(
-        self,
-        prompt: Prompt | Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool = False,
+        self, prompt: Prompt | Prompts, params: ParamsOfEach = None, *, progress: bool = False
     ) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list of completions.
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 TokenIds = Sequence[int]
 Prompt = str | TokenIds
+ParamsOfEach = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
 
 
@@ -54,10 +55,8 @@ def is_single(given: str | list[Any]) -> bool:
     return isinstance(given, str) or isinstance(given[0], int | np.integer)
 
 
-def params_of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> Sequence[SamplingParams | None]:
-    """Sampling parameters for each of several prompts, given once for all or once for each."""
+def params_of_each(params: ParamsOfEach, num_prompts: int) -> Sequence[SamplingParams | None]:
+    """As many as there are prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
     given = list(params)
