@@ -9,10 +9,11 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.errors import Cancelled
+from kvarn.server.api.field_names import given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, client_gone
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
-from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
+from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -128,6 +129,7 @@ class RequestContext:
         body = parse(model, fields, is_lenient=self._config.unknown_fields == "ignore", ignored=ignored)
         if ignored:
             self.warn(f"ignored: {', '.join(dict.fromkeys(ignored))}")
+        self._http.scope[GIVEN_FIELDS] = given_fields(body)  # for errors
         return body
 
     def warn(self, words: str) -> None:

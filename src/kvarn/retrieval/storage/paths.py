@@ -26,7 +26,8 @@ def collection_folder(name: str, parent: Path | None = None) -> Path:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(
             f"the collection's name is {name!r:.80}; use 1 to 64 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
+            "beginning with a letter or digit",
+            field="name",
         )
     return (parent or tenant_folder()) / name
 

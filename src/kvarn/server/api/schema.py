@@ -62,17 +62,6 @@ class InvalidField(InvalidParameter):
         self.mentions = mentions or (() if field is None else (field,))
 
 
-@contextmanager
-def engine_parameters() -> Iterator[None]:
-    """What the engine calls a parameter is a field of the body by the same name."""
-    try:
-        yield
-    except InvalidField:
-        raise
-    except InvalidParameter as error:
-        raise (error if error.field is None else InvalidField(str(error), error.field)) from None
-
-
 class ConstraintRefused(InvalidField):
     """The field of a body that asks for a constraint which cannot be used."""
 

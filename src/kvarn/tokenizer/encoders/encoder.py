@@ -44,7 +44,7 @@ def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
         raise
     except BaseException as error:  # a pattern that gives up makes the package panic
         raise InvalidParameter(
-            f"the model's tokenizer cannot encode this text: {str(error)[:120]}; write it in another way"
+            f"the model's tokenizer cannot encode this text: {str(error)[:120]}; write it in another way", field="text"
         ) from error
 
 
