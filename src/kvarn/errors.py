@@ -97,7 +97,7 @@ class RequestError(KvarnError):
 class InvalidParameter(RequestError):
     """A sampling value, message or prompt is out of range."""
 
-    def __init__(self, message: str, *, field: str | None) -> None:
+    def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
 

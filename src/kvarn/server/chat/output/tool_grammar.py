@@ -16,6 +16,7 @@ from kvarn.server.api.schema import InvalidField
 from kvarn.server.chat.output.formats import CALL_ARGS, CALL_CLOSE, CALL_OPEN, TOOL_CALLS, OutputFormat
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
+from kvarn.structured.schema_width import check_width
 
 MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not stop by itself
 
@@ -101,6 +102,7 @@ def _grammar(*rules: str) -> Grammar:
 
 
 def _json(schema: Mapping[str, Any], guidance: Mapping[str, Any]) -> str:
+    check_width(schema)
     return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
 
 
