@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.errors import Cancelled
+from kvarn.cancellation import require_wanted, wanted_until
 from kvarn.server.api.field_names import given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, client_gone
@@ -154,13 +154,21 @@ class RequestContext:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in one of the threads that keys share, for as long as the client waits for it."""
-        return await self.while_awaited(self._threads.run(self.principal.claim, work))
+        return await self.while_awaited(self._threads.run(self.principal.claim, self.wanted(work)))
+
+    def wanted(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Work for a thread, which ends in the middle of a long text when nobody waits for it any more."""
+
+        def guarded() -> T:
+            with wanted_until(self.ended):
+                return work()
+
+        return guarded
 
     def while_wanted(self, parts: Iterable[T]) -> Iterator[T]:
         """The parts of some work in a thread, up to the moment when nobody waits for it any more."""
         for part in parts:
-            if self.ended.is_set():
-                raise Cancelled("nobody waits for it any more")
+            require_wanted()
             yield part
 
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:

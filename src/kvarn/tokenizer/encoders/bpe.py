@@ -10,11 +10,13 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+from kvarn.cancellation import require_wanted
 from kvarn.errors import FormatError
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary
 
 MAX_CACHED_WORDS = 1 << 16
 MAX_CACHED_LENGTH = 64
+WORDS_AT_ONCE = 1024  # between two questions whether they are still wanted
 
 # Types that plain text may become. Control and byte tokens are not among them, whatever a user types.
 MERGEABLE_TYPES = frozenset({TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED})
@@ -35,7 +37,9 @@ class WordCache:
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the ids of all words in order."""
         ids: list[int] = []
-        for word in words:
+        for number, word in enumerate(words):
+            if number % WORDS_AT_ONCE == 0:
+                require_wanted()
             found = self._ids.get(word)
             ids += self._encode_new(word) if found is None else found
         return ids
