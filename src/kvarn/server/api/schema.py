@@ -220,6 +220,8 @@ def _path(data: Any, error: ErrorDetails) -> list[str | int]:
         path.append(error["loc"][-1])
     if error["type"] == "unknown_role" and isinstance(data, dict) and "role" in data:
         path.append("role")
+    if error["type"] == "union_tag_invalid" and "type" in data:
+        path.append("type")
     if error["type"] == "refused_field":
         path.append(error["ctx"]["field"])
     return path
