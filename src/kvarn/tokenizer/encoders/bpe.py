@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from kvarn.cancellation import require_wanted
 from kvarn.errors import FormatError
@@ -37,11 +37,12 @@ class WordCache:
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the ids of all words in order."""
         ids: list[int] = []
-        for number, word in enumerate(words):
-            if number % WORDS_AT_ONCE == 0:
-                require_wanted()
-            found = self._ids.get(word)
-            ids += self._encode_new(word) if found is None else found
+        left = iter(words)
+        while some := list(islice(left, WORDS_AT_ONCE)):
+            require_wanted()
+            for word in some:
+                found = self._ids.get(word)
+                ids += self._encode_new(word) if found is None else found
         return ids
 
     def _encode_new(self, word: str) -> list[int]:
