@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -83,3 +84,16 @@ def test_anthropics_clients_read_it_in_the_message(client: httpx.Client, fields:
     told = client.post(MESSAGES, json=ASKED | {"messages": HI} | fields)
     assert told.status_code == 400, told.text
     assert words in told.json()["error"]["message"].partition(":")[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_its_constraint_lets_nothing_follow_names_the_constraint(
+    client: httpx.Client, stream: bool
+) -> None:
+    rules = "\n".join(f'r{number}: "b" "c{number}"' for number in range(2500))
+    grammar = f'start: "a" rest\nrest: {" | ".join(f"r{number}" for number in range(2500))}\n{rules}\n'
+    body = chat_body(guided_grammar=grammar, stream=stream)
+    told = client.post(CHAT, json=body).text
+    lines = [line for line in told.splitlines() if '"error"' in line]
+    error = json.loads(lines[0].removeprefix("data: "))["error"]
+    assert (error["code"], error["param"]) == ("constraint_error", "guided_grammar")

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.cancellation import require_wanted, wanted_until
-from kvarn.server.api.field_names import given_fields
+from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, client_gone
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
@@ -52,6 +52,7 @@ class RequestContext:
         self.ends_at_stop = lifecycle.ends_at_stop
         self.log_fields: dict[str, Any] = http.scope[LOG_FIELDS]  # of the access log
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
+        self.given = NO_FIELDS  # names in the body, one of which an error may speak of
         self.held = AsyncExitStack()  # closed when the response is out
         self.ended = threading.Event()  # nobody waits for it any more: what threads do for it may stop
         self._http = http
@@ -129,7 +130,7 @@ class RequestContext:
         body = parse(model, fields, is_lenient=self._config.unknown_fields == "ignore", ignored=ignored)
         if ignored:
             self.warn(f"ignored: {', '.join(dict.fromkeys(ignored))}")
-        self._http.scope[GIVEN_FIELDS] = given_fields(body)  # for errors
+        self.given = self._http.scope[GIVEN_FIELDS] = given_fields(body)
         return body
 
     def warn(self, words: str) -> None:
