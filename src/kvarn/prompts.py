@@ -64,7 +64,9 @@ def params_of_each(
         return [params] * num_prompts
     given = list(params)
     if len(given) != num_prompts:
-        raise InvalidParameter(f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all")
+        raise InvalidParameter(
+            f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all", field="params"
+        )
     return given
 
 
