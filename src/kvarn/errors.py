@@ -52,6 +52,8 @@ class ModelError(KvarnError):
 class ModelNotFound(ModelError):
     """No such path, alias, package or repository."""
 
+    field = "model"  # of a request, as in RequestError
+
 
 class FormatError(ModelError):
     """The bytes of a model file are not what they claim to be."""
@@ -64,7 +66,9 @@ class FormatError(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """The file is well-formed, but this build cannot run it."""
+    """The file is well-formed, but this build cannot run it; or the model cannot do what a request asks for."""
+
+    field = "model"
 
     def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -85,11 +89,13 @@ class DoesNotFit(ModelError):
 
 
 class RequestError(KvarnError):
-    """The caller's request cannot be served as asked."""
+    """The caller's request cannot be served as asked; field is the name of the parameter at fault, where it is one."""
+
+    field: str | None = None
 
 
 class InvalidParameter(RequestError):
-    """A sampling value, message or prompt is out of range; field is the parameter's name where one is at fault."""
+    """A sampling value, message or prompt is out of range."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -99,9 +105,13 @@ class InvalidParameter(RequestError):
 class PromptTooLong(RequestError):
     """The prompt leaves no room in the context."""
 
-    def __init__(self, num_tokens: int, limit: int) -> None:
+    field = "prompt"
+
+    def __init__(self, num_tokens: int, limit: int, *, is_exact: bool = True) -> None:
+        """is_exact: all tokens were counted, else only so many."""
+        number = f"{num_tokens:,}" if is_exact else f"more than {num_tokens:,}"
         super().__init__(
-            f"prompt has {num_tokens:,} tokens, the context allows {limit:,}; shorten it or set a larger context"
+            f"prompt has {number} tokens, the context allows {limit:,}; shorten it or set a larger context"
         )
         self.num_tokens = num_tokens
         self.limit = limit
@@ -110,9 +120,13 @@ class PromptTooLong(RequestError):
 class TemplateError(RequestError):
     """The model's chat template is missing, failed or was stopped."""
 
+    field = "messages"
+
 
 class ConstraintError(RequestError):
     """A schema, pattern or grammar cannot be used, or the answer came to a point where nothing it allows may follow."""
+
+    field = "constraint"
 
 
 class Cancelled(RequestError):
@@ -133,6 +147,8 @@ class CollectionNotFound(RetrievalError):
 
 class DocumentError(RetrievalError):
     """A document cannot be read."""
+
+    field = "documents"
 
     def __init__(self, message: str, *, source: str) -> None:
         super().__init__(f"{source}: {message}")

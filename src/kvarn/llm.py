@@ -220,7 +220,9 @@ class LLM:
         """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
         given = prompt if is_messages(prompt) else listed(prompt)
         if isinstance(given, list) and isinstance(given[0], str):
-            raise InvalidParameter(f"the prompt is a list of {len(given)} texts; stream takes one, generate several")
+            raise InvalidParameter(
+                f"the prompt is a list of {len(given)} texts; stream takes one, generate several", field="prompt"
+            )
         return EventStream(self._client.submit(self.submissions.of_prompt(given, params, tools)))
 
     def score(self, token_ids: TokenIds) -> Float32:

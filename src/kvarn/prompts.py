@@ -26,7 +26,7 @@ def listed(prompt: object) -> str | list[Any]:
         return prompt
     items = _items(prompt)
     if not items:
-        raise InvalidParameter("the prompt is an empty list; give at least one prompt or token")
+        raise InvalidParameter("the prompt is an empty list; give at least one prompt or token", field="prompt")
     return items
 
 
@@ -38,7 +38,9 @@ def listed_inputs(texts: object) -> list[str] | list[list[int]]:
     if given is not None and all(isinstance(text, str) for text in given):
         return given
     if given is None or not all(isinstance(ids, Sequence | np.ndarray) and len(ids) for ids in given):
-        raise InvalidParameter(f"texts is {texts!r:.60}; give a string, a list of strings, or lists of token ids")
+        raise InvalidParameter(
+            f"texts is {texts!r:.60}; give a string, a list of strings, or lists of token ids", field="texts"
+        )
     return [whole_numbers(ids) for ids in given]
 
 
@@ -61,7 +63,9 @@ def params_of_each(params: ParamsOfEach, num_prompts: int) -> Sequence[SamplingP
         return [params] * num_prompts
     given = list(params)
     if len(given) != num_prompts:
-        raise InvalidParameter(f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all")
+        raise InvalidParameter(
+            f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all", field="params"
+        )
     return given
 
 
@@ -77,12 +81,14 @@ def whole_numbers(ids: object) -> list[int]:
         return items
     for token_id in items:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
-            raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers")
+            raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers", field="prompt")
         numbers.append(int(token_id))
     return numbers
 
 
 def _items(prompt: object) -> list[Any]:
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping | Set):
-        raise InvalidParameter(f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them")
+        raise InvalidParameter(
+            f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them", field="prompt"
+        )
     return list(prompt)

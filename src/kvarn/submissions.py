@@ -75,9 +75,9 @@ class Submissions:
         """Take token ids. starts_text: the answer is the start of a text, as after a chat template."""
         self.require_generator("generate")
         if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams")
+            raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams", field="params")
         if not isinstance(tenant, str):
-            raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string")
+            raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string", field="tenant")
         if params is None or params.constraint is None:
             return Submission(ids, params or SamplingParams(), starts_text, tenant)
         return Submission(ids, params, starts_text, tenant, constraint=self.constraints.compile(params.constraint))

@@ -55,6 +55,7 @@ KEYS = {
     "few_tokens": ("few_tokens", "few"),
     "few_tokens_stream": ("few_tokens", "few"),
     "open_ended": ("few_tokens", "few"),
+    "streamer": ("few_tokens", "few"),
     "long_winded": ("few_tokens", "few"),
     "one": ("one", "one"),
     "frugal": ("frugal", "fred"),

@@ -36,6 +36,36 @@ def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
+def test_a_turn_in_which_the_model_said_nothing_is_an_empty_one(open_ai: openai.OpenAI) -> None:
+    told = [answer_after(open_ai, **turn) for turn in ({"content": ""}, {"content": None}, {}, {"tool_calls": None})]
+    assert told == told[:1] * 4
+
+
+def test_a_refusal_is_what_the_model_said(open_ai: openai.OpenAI) -> None:
+    said = "I cannot do that."
+    part = {"type": "refusal", "refusal": said}
+    turns: list[dict[str, Any]] = [{"content": said}, {"content": [part]}, {"content": None, "refusal": said}]
+    told = [answer_after(open_ai, **turn) for turn in turns]
+    assert told == told[:1] * 3
+    assert told[0] != answer_after(open_ai, content="")
+    item = {"type": "message", "role": "assistant", "content": [part]}
+    plain = {"role": "assistant", "content": said}
+    responses = [
+        open_ai.responses.create(
+            model=SMOLLM2, input=[*ASKED, one, *ASKED], temperature=0, max_output_tokens=8
+        ).output_text
+        for one in (plain, item)
+    ]
+    assert responses[0] == responses[1] == told[0]
+
+
+def answer_after(client: openai.OpenAI, **turn: Any) -> str | None:
+    """What is said after a turn of the assistant between two of the user."""
+    messages: Any = [*ASKED, {"role": "assistant", **turn}, *ASKED]
+    answer = client.chat.completions.create(model=SMOLLM2, messages=messages, max_tokens=8, temperature=0)
+    return answer.choices[0].message.content
+
+
 class TestChat:
     def test_a_streamed_call_goes_back(self, open_ai: openai.OpenAI) -> None:
         with open_ai.chat.completions.stream(

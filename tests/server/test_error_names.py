@@ -111,18 +111,6 @@ def test_a_stop_string_that_is_too_long_is_not_repeated(client: httpx.Client) ->
     assert "geheim" not in error["message"]
 
 
-def test_a_template_that_refuses_a_conversation_gives_no_advice_for_a_command_line(client: httpx.Client) -> None:
-    turns = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": None},
-        {"role": "user", "content": "?"},
-    ]
-    error = refusal(client, CHAT, chat_body() | {"messages": turns})
-    assert error["code"] == "template_error"
-    assert "--raw" not in error["message"]
-    assert "change the messages" in error["message"]
-
-
 @pytest.mark.parametrize("field", ["thread", "compaction", "fallbacks"])
 def test_what_only_anthropic_keeps_is_refused_by_name_even_where_unknown_fields_are_dropped(field: str) -> None:
     asked = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}], field: {"type": "create"}}

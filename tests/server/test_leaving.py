@@ -1,10 +1,13 @@
-"""Clients that leave while their documents are embedded or ranked pay for what was computed, not for the rest."""
+"""Clients that leave: work for them ends, and they pay for what was computed, not for the rest."""
 
 from __future__ import annotations
 
+import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +23,7 @@ LIMIT = 100_000_000  # tokens a minute of the tier
 SHEET = "a mill grinds grain into flour for bread and " * 24
 NUM_PAGES = 400
 PATH = "/v1/collections/leaving/documents"
+COUNT = "/v1/messages/count_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,12 @@ class Leaver:
 
     def figure(self, name: str) -> int:
         return int(self.client.get("/fault/state").json()[name])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the server has used."""
+        fields = Path(f"/proc/{self.keyed.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def num_documents(self) -> int:
         return len(self.client.get(PATH).json()["data"])
@@ -86,3 +96,29 @@ def test_documents_that_were_not_ranked_are_not_charged(leaver: Leaver) -> None:
     finally:
         leaver.client.post("/fault/slow?seconds=0")
     assert of_a_group <= leaver.num_charged() - of_a_group < 0.8 * 200 / 8 * of_a_group
+
+
+def test_a_long_text_is_not_cut_into_tokens_to_its_end(leaver: Leaver) -> None:
+    """In processor time, the best of three: what disturbs a measurement only makes it longer."""
+    texts = (" ".join(f"{salt}{number}" for number in range(60_000)) for salt in "abcdefgh")
+    before = leaver.cpu_s
+    assert leaver.client.post(COUNT, json=counted(next(texts))).json()["input_tokens"] > 60_000
+    whole_s = leaver.cpu_s - before
+    took = [left_in_the_middle(leaver, next(texts), whole_s) for _ in range(3)]
+    assert min(took) < 0.6 * whole_s
+
+
+def left_in_the_middle(leaver: Leaver, text: str, whole_s: float) -> float:
+    """Processor time spent on a text whose sender leaves once a quarter of the work is done."""
+    before = leaver.cpu_s
+    leaver.leave(COUNT, counted(text), lambda: leaver.cpu_s > before + whole_s / 4)
+    quiet_at = leaver.cpu_s
+    time.sleep(0.3)
+    while leaver.cpu_s > quiet_at + 0.02:
+        quiet_at = leaver.cpu_s
+        time.sleep(0.3)
+    return quiet_at - before
+
+
+def counted(text: str) -> dict[str, Any]:
+    return {"model": SMOLLM2, "messages": [{"role": "user", "content": text}]}

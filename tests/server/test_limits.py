@@ -47,6 +47,20 @@ def test_a_stream_carries_the_headers_too(keyed: KeyedServer) -> None:
             assert response.headers["x-ratelimit-limit-tokens"] == "100000000"
 
 
+def test_the_headers_of_a_stream_count_all_that_it_may_take_and_those_after_it_what_it_took(keyed: KeyedServer) -> None:
+    body = completion_body("One", max_tokens=60, stop=["e", " "])
+    with keyed.client("streamer") as client:
+        streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+        with client.stream("POST", "/v1/completions", json=streamed) as response:
+            left = int(response.headers["x-ratelimit-remaining-tokens"])
+            usage = [event["usage"] for event in events(response)][-1]
+        assert left == 120 - usage["prompt_tokens"] - 60
+        assert usage["completion_tokens"] < 60
+        after = client.post("/v1/completions", json=body)
+    used = usage["total_tokens"] + after.json()["usage"]["total_tokens"]
+    assert int(after.headers["x-ratelimit-remaining-tokens"]) == 120 - used
+
+
 def test_tokens_are_reserved_and_what_was_not_used_comes_back(keyed: KeyedServer) -> None:
     with keyed.client("few_tokens") as client:
 

@@ -237,7 +237,7 @@ class TestServer:
             ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
             ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
             ({"input": [{"role": "king", "content": "x"}]}, "input.0.role"),
-            ({"tools": [{"type": "file_search"}]}, "tools.0"),
+            ({"tools": [{"type": "file_search"}]}, "tools.0.type"),
             ({"max_output_tokens": 0}, "max_output_tokens"),
             ({"max_output_tokens": 2**30}, "max_output_tokens"),
             ({"top_logprobs": 21}, "top_logprobs"),

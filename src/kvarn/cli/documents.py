@@ -71,11 +71,11 @@ def index_rm(
 
     if drop_all == bool(documents):
         raise ConfigError("name the documents to remove, or say --all to remove the whole collection")
-    paths.existing_folder(collection)
     if drop_all:
         paths.drop(collection)
         typer.echo(f"removed the collection {collection}")
         return
+    paths.existing_folder(collection)
     with Collection(collection) as opened:
         ids = {id_ for given in documents or () for id_ in (given, *opened.ids_from(Path(given).as_posix()))}
         num_removed = opened.delete(sorted(ids))

@@ -61,7 +61,9 @@ class AutoregressiveDecoder:
 
     def bound(self, prompt_ids: Sequence[int], params: SamplingParams, max_tokens: int) -> AnswerBounds:
         if params.diffusion is not None:
-            raise InvalidParameter("diffusion is given, and this model writes from left to right; leave it out")
+            raise InvalidParameter(
+                "diffusion is given, and this model writes from left to right; leave it out", field="diffusion"
+            )
         return AnswerBounds(max_tokens, (len(prompt_ids) + max_tokens,))
 
     def slots_to_start(self, request: Request) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ def make_denoise_config(params: DiffusionParams | None, model: MaskedDiffusion) 
         _check_block_diffusion(params, cache, model)
     elif cache == "block":
         raise InvalidParameter(
-            "cache is 'block', and all tokens of this model see each other; use prefix, dual or sparse"
+            "cache is 'block', and all tokens of this model see each other; use prefix, dual or sparse", field="cache"
         )
     default = sparse.default_block_len if cache == "sparse" else DEFAULT_BLOCK
     return DenoiseConfig(
@@ -81,17 +81,25 @@ def check_supported(params: SamplingParams) -> None:
     }
     for name, is_set in refused.items():
         if is_set:
-            raise InvalidParameter(f"{name} cannot be honoured by a diffusion model; leave it out or use another model")
+            raise InvalidParameter(
+                f"{name} cannot be honoured by a diffusion model; leave it out or use another model", field=name
+            )
     if params.logprobs is not None and params.diffusion is not None and params.diffusion.pinned:
-        raise InvalidParameter("logprobs and pinned exclude each other: nothing was chosen at a pinned position")
+        raise InvalidParameter(
+            "logprobs and pinned exclude each other: nothing was chosen at a pinned position", field="pinned"
+        )
 
 
 def check_pinned(params: DiffusionParams, max_tokens: int) -> None:
     for index in params.pinned:
         if index >= max_tokens:
-            raise InvalidParameter(f"pinned has index {index:,}, the answer at most {max_tokens:,} tokens")
+            raise InvalidParameter(
+                f"pinned has index {index:,}, the answer at most {max_tokens:,} tokens", field="pinned"
+            )
     if len(params.pinned) >= max_tokens:
-        raise InvalidParameter("every token of the answer is pinned; leave at least one to be filled in")
+        raise InvalidParameter(
+            "every token of the answer is pinned; leave at least one to be filled in", field="pinned"
+        )
 
 
 def policy_values(params: DiffusionParams) -> PolicyValues:
@@ -109,12 +117,19 @@ def _default_cache(params: DiffusionParams, *, is_aligned: bool) -> Cache:
 
 def _check_block_diffusion(params: DiffusionParams, cache: Cache, model: MaskedDiffusion) -> None:
     if cache not in ("none", "block"):
-        raise InvalidParameter(f"cache is {cache!r}, and this model denoises block by block; use 'block' or 'none'")
+        raise InvalidParameter(
+            f"cache is {cache!r}, and this model denoises block by block; use 'block' or 'none'", field="cache"
+        )
     if params.block_length not in (None, model.block):
         raise InvalidParameter(
-            f"block_length is {params.block_length:,}, the model's blocks have {model.block:,} tokens"
+            f"block_length is {params.block_length:,}, the model's blocks have {model.block:,} tokens",
+            field="block_length",
         )
     if params.canvas == "fixed":
-        raise InvalidParameter("canvas is 'fixed', and this model denoises block by block; leave it out or use 'grow'")
+        raise InvalidParameter(
+            "canvas is 'fixed', and this model denoises block by block; leave it out or use 'grow'", field="canvas"
+        )
     if params.cfg_scale > 0:
-        raise InvalidParameter("cfg_scale cannot be honoured by a block diffusion model; leave it out")
+        raise InvalidParameter(
+            "cfg_scale cannot be honoured by a block diffusion model; leave it out", field="cfg_scale"
+        )

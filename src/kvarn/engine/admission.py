@@ -31,7 +31,9 @@ class Admission:
             return submission
         params = submission.params
         if params.constraint is not None and submission.constraint is None:
-            raise InvalidParameter("the constraint was not compiled for this model; submit through kvarn.LLM")
+            raise InvalidParameter(
+                "the constraint was not compiled for this model; submit through kvarn.LLM", field="constraint"
+            )
         prompt_ids = self._prompt(submission.prompt_ids, params)
         bounds = self.decoder.bound(prompt_ids, params, self._answer_room(len(prompt_ids), params))
         self._check_memory(bounds.sequence_lengths)
@@ -67,11 +69,13 @@ class Admission:
         if params.diffusion is not None:
             self.check_tokens("pinned", params.diffusion.pinned.values())
         if not prompt_ids:
-            raise InvalidParameter("the prompt is empty; give at least one token")
+            raise InvalidParameter("the prompt is empty; give at least one token", field="prompt")
         if params.sampler is not None:
             find_sampler(params.sampler)
         if params.deadline_s is not None and params.deadline_s <= 0:
-            raise InvalidParameter(f"deadline_s is {params.deadline_s:g}, which has passed; give a later one")
+            raise InvalidParameter(
+                f"deadline_s is {params.deadline_s:g}, which has passed; give a later one", field="deadline_s"
+            )
         prompt = tuple(prompt_ids)
         if params.truncate == "left":
             prompt = prompt[-self._prompt_room(params) :]
@@ -94,7 +98,8 @@ class Admission:
                 raise InvalidParameter(
                     f"{params.n} answers of up to {wanted:,} tokens to a prompt of {num_prompt:,} need "
                     f"{num_prompt + params.n * wanted:,} tokens, the KV cache holds {pool_tokens:,}; "
-                    "lower n or max_tokens, or raise kv_bytes="
+                    "lower n or max_tokens, or raise kv_bytes=",
+                    field="n",
                 )
             room = min(room, share)
         return room if params.max_tokens is None else min(params.max_tokens, room)
@@ -105,5 +110,6 @@ class Admission:
         if num_blocks > self.kv.num_blocks:
             raise InvalidParameter(
                 f"the request needs {num_blocks * self.kv.block_size:,} tokens of KV cache, which holds "
-                f"{self.kv.max_tokens:,}; lower max_tokens, use another cache or no guidance, or raise kv_bytes="
+                f"{self.kv.max_tokens:,}; lower max_tokens, use another cache or no guidance, or raise kv_bytes=",
+                field="max_tokens",
             )

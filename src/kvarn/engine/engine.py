@@ -137,7 +137,7 @@ class Engine:
     def reprioritise(self, request: Request, priority: int) -> None:
         """Change the priority of a request that has not ended."""
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise InvalidParameter(f"priority is {priority}; give -{MAX_PRIORITY} to {MAX_PRIORITY}")
+            raise InvalidParameter(f"priority is {priority}; give -{MAX_PRIORITY} to {MAX_PRIORITY}", field="priority")
         self.scheduler.reprioritise(request, priority)
 
     def step(self) -> list[TokenEvent]:

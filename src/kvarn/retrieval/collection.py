@@ -115,7 +115,7 @@ class Collection:
         """Remove documents by id; returns how many were there."""
         removed = [ids] if isinstance(ids, str) else list(ids)
         if not all(isinstance(one, str) for one in removed):
-            raise InvalidParameter("ids has something that is no string; give the ids of documents")
+            raise InvalidParameter("ids has something that is no string; give the ids of documents", field="ids")
         return self._index.remove(removed) if removed else 0
 
     def search(

@@ -61,7 +61,7 @@ def parse_filter(given: object) -> Condition | None:
         return None
     condition = _parse(given, 0)
     if _count(condition) > MAX_CONDITIONS:
-        raise InvalidParameter(f"the filter has more than {MAX_CONDITIONS:,} conditions; simplify it")
+        raise InvalidParameter(f"the filter has more than {MAX_CONDITIONS:,} conditions; simplify it", field="filter")
     return condition
 
 
@@ -103,9 +103,11 @@ def _path(field: str) -> str:
 
 def _parse(given: object, depth: int) -> Condition:
     if depth > MAX_DEPTH:
-        raise InvalidParameter(f"the filter is nested more than {MAX_DEPTH} deep; simplify it")
+        raise InvalidParameter(f"the filter is nested more than {MAX_DEPTH} deep; simplify it", field="filter")
     if not isinstance(given, Mapping) or not given:
-        raise InvalidParameter(f"a filter is {given!r:.60}; give a mapping of fields to values or conditions")
+        raise InvalidParameter(
+            f"a filter is {given!r:.60}; give a mapping of fields to values or conditions", field="filter"
+        )
     return _all([_parse_field(name, value, depth) for name, value in given.items()])
 
 
@@ -116,7 +118,9 @@ def _parse_field(name: object, value: object, depth: int) -> Condition:
     if name == "$not":
         return Not(_parse(value, depth + 1))
     if not isinstance(name, str) or not is_metadata_name(name):
-        raise InvalidParameter(f"a filter names the field {name!r:.60}; use a metadata name, $and, $or or $not")
+        raise InvalidParameter(
+            f"a filter names the field {name!r:.60}; use a metadata name, $and, $or or $not", field="filter"
+        )
     if isinstance(value, Mapping) and value:
         return _all([_parse_operator(name, operator, operand) for operator, operand in value.items()])
     return _parse_operator(name, "in" if isinstance(value, list | tuple) else "eq", value)
@@ -131,7 +135,9 @@ def _parse_operator(field: str, operator: object, operand: object) -> Condition:
         return Exists(field) if operand else Not(Exists(field))
     if operator in COMPARISONS:
         return Compare(field, str(operator), _scalar(field, operand))
-    raise InvalidParameter(f"the filter on {field!r:.40} uses {operator!r:.40}; choose one of {', '.join(OPERATORS)}")
+    raise InvalidParameter(
+        f"the filter on {field!r:.40} uses {operator!r:.40}; choose one of {', '.join(OPERATORS)}", field="filter"
+    )
 
 
 def _all(conditions: Sequence[Condition]) -> Condition:
@@ -140,14 +146,18 @@ def _all(conditions: Sequence[Condition]) -> Condition:
 
 def _require_list(name: object, value: object) -> Sequence[object]:
     if not isinstance(value, list | tuple) or not value:
-        raise InvalidParameter(f"the filter's {name!r:.40} is {value!r:.60}; give a list that is not empty")
+        raise InvalidParameter(
+            f"the filter's {name!r:.40} is {value!r:.60}; give a list that is not empty", field="filter"
+        )
     return value
 
 
 def _scalar(field: str, value: object) -> Scalar:
     is_scalar = isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))
     if not is_scalar or (isinstance(value, int) and not -(2**63) <= value < 2**63):
-        raise InvalidParameter(f"the filter compares {field!r:.40} with {value!r:.60}; give a text, number or boolean")
+        raise InvalidParameter(
+            f"the filter compares {field!r:.40} with {value!r:.60}; give a text, number or boolean", field="filter"
+        )
     return value  # type: ignore[return-value]
 
 

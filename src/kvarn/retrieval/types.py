@@ -48,7 +48,7 @@ class Document:
         if self.id is not None:
             check_text("id", self.id, MAX_ID_CHARS)
             if not self.id:
-                raise InvalidParameter("id is empty; give a name, or leave it out")
+                raise InvalidParameter("id is empty; give a name, or leave it out", field="id")
         object.__setattr__(self, "metadata", _checked_metadata(self.metadata))
 
     @property
@@ -139,11 +139,13 @@ class Tuning:
         check.one_of("fusion", self.fusion, get_args(Fusion))
         weights = self.weights
         if not isinstance(weights, Sequence) or len(weights) != 2:
-            raise InvalidParameter(f"weights is {weights!r:.60}; give two numbers, for dense and sparse")
+            raise InvalidParameter(
+                f"weights is {weights!r:.60}; give two numbers, for dense and sparse", field="weights"
+            )
         for name, weight in zip(("dense", "sparse"), weights, strict=True):
             check.number(f"the {name} weight", weight, 0.0, 1e6)
         if not any(weights):
-            raise InvalidParameter("both weights are 0; give at least one of them a positive number")
+            raise InvalidParameter("both weights are 0; give at least one of them a positive number", field="weights")
         check.number("rrf_k", self.rrf_k, 0.0, 1e6)
         check.integer("candidates", self.candidates, 1, MAX_K, optional=True)
         check.number("mmr", self.mmr, 0.0, 1.0, optional=True)
@@ -185,30 +187,45 @@ def is_metadata_name(name: str) -> bool:
     return name.isprintable() and not name.startswith("$") and not set(name) & {'"', "\\"} and bool(name)
 
 
-def check_text(name: str, text: object, max_chars: int) -> None:
+def check_text(name: str, text: object, max_chars: int, field: str | None = None) -> None:
+    """Refuse what is no text or too long; field: the parameter it is a part of, unless that is its name."""
     if not isinstance(text, str):
-        raise InvalidParameter(f"{name} is a {type(text).__name__}; give a string")
+        raise InvalidParameter(f"{name} is a {type(text).__name__}; give a string", field=field or name)
     if len(text) > max_chars:
-        raise InvalidParameter(f"{name} has {len(text):,} characters, at most {max_chars:,} are allowed; split it")
+        raise InvalidParameter(
+            f"{name} has {len(text):,} characters, at most {max_chars:,} are allowed; split it", field=field or name
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidParameter(f"{name} has a lone surrogate at character {error.start}; give valid Unicode") from None
+        raise InvalidParameter(
+            f"{name} has a lone surrogate at character {error.start}; give valid Unicode", field=field or name
+        ) from None
 
 
 def _checked_metadata(metadata: object) -> dict[str, Scalar]:
     if not isinstance(metadata, Mapping):
-        raise InvalidParameter(f"metadata is {metadata!r:.60}; give a mapping of names to texts, numbers or booleans")
+        raise InvalidParameter(
+            f"metadata is {metadata!r:.60}; give a mapping of names to texts, numbers or booleans", field="metadata"
+        )
     for name, value in metadata.items():
-        check_text("a name in metadata", name, MAX_ID_CHARS)
+        check_text("a name in metadata", name, MAX_ID_CHARS, "metadata")
         if not is_metadata_name(name):
-            raise InvalidParameter(f"metadata has the name {name!r:.60}; {NAME_RULE}, so that filters can ask for it")
+            raise InvalidParameter(
+                f"metadata has the name {name!r:.60}; {NAME_RULE}, so that filters can ask for it", field="metadata"
+            )
         if isinstance(value, str):
-            check_text(f"metadata {name!r:.40}", value, MAX_METADATA_BYTES)
+            check_text(f"metadata {name!r:.40}", value, MAX_METADATA_BYTES, "metadata")
         elif isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
-            raise InvalidParameter(f"metadata {name!r:.40} is a number of more than 64 bits; give it as a text")
+            raise InvalidParameter(
+                f"metadata {name!r:.40} is a number of more than 64 bits; give it as a text", field="metadata"
+            )
         elif not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidParameter(f"metadata {name!r:.40} is {value!r:.40}; give a text, a finite number or a boolean")
+            raise InvalidParameter(
+                f"metadata {name!r:.40} is {value!r:.40}; give a text, a finite number or a boolean", field="metadata"
+            )
     if len(json.dumps(dict(metadata))) > MAX_METADATA_BYTES:
-        raise InvalidParameter(f"metadata is larger than {MAX_METADATA_BYTES:,} bytes; put long texts into the text")
+        raise InvalidParameter(
+            f"metadata is larger than {MAX_METADATA_BYTES:,} bytes; put long texts into the text", field="metadata"
+        )
     return dict(metadata)

@@ -45,7 +45,9 @@ def find_sampler(name: str) -> SamplerFunction:
     """The sampler of that name, or a refusal that names the known ones."""
     if name not in _samplers:
         known = ", ".join(sorted(_samplers)) or "none"
-        raise InvalidParameter(f"sampler is {name!r:.80}; registered with kvarn.register_sampler: {known}")
+        raise InvalidParameter(
+            f"sampler is {name!r:.80}; registered with kvarn.register_sampler: {known}", field="sampler"
+        )
     return _samplers[name]
 
 

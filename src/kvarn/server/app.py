@@ -14,6 +14,7 @@ from kvarn import __version__
 from kvarn.errors import KvarnError
 from kvarn.server.access.auth import Authenticator
 from kvarn.server.api.anthropic import routes as messages
+from kvarn.server.api.field_names import NO_FIELDS
 from kvarn.server.api.llama_server import infill_routes
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
@@ -24,7 +25,7 @@ from kvarn.server.collections import routes as collections
 from kvarn.server.dependencies import request_context
 from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
-from kvarn.server.http.pipeline import LOG_FIELDS, REQUEST_ID, RequestPipeline
+from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
 from kvarn.server.state import ServerState
@@ -74,7 +75,9 @@ async def _document(http: Request) -> Response:
 
 async def _fail(http: Request, error: Exception) -> Response:
     path = http.scope["path"]
-    response = failure_response(error, path, http.scope[REQUEST_ID], http.scope[LOG_FIELDS])
+    response = failure_response(
+        error, path, http.scope[REQUEST_ID], http.scope[LOG_FIELDS], http.scope.get(GIVEN_FIELDS, NO_FIELDS)
+    )
     if "allow" in response.headers:  # the router knows the first route with this path only
         response.headers["allow"] = ", ".join(_methods(path))
     return response

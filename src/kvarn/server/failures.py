@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from kvarn import errors
 from kvarn.server.api.anthropic import errors as anthropic
+from kvarn.server.api.field_names import NO_FIELDS, GivenFields, field_of, told_of
 from kvarn.server.api.openai import errors as openai
 from kvarn.server.api.responses import errors as responses
 from kvarn.server.api.schema import InvalidField
@@ -140,8 +141,8 @@ RULES: Mapping[type[BaseException], StatusRule] = {
 HTTP_CODES: Mapping[int, str] = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 415: "unsupported"}
 
 
-def failure_of(error: BaseException) -> Failure:
-    """The response to an exception."""
+def failure_of(error: BaseException, given: GivenFields = NO_FIELDS) -> Failure:
+    """The response to an exception; given: the fields of the body, one of which may be at fault."""
     if isinstance(error, HTTPException):  # the router's: unknown path, wrong method
         code = HTTP_CODES.get(error.status_code)
         headers = dict(error.headers or {})
@@ -154,13 +155,13 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, InvalidField):
         code = error.code or rule.code
         return Failure(rule.status, rule.type, code, message, error.field, headers, error.mentions)
-    param = "model" if isinstance(error, errors.ModelNotFound) else None
-    return Failure(rule.status, rule.type, rule.code, message, param, headers)
+    parameter = getattr(error, "field", None)
+    param = field_of(parameter, given) if isinstance(parameter, str) and rule.status < 500 else None
+    return Failure(rule.status, rule.type, rule.code, told_of(message, parameter, param), param, headers)
 
 
-def failure_body(error: BaseException, path: str) -> bytes:
+def failure_body(failure: Failure, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
-    failure = failure_of(error)
     if anthropic.is_path(path):
         body = anthropic.error_body(failure)
     else:
@@ -169,14 +170,18 @@ def failure_body(error: BaseException, path: str) -> bytes:
 
 
 def failure_response(
-    error: BaseException, path: str, request_id: str = "", log_fields: dict[str, Any] | None = None
+    error: BaseException,
+    path: str,
+    request_id: str = "",
+    log_fields: dict[str, Any] | None = None,
+    given: GivenFields = NO_FIELDS,
 ) -> Response:
     """The whole response; what is our fault is logged, and log_fields gets what the access log tells of it."""
-    failure = failure_of(error)
+    failure = failure_of(error, given)
     report(error, request_id)
     if log_fields is not None:
         log_fields.update(failure.log_fields)
-    return Response(failure_body(error, path), failure.status, dict(failure.headers), "application/json")
+    return Response(failure_body(failure, path), failure.status, dict(failure.headers), "application/json")
 
 
 def report(error: BaseException, request_id: str) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.errors import Cancelled
+from kvarn.cancellation import require_wanted, wanted_until
+from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, client_gone
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
-from kvarn.server.http.pipeline import LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
+from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -51,6 +52,7 @@ class RequestContext:
         self.ends_at_stop = lifecycle.ends_at_stop
         self.log_fields: dict[str, Any] = http.scope[LOG_FIELDS]  # of the access log
         self.headers: dict[str, str] = {}  # of the response: what is left of each limit
+        self.given = NO_FIELDS  # names in the body, one of which an error may speak of
         self.held = AsyncExitStack()  # closed when the response is out
         self.ended = threading.Event()  # nobody waits for it any more: what threads do for it may stop
         self._http = http
@@ -128,6 +130,7 @@ class RequestContext:
         body = parse(model, fields, is_lenient=self._config.unknown_fields == "ignore", ignored=ignored)
         if ignored:
             self.warn(f"ignored: {', '.join(dict.fromkeys(ignored))}")
+        self.given = self._http.scope[GIVEN_FIELDS] = given_fields(body)
         return body
 
     def warn(self, words: str) -> None:
@@ -152,13 +155,21 @@ class RequestContext:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run work in one of the threads that keys share, for as long as the client waits for it."""
-        return await self.while_awaited(self._threads.run(self.principal.claim, work))
+        return await self.while_awaited(self._threads.run(self.principal.claim, self.wanted(work)))
+
+    def wanted(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Work for a thread, which ends in the middle of a long text when nobody waits for it any more."""
+
+        def guarded() -> T:
+            with wanted_until(self.ended):
+                return work()
+
+        return guarded
 
     def while_wanted(self, parts: Iterable[T]) -> Iterator[T]:
         """The parts of some work in a thread, up to the moment when nobody waits for it any more."""
         for part in parts:
-            if self.ended.is_set():
-                raise Cancelled("nobody waits for it any more")
+            require_wanted()
             yield part
 
     async def use_model(self, models: ModelPool, name: str) -> ServedModel:

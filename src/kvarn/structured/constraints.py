@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from kvarn.errors import ConstraintError
+from kvarn.structured.schema_width import check_width
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,6 +105,7 @@ def _schema_text(schema: object) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(f"the schema cannot be written as JSON: {error or 'nested too deeply'}") from error
     _check_text("the schema", text)
+    check_width(schema)
     return text
 
 

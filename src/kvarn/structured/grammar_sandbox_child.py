@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 
@@ -88,17 +89,27 @@ def limit_resources(memory_bytes: int, cpu_s: int) -> None:
     """
     try:
         import resource
-
-        used_s = sum(os.times()[:2])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+    except ImportError:
+        return  # not Unix: the caller's deadline alone protects, and the memory is this process's own
+    used_s = sum(os.times()[:2])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+    with suppress(ValueError):  # where the system itself allows less, that holds
         resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + cpu_s, int(used_s) + cpu_s + 1))
+    if sys.platform == "linux":  # others do not hold to it
+        most = mapped_bytes() + memory_bytes
+        with suppress(ValueError):  # likewise
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    os.nice(10)
+
+
+def mapped_bytes() -> int:
+    """What this process has mapped; taken for a gigabyte where /proc does not tell."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
-        os.nice(10)
-    except (ImportError, OSError, ValueError):
-        pass  # not Linux: the caller's deadline alone protects, and the memory is this process's own
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30
 
 
 def resident_bytes() -> int:

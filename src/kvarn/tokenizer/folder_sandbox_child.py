@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -74,15 +75,25 @@ def limit_resources(memory_bytes: int, cpu_s: int) -> None:
     """Bound the memory that this process may still map and its CPU time; write no core file."""
     try:
         import resource
+    except ImportError:
+        return  # not Unix: the caller's deadline alone protects, and the memory is this process's own
+    most_s = int(sum(os.times()[:2])) + cpu_s
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ValueError):  # where the system itself allows less, that holds
+        resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s))
+    if sys.platform == "linux":  # others do not hold to it
+        most = mapped_bytes() + memory_bytes
+        with suppress(ValueError):  # likewise
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
-        used_s = sum(os.times()[:2])
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used_s) + cpu_s, int(used_s) + cpu_s))
+
+def mapped_bytes() -> int:
+    """What this process has mapped; taken for a gigabyte where /proc does not tell."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
-    except (ImportError, OSError, ValueError):
-        pass  # not Linux: the caller's deadline alone protects, and the memory is this process's own
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30
 
 
 if __name__ == "__main__":

@@ -225,18 +225,20 @@ class Tokenizer:
 
     def _token_type(self, token_id: int) -> int:
         if not 0 <= token_id < len(self._token_types):
-            raise InvalidParameter(f"token id {token_id!r:.40} is not in the vocabulary of {self.vocab_size:,} tokens")
+            raise InvalidParameter(
+                f"token id {token_id!r:.40} is not in the vocabulary of {self.vocab_size:,} tokens", field="tokens"
+            )
         return self._token_types[token_id]
 
 
 def _checked(text: object) -> str:
     if not isinstance(text, str):
-        raise InvalidParameter(f"text is a {type(text).__name__}; give a string")
+        raise InvalidParameter(f"text is a {type(text).__name__}; give a string", field="text")
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise InvalidParameter(
-                f"text has a lone surrogate at character {error.start}; give valid Unicode"
+                f"text has a lone surrogate at character {error.start}; give valid Unicode", field="text"
             ) from error
     return text

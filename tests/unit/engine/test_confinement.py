@@ -149,7 +149,12 @@ STAGES = {
     "token of the grammar": break_grammar("accept"),
     "penalties": break_penalties,
 }
-ERRORS = [RuntimeError("boom"), InvalidParameter("token id 5 is not in the vocabulary"), MemoryError(), Panic("panic")]
+ERRORS = [
+    RuntimeError("boom"),
+    InvalidParameter("token id 5 is not in the vocabulary", field=None),
+    MemoryError(),
+    Panic("panic"),
+]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,32 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path) -> None:
         assert collection.search("telescopes", 1)[0].document == "stars"
         writer.execute("PRAGMA max_page_count = 1000000000")
         assert collection.add("room again").added == 1
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+@pytest.mark.timeout(60)
+def test_a_store_that_is_no_file_is_told_with_a_remedy_and_can_be_dropped(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    (tmp_path / "c").mkdir()
+    make(tmp_path / "c" / "truth.sqlite")
+    for use in (lambda: Collection("c", folder=tmp_path), lambda: Collection.open("c", folder=tmp_path)):
+        with pytest.raises(StorageError, match=r"truth\.sqlite is .*, not a file; .*remove the collection"):
+            use()
+    paths.drop("c", tmp_path)
+    with Collection("c", folder=tmp_path, model=WordEmbedder()) as collection:
+        collection.add(DOCUMENTS)
+        assert collection.search("telescopes", 1)[0].document == "stars"
+
+
+def test_a_collection_whose_lock_is_a_folder_can_be_dropped(tmp_path: Path) -> None:
+    _filled(tmp_path).close()
+    (tmp_path / "c" / "writer.lock").unlink(missing_ok=True)
+    (tmp_path / "c" / "writer.lock").mkdir()
+    with pytest.raises(StorageError, match=r"writer\.lock|cannot be written"):
+        Collection("c", folder=tmp_path, model=WordEmbedder())
+    paths.drop("c", tmp_path)
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_dropped_collection_is_gone(tmp_path: Path) -> None:

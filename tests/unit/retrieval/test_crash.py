@@ -69,15 +69,20 @@ def test_killed_ingestion_loses_at_most_the_batch_in_flight(tmp_path: Path, size
         "empty",
     ],
 )
-def test_a_damaged_index_is_rebuilt(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_index_is_rebuilt_and_told_of(
+    tmp_path: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+) -> None:
     vectors = clustered(200, 24)
     index = EmbeddedIndex(tmp_path)
     index.put([entry(n, vectors[n], f"common word{n}") for n in range(200)])
     dense, sparse = index.dense(vectors[3], 5, None), index.sparse("common word7", 5, None)
     index.close()
     damage(tmp_path)
+    has_manifest = (tmp_path / "manifest.json").exists()
+    assert not caplog.messages
     index = EmbeddedIndex(tmp_path)
     index.check()
+    assert not has_manifest or any("is damaged" in one and str(tmp_path) in one for one in caplog.messages)
     assert index.dense(vectors[3], 5, None) == dense
     assert index.sparse("common word7", 5, None) == sparse
     index.close()

@@ -56,6 +56,18 @@ def test_depth_is_bounded() -> None:
         ChatRequest.checked([{**USER, "extra": deep}])
 
 
+@pytest.mark.parametrize("turn", [{}, {"content": None}, {"content": None, "tool_calls": None}, {"tool_calls": []}])
+def test_an_assistant_that_said_nothing_said_an_empty_text(turn: dict[str, Any]) -> None:
+    checked = ChatRequest.checked([USER, {"role": "assistant", **turn}])
+    assert checked.messages[1]["content"] == ""
+
+
+def test_null_stays_null_beside_calls() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    checked = ChatRequest.checked([USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert checked.messages[1]["content"] is None
+
+
 def test_text_parts_become_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert ChatRequest.checked([{"role": "user", "content": parts}]).messages == [{"role": "user", "content": "ab"}]

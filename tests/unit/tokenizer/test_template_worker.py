@@ -97,7 +97,7 @@ def test_starting_does_not_wait_and_the_worker_is_soon_ready(patience: float) ->
 
 
 def test_a_template_can_refuse_a_conversation_in_its_own_words(worker: TemplateWorker) -> None:
-    with pytest.raises(TemplateError, match="roles must alternate"):
+    with pytest.raises(TemplateError, match="roles must alternate; change the messages"):
         worker.render("{{ raise_exception('roles must alternate') }}", {})
 
 

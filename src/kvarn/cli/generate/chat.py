@@ -179,11 +179,11 @@ class ChatSession:
         elif command == "save":
             self._save(argument)
         else:
-            raise InvalidParameter(f"there is no command /{command}; /help lists them")
+            raise InvalidParameter(f"there is no command /{command}; /help lists them", field=None)
 
     def _save(self, name: str) -> None:
         if not name:
-            raise InvalidParameter("/save needs the name of a file")
+            raise InvalidParameter("/save needs the name of a file", field=None)
         path = Path(name).expanduser()
         path.write_text(json.dumps(self._messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         _notify(f"Saved {len(self._messages)} messages to {path}.")

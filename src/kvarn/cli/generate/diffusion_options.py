@@ -19,7 +19,9 @@ def diffusion_params(options: Sequence[str], *, wants_events: bool = False) -> D
     for option in options:
         name, equals, value = option.partition("=")
         if name not in NAMES or not equals:
-            raise InvalidParameter(f"--diffusion is {option!r:.60}; give NAME=VALUE, NAME one of {', '.join(NAMES)}")
+            raise InvalidParameter(
+                f"--diffusion is {option!r:.60}; give NAME=VALUE, NAME one of {', '.join(NAMES)}", field="diffusion"
+            )
         given[name] = _value(value)
     return DiffusionParams(**given, events=wants_events) if given or wants_events else None
 

@@ -24,14 +24,17 @@ def read_prompt(argument: str) -> str:
         return require_utf8(argument, "the prompt")
     data = sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
     if len(data) > MAX_INPUT_BYTES:
-        raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt")
+        raise InvalidParameter(f"stdin has more than {MAX_INPUT_BYTES:,} bytes; give a shorter prompt", field="prompt")
     if not data:
-        raise InvalidParameter("stdin is empty; pipe a text into it, or give the prompt in the place of -")
+        raise InvalidParameter(
+            "stdin is empty; pipe a text into it, or give the prompt in the place of -", field="prompt"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidParameter(
-            f"stdin is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it first"
+            f"stdin is not valid UTF-8: byte 0x{data[error.start]:02x} at offset {error.start:,}; convert it first",
+            field="prompt",
         ) from None
 
 
@@ -40,7 +43,9 @@ def require_utf8(text: str, what: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidParameter(f"{what} is not valid UTF-8 at character {error.start:,}; convert it first") from None
+        raise InvalidParameter(
+            f"{what} is not valid UTF-8 at character {error.start:,}; convert it first", field="prompt"
+        ) from None
     return text
 
 

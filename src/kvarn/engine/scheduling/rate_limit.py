@@ -189,7 +189,8 @@ def _require(
     if amount > window.capacity + 1e-9:
         raise InvalidParameter(
             f"the request may take {amount:,.0f} {what}, {window.capacity:,.0f} are allowed within "
-            f"{window.window_s:g} s; shorten it or lower max_tokens or n"
+            f"{window.window_s:g} s; shorten it or lower max_tokens or n",
+            field="max_tokens",
         )
     if window.wait_s(amount, now) > 0:
         wait_s = retry_s(amount, now)

@@ -47,10 +47,10 @@ class Chunking:
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
-            ("tokens", self.tokens, 8, 2**20),
+            ("chunk_tokens", self.tokens, 8, 2**20),
             ("overlap", self.overlap, 0, self.tokens // 2),
         ):
-            _check.integer(f"chunk {name}", value, low, high)
+            _check.integer(name, value, low, high)
 
 
 def split(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:

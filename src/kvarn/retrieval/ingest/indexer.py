@@ -95,4 +95,6 @@ class Indexer:
 
 def _require_fitting(chunking: Chunking, max_tokens: int) -> None:
     if chunking.tokens > max_tokens:
-        raise InvalidParameter(f"chunks of {chunking.tokens} tokens were asked for, the model embeds {max_tokens}")
+        raise InvalidParameter(
+            f"chunks of {chunking.tokens} tokens were asked for, the model embeds {max_tokens}", field="chunk_tokens"
+        )

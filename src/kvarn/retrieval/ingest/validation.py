@@ -22,11 +22,11 @@ def checked_batches(documents: DocumentInput | Iterable[DocumentInput]) -> Itera
 def checked_queries(queries: Sequence[str]) -> list[str]:
     """The queries; raises if there are too many, or if one is empty or too long."""
     if isinstance(queries, str) or not isinstance(queries, Sequence) or len(queries) > MAX_QUERIES:
-        raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts")
+        raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts", field="query")
     for query in queries:
-        check_text("the query", query, MAX_QUERY_CHARS)
+        check_text("the query", query, MAX_QUERY_CHARS, "query")
         if not query.strip():
-            raise InvalidParameter("the query is empty; say what to look for")
+            raise InvalidParameter("the query is empty; say what to look for", field="query")
     return list(queries)
 
 
@@ -45,25 +45,26 @@ def as_document(given: object, number: int) -> Document:
         if unknown or "text" not in given:
             raise InvalidParameter(
                 f"document {number} has the fields {', '.join(map(repr, sorted(map(str, given))))}; "
-                "use text, and id, source, metadata and kind if you like"
+                "use text, and id, source, metadata and kind if you like",
+                field="documents",
             )
         given = Document(**given)
     if not isinstance(given, Document):
-        raise InvalidParameter(f"document {number} is {given!r:.60}; give a text or a document")
+        raise InvalidParameter(f"document {number} is {given!r:.60}; give a text or a document", field="documents")
     if not given.text.strip():
-        raise InvalidParameter(f"document {number} ({given.key!r:.60}) is empty; leave it out")
+        raise InvalidParameter(f"document {number} ({given.key!r:.60}) is empty; leave it out", field="documents")
     return given
 
 
 def _checked(documents: DocumentInput | Iterable[DocumentInput], seen: set[str]) -> Iterator[Document]:
     given = [documents] if isinstance(documents, str | Document | Mapping) else documents
     if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents")
+        raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents", field="documents")
     for number, one in enumerate(given):
         document = as_document(one, number)
         key = document.key  # may be a hash of a long text
         if key in seen and document.id is not None:
-            raise InvalidParameter(f"two documents have the id {key!r:.80}; give each its own")
+            raise InvalidParameter(f"two documents have the id {key!r:.80}; give each its own", field="documents")
         if key not in seen:
             seen.add(key)
             yield document

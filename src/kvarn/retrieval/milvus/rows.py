@@ -65,7 +65,9 @@ def rows_of(document: EmbeddedDocument, version: int) -> Iterator[dict[str, Any]
     for ordinal, (chunk, vector) in enumerate(zip(document.chunks, document.vectors, strict=True)):
         words = " ".join(terms(chunk.searchable))
         if max(len(chunk.text.encode()), len(words.encode())) > MAX_TEXT_BYTES:
-            raise InvalidParameter(f"a chunk of {document.id!r:.60} is longer than Milvus stores; use smaller chunks")
+            raise InvalidParameter(
+                f"a chunk of {document.id!r:.60} is longer than Milvus stores; use smaller chunks", field="documents"
+            )
         yield {
             "key": _key(document.id, ordinal, version),
             "version": version,

@@ -39,7 +39,9 @@ class Grounding:
         check_k("k", self.k)
         check_mode(self.mode)
         if self.budget is not None and (not isinstance(self.budget, int) or self.budget < 1):
-            raise InvalidParameter(f"the budget for sources is {self.budget!r:.40}; give a number of tokens")
+            raise InvalidParameter(
+                f"the budget for sources is {self.budget!r:.40}; give a number of tokens", field="max_context_tokens"
+            )
 
     def ground(self, messages: Sequence[Message], count: Count, context: int) -> Grounded:
         """Search for the last question and put the sources before it; returns messages and citations."""
@@ -61,7 +63,7 @@ def last_question(messages: Sequence[Message]) -> str:
             )
             if text.strip():
                 return text
-    raise InvalidParameter("there is no message of the user to look up; add one, or give the query")
+    raise InvalidParameter("there is no message of the user to look up; add one, or give the query", field="messages")
 
 
 def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list[Hit]]:
@@ -80,7 +82,8 @@ def fit(hits: Sequence[Hit], budget: int, count: Count) -> tuple[list[Hit], list
         needed = count(source_text(1, hits[0]))
         raise InvalidParameter(
             f"the best source has {needed:,} tokens and the budget for sources is {budget:,}; raise it, "
-            "or index with smaller chunks"
+            "or index with smaller chunks",
+            field="max_context_tokens",
         )
     return sorted(chosen, key=lambda hit: (hit.document, hit.span)), left_out
 

@@ -102,7 +102,8 @@ def _parts(llm: LLM, num_query: int, document: str) -> list[str]:
     if num_query > MAX_QUERY_SHARE * llm.context:
         raise InvalidParameter(
             f"the query has {num_query:,} tokens, at most half of the model's context of {llm.context:,} is allowed; "
-            "shorten it"
+            "shorten it",
+            field="query",
         )
     room = llm.context - num_query - (len(encode("x")) - 1)
     chunks = split(Document(document), Chunking(room, 0), lambda text: len(encode(text, add_special=False)))

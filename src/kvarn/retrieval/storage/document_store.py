@@ -46,6 +46,7 @@ class DocumentStore:
 
     def __init__(self, folder: Path, *, is_writable: bool) -> None:
         self._path = folder / FILE
+        require_file(self._path)
         self._lock = threading.RLock()
         with _storage_errors(self._path):
             self._reader = _connect_reader(self._path) if not is_writable else _connect(self._path)
@@ -199,6 +200,15 @@ class DocumentStore:
             some = list(values[start : start + MAX_VARIABLES])
             rows += self._rows(sql.format(",".join("?" * len(some))), some)
         return rows
+
+
+def require_file(path: Path) -> None:
+    """Refuse a store that is something else than a file; none is fine."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or device"
+        raise StorageError(
+            f"{path} is {kind}, not a file; move it away, or remove the collection (kvarn index rm --all, or DELETE)"
+        )
 
 
 def live_bytes(path: Path) -> int:

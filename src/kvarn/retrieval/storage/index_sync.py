@@ -6,6 +6,7 @@ manifest is written last. Knows the store's versions; knows no queries.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from kvarn.retrieval.storage.manifest import CheckpointManifest, read_manifest, 
 CATCH_UP_BATCH = 1024  # chunks read from the store at a time
 MIN_CHECKPOINT_CHUNKS = 2048  # changed chunks before a checkpoint ...
 CHECKPOINT_SHARE = 0.25  # ... and their share of all chunks
+DAMAGED = "an index in %s is damaged, and made anew from the documents: %s"
+CHANGED = "its files are not those that were saved"
+log = logging.getLogger("kvarn.retrieval")
 
 
 class IndexSync:
@@ -93,6 +97,7 @@ class IndexSync:
         if self.is_writable:
             self._catch_up_sparse(self.version)
             if len(self.sparse) != self._store.num_chunks:
+                log.warning(DAMAGED, self.folder, f"it has {len(self.sparse):,} chunks, not {self._store.num_chunks:,}")
                 self._rebuild_sparse()
         self._catch_up_dense(self.version)
         if self.is_writable and self.dense is not None and len(self.dense) != self._store.num_chunks:
@@ -111,7 +116,10 @@ class IndexSync:
             if manifest.dense and file_digest(path) == manifest.dense_digest:
                 self.dense.load(path)
                 return manifest.version
-        except (OSError, ValueError, RuntimeError):
+            if manifest.dense:
+                log.warning(DAMAGED, self.folder, CHANGED)
+        except (OSError, ValueError, RuntimeError) as error:
+            log.warning(DAMAGED, self.folder, error)
             self.dense = self._new_dense()
         return 0
 
@@ -122,10 +130,11 @@ class IndexSync:
             try:
                 self.sparse = SparseIndex(folder, is_writable=self.is_writable)
                 len(self.sparse)
-            except (ValueError, OSError):
-                pass  # damaged: rebuilt from the store, below
-            else:
                 return manifest.version
+            except (ValueError, OSError) as error:
+                log.warning(DAMAGED, self.folder, error)
+        elif manifest.sparse:
+            log.warning(DAMAGED, self.folder, CHANGED)
         self._require_writable()
         self.sparse = self._new_sparse()
         return 0

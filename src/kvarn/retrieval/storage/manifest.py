@@ -6,12 +6,14 @@ An index file that is missing or whose digest differs is rebuilt from the docume
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FILE = "manifest.json"
+log = logging.getLogger("kvarn.retrieval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,17 @@ def read_manifest(folder: Path) -> CheckpointManifest | None:
     try:
         fields = json.loads((folder / FILE).read_text(encoding="utf-8"))
         manifest = CheckpointManifest(**fields)
-    except (OSError, ValueError, TypeError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s is damaged, and both indexes are made anew: %s", folder / FILE, error)
         return None
     names = (manifest.dense, manifest.sparse)
     is_valid = isinstance(manifest.version, int) and isinstance(manifest.sparse_files, dict)
-    return manifest if is_valid and all(isinstance(name, str) and Path(name).name == name for name in names) else None
+    if is_valid and all(isinstance(name, str) and Path(name).name == name for name in names):
+        return manifest
+    log.warning("%s is damaged, and both indexes are made anew: a value is not of its kind", folder / FILE)
+    return None
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 from pathlib import Path
 
 from kvarn.config import kvarn_home
 from kvarn.errors import CollectionNotFound, InvalidParameter, StorageError
-from kvarn.retrieval.storage.document_store import FILE, live_bytes
-from kvarn.retrieval.storage.folder import lock_for_writing
+from kvarn.retrieval.storage.document_store import FILE, live_bytes, require_file
+from kvarn.retrieval.storage.folder import LOCK, lock_for_writing
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -26,15 +27,23 @@ def collection_folder(name: str, parent: Path | None = None) -> Path:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(
             f"the collection's name is {name!r:.80}; use 1 to 64 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
+            "beginning with a letter or digit",
+            field="name",
         )
     return (parent or tenant_folder()) / name
 
 
 def existing_folder(name: str, parent: Path | None = None) -> Path:
     """The folder of a collection; CollectionNotFound if it does not exist."""
+    folder = _begun_folder(name, parent)
+    require_file(folder / FILE)
+    return folder
+
+
+def _begun_folder(name: str, parent: Path | None) -> Path:
+    """The folder of a collection that is there, in whatever state."""
     folder = collection_folder(name, parent)
-    if not (folder / FILE).is_file():
+    if not os.path.lexists(folder / FILE):
         known = ", ".join(list_names(parent)) or "none yet"
         raise CollectionNotFound(f"there is no collection {name!r}; there are: {known}")
     return folder
@@ -62,10 +71,13 @@ def _num_bytes(path: Path) -> int:
 
 def drop(name: str, parent: Path | None = None) -> None:
     """Remove a collection with everything in it; StorageError while another process has it open for writing."""
-    folder = existing_folder(name, parent)
+    folder = _begun_folder(name, parent)
+    for path in (folder / FILE, folder / LOCK):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)  # not ours, and in the way
     lock = lock_for_writing(folder)
     try:
-        (folder / FILE).unlink()  # from here on it does not exist
+        (folder / FILE).unlink(missing_ok=True)  # from here on it does not exist
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         lock.release()

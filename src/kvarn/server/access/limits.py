@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from kvarn.errors import InvalidParameter, RateLimited
 from kvarn.server.access.account import KeyAccount
 from kvarn.server.access.keys import Principal
-from kvarn.server.api.schema import InvalidField
 
 OnRefused = Callable[[str, str], None]
 MIN_ACCOUNTS = 1024  # from here on, idle ones are dropped now and then
@@ -182,14 +181,14 @@ class RateLimits:
         if tier.concurrency is not None and num_slots > tier.concurrency:
             raise InvalidParameter(
                 f"the request wants {num_slots:,} answers at once, tier {tier.name!r} allows {tier.concurrency:,}; "
-                "send fewer prompts or lower n"
+                "send fewer prompts or lower n",
+                field="n",
             )
         if tier.tokens_per_min is not None and num_tokens > tier.tokens_per_min:
-            raise InvalidField(
+            raise InvalidParameter(
                 f"the request may take {num_tokens:,} tokens, tier {tier.name!r} allows {tier.tokens_per_min:,} a "
                 "minute; shorten the prompt or lower max_tokens, n or k",
-                None,
-                mentions=("max_tokens",),
+                field="max_tokens",
             )
 
     def _require_slots(self, account: KeyAccount, number: int) -> None:

@@ -62,17 +62,6 @@ class InvalidField(InvalidParameter):
         self.mentions = mentions or (() if field is None else (field,))
 
 
-@contextmanager
-def engine_parameters() -> Iterator[None]:
-    """What the engine calls a parameter is a field of the body by the same name."""
-    try:
-        yield
-    except InvalidField:
-        raise
-    except InvalidParameter as error:
-        raise (error if error.field is None else InvalidField(str(error), error.field)) from None
-
-
 class ConstraintRefused(InvalidField):
     """The field of a body that asks for a constraint which cannot be used."""
 
@@ -231,6 +220,8 @@ def _path(data: Any, error: ErrorDetails) -> list[str | int]:
         path.append(error["loc"][-1])
     if error["type"] == "unknown_role" and isinstance(data, dict) and "role" in data:
         path.append("role")
+    if error["type"] == "union_tag_invalid" and "type" in data:
+        path.append("type")
     if error["type"] == "refused_field":
         path.append(error["ctx"]["field"])
     return path

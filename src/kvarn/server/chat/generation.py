@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvarn.errors import CapacityError
-from kvarn.server.api.schema import ConstraintRefused, engine_parameters
+from kvarn.server.api.schema import ConstraintRefused
 from kvarn.server.chat.generation_plan import GenerationPlan, Prepare, RequestOptions, make_plan
 from kvarn.server.chat.generation_progress import (
     GenerationPhase,
@@ -145,8 +145,7 @@ class Generation:
     async def submit(self) -> None:
         """Hand the requests to the engine; returns when all of them are accepted."""
         try:
-            with engine_parameters():
-                await self._answers.submit(self.plan.submissions)
+            await self._answers.submit(self.plan.submissions)
             self._is_accepted = True
         except BaseException:
             self.close()

@@ -14,7 +14,7 @@ from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
 from kvarn.models.spec import MaskedDiffusion
-from kvarn.server.api.schema import InvalidField, engine_parameters, field_at_fault
+from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.pending_constraint import PendingConstraint, found
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
 from kvarn.structured.constraints import JsonSchema
@@ -189,8 +189,7 @@ def tenant_of(principal: Principal, cache_salt: str) -> str:
 def _admit(llm: LLM, submission: Submission, options: RequestOptions) -> Submission:
     """Bound the answer; one that cannot get as long as asked for is refused, unless the dialect wants it shorter."""
     params = submission.params
-    with engine_parameters():
-        submission = llm.admission.admit(submission)
+    submission = llm.admission.admit(submission)
     num_prompt, room = _lengths(submission)
     is_short = params.max_tokens is not None and not params.prefill_only and room < params.max_tokens
     if is_short and not options.is_clamped:
@@ -255,7 +254,8 @@ def check_answers(num_answers: int, queue_limit: int) -> None:
     if num_answers > queue_limit:
         raise InvalidParameter(
             f"{num_answers:,} answers were asked for at once, the queue holds {queue_limit:,}; send fewer prompts or "
-            "lower n"
+            "lower n",
+            field="n",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from kvarn.errors import PromptTooLong
 from kvarn.server.api.schema import InvalidField
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ ROOM = 2  # contexts: a text of more tokens is refused without being encoded to 
 
 
 def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: int = ROOM) -> None:
-    """Refuse texts that together have more tokens than room times the context."""
+    """Refuse texts that together have more tokens than room times the context; param: None for the prompt."""
     limit = room * llm.context
     if sum(map(len, texts)) <= SHORT * llm.context:
         return
@@ -29,10 +30,11 @@ def check_bounded(llm: LLM, texts: Collection[str], param: str | None, *, room: 
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
             num_tokens += max(len(llm.tokenizer.encode(piece, add_special=False)), len(piece) // MAX_CHARACTERS)
+            if num_tokens > limit and param is None:
+                raise PromptTooLong(limit, llm.context, is_exact=False)
             if num_tokens > limit:
                 raise InvalidField(
-                    f"{param or 'the prompt'} has more than {limit:,} tokens; the context allows {llm.context:,}; "
-                    "shorten it",
+                    f"{param} has more than {limit:,} tokens; the context allows {llm.context:,}; shorten it",
                     param,
                     "context_length_exceeded",
                 )

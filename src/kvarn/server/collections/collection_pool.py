@@ -54,7 +54,9 @@ class CollectionPool:
         for entry in self._models.entries():
             if entry.kind == "embed":
                 return entry.id
-        raise InvalidParameter("this server has no embedding model; start it with --model minilm beside the others")
+        raise InvalidParameter(
+            "this server has no embedding model; start it with --model minilm beside the others", field=None
+        )
 
     async def names(self, tenant: str) -> list[str]:
         paths = _paths()

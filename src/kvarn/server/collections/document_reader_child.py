@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 OK, FAILED = b"\0", b"\1"
 NICENESS = 10  # engines on the same cores come first
@@ -55,16 +56,26 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
     """Limit the CPU time, and the memory this process may map beyond what it has now."""
     try:
         import resource
-
-        os.nice(NICENESS)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+    except ImportError:
+        return  # not Unix: only the parent's deadline limits this process
+    os.nice(NICENESS)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # At the first limit comes SIGXCPU, by which it ends; SIGKILL always comes from outside.
+    with suppress(ValueError):  # where the system itself allows less, that holds
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    if sys.platform == "linux":  # others do not hold to it
+        most = mapped_bytes() + memory_bytes
+        with suppress(ValueError):  # likewise
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def mapped_bytes() -> int:
+    """What this process has mapped; taken for a gigabyte where /proc does not tell."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + memory_bytes, mapped + memory_bytes))
-    except (ImportError, OSError, ValueError):
-        pass  # not Linux: only the parent's deadline limits this process
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30
 
 
 if __name__ == "__main__":

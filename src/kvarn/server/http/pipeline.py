@@ -29,6 +29,7 @@ REQUEST_ID = "kvarn.request_id"
 RECEIVED_AT = "kvarn.received_at"  # time.monotonic()
 PRINCIPAL = "kvarn.principal"  # None on paths that need no key
 LOG_FIELDS = "kvarn.log"  # a dict to which routes add: model, prompt_tokens, ..., finish_reason
+GIVEN_FIELDS = "kvarn.given"  # the names in a body that was read
 
 MAX_PATH = 200  # characters that are logged
 PROBE_STATUS = (200, 503)  # of probes, which are sent every few seconds: not logged, also while the answer is no
@@ -170,7 +171,9 @@ def _failure(error: Exception, scope: Scope) -> Response:
 
 def _check_path(path: str) -> None:
     if path != "*" and _UNTIDY.search(path):
-        raise InvalidParameter("the path has a dot segment, a backslash, control characters or broken UTF-8")
+        raise InvalidParameter(
+            "the path has a dot segment, a backslash, control characters or broken UTF-8", field=None
+        )
 
 
 def _never() -> bool:

@@ -49,6 +49,7 @@ class EventStreamResponse(Response):
         super().__init__(headers={**HEADERS, **request.headers}, media_type=self.media_type)
         del self.headers["content-length"]
         self._request_id = request.id
+        self._given = request.given
         self._log_fields = request.log_fields
         self._events = events
         self._format = format
@@ -74,7 +75,7 @@ class EventStreamResponse(Response):
         except ClientGone:
             return b""
         except Exception as error:
-            failure = failure_of(error)
+            failure = failure_of(error, self._given)
             report(error, self._request_id)
             self._log_fields.update(failure.log_fields)
             return self._format.error_event(failure) + self._format.done

@@ -231,7 +231,7 @@ async def _closed(part: str, closing: Awaitable[None]) -> None:
     try:
         await closing
     except TimeoutError:
-        pass  # a load under way
+        log.warning("a part did not close in time", extra=with_fields(part=part))  # a load under way
     except Exception as error:  # its message may quote a request
         log.error("a part was not closed cleanly", extra=with_fields(part=part, error=type(error).__name__))
 

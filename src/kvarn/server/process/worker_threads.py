@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from kvarn.server.access.priority_semaphore import Claim, PrioritySemaphore
@@ -79,4 +80,5 @@ async def work_for(
     request: RequestContext, workers: WorkerThreads, work: Callable[P, T], *args: P.args, **options: P.kwargs
 ) -> T:
     """Run work in a thread for the caller, and wait only as long as the client and the server do."""
-    return await request.while_awaited(workers.run(request.principal.claim, work, *args, **options))
+    guarded = request.wanted(partial(work, *args, **options))
+    return await request.while_awaited(workers.run(request.principal.claim, guarded))

@@ -51,9 +51,11 @@ class ChatRequest:
     ) -> ChatRequest:
         """Return the request, or raise InvalidParameter naming the message and the field."""
         if not isinstance(messages, list | tuple) or not messages:
-            raise InvalidParameter(f"messages is {_short(messages)}; give a list with at least one message")
+            raise InvalidParameter(
+                f"messages is {_short(messages)}; give a list with at least one message", field="messages"
+            )
         if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(t, Mapping) for t in tools)):
-            raise InvalidParameter(f"tools is {_short(tools)}; give a list of tool definitions")
+            raise InvalidParameter(f"tools is {_short(tools)}; give a list of tool definitions", field="tools")
         return ChatRequest(
             messages=[_message(index, message) for index, message in enumerate(messages)],
             tools=map_strings("tools", tools, str) if tools else None,
@@ -132,7 +134,9 @@ def _unused_character(template: str, used: str) -> str:
     for character in _candidates():
         if character not in used and character not in template:
             return character
-    raise InvalidParameter("the conversation uses every private-use character there is; leave one out")
+    raise InvalidParameter(
+        "the conversation uses every private-use character there is; leave one out", field="messages"
+    )
 
 
 def _candidates() -> Iterator[str]:
@@ -143,30 +147,33 @@ def _candidates() -> Iterator[str]:
 def map_strings(name: str, value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
     """Return value as plain JSON with every string, keys included, changed; name is for error messages."""
     if depth > MAX_DEPTH:
-        raise InvalidParameter(f"{name} is nested more than {MAX_DEPTH} levels deep")
+        raise InvalidParameter(f"{name} is nested more than {MAX_DEPTH} levels deep", field=_field(name))
     if isinstance(value, str):
         return change(_unicode(name, value))
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise InvalidParameter(f"{name} has a key that is not a string")
+            raise InvalidParameter(f"{name} has a key that is not a string", field=_field(name))
         changed = {key: map_strings(name, item, change, depth + 1) for key, item in value.items()}
         return {change(_unicode(name, key)): item for key, item in changed.items()}
     if isinstance(value, list | tuple):
         return [map_strings(name, item, change, depth + 1) for item in value]
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    raise InvalidParameter(f"{name} holds {_short(value)}, which JSON cannot express")
+    raise InvalidParameter(f"{name} holds {_short(value)}, which JSON cannot express", field=_field(name))
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
     name = f"messages[{index}]"
     if not isinstance(message, Mapping):
-        raise InvalidParameter(f'{name} is {_short(message)}; give {{"role": ..., "content": ...}}')
+        raise InvalidParameter(f'{name} is {_short(message)}; give {{"role": ..., "content": ...}}', field="messages")
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidParameter(f"{name} has role {_short(role)}; known are {', '.join(ROLES)}")
+        raise InvalidParameter(f"{name} has role {_short(role)}; known are {', '.join(ROLES)}", field="messages")
     checked: dict[str, Any] = map_strings(name, message, str)
-    checked["content"] = _content(name, message.get("content"), is_optional=role == "assistant")
+    given = message.get("content")
+    if role == "assistant" and given is None and not checked.get("tool_calls"):
+        given = ""  # it said nothing; templates know null beside calls only
+    checked["content"] = _content(name, given, is_optional=role == "assistant")
     if checked.get("tool_calls") is not None:
         checked["tool_calls"] = _tool_calls(name, checked["tool_calls"])
     return checked
@@ -176,19 +183,23 @@ def _content(name: str, content: object, *, is_optional: bool) -> str | None:
     if isinstance(content, str) or (content is None and is_optional):
         return content
     if not isinstance(content, list | tuple):
-        raise InvalidParameter(f"content of {name} is {_short(content)}; give a string or a list of text parts")
+        raise InvalidParameter(
+            f"content of {name} is {_short(content)}; give a string or a list of text parts", field="messages"
+        )
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            raise InvalidParameter(f'content of {name} has part {_short(part)}; give {{"type": "text", "text": ...}}')
+            raise InvalidParameter(
+                f'content of {name} has part {_short(part)}; give {{"type": "text", "text": ...}}', field="messages"
+            )
         texts.append(text)
     return "".join(texts)
 
 
 def _tool_calls(name: str, calls: object) -> list[Any]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise InvalidParameter(f"tool_calls of {name} is {_short(calls)}; give a list of calls")
+        raise InvalidParameter(f"tool_calls of {name} is {_short(calls)}; give a list of calls", field="messages")
     return [_with_parsed_arguments(call) for call in calls]
 
 
@@ -200,7 +211,8 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     text = function["arguments"]
     if text.count(",") + text.count("[") + text.count("{") > MAX_ARGUMENT_VALUES:
         raise InvalidParameter(
-            f"the arguments of a tool call have more than {MAX_ARGUMENT_VALUES:,} values; shorten them"
+            f"the arguments of a tool call have more than {MAX_ARGUMENT_VALUES:,} values; shorten them",
+            field="messages",
         )
     try:
         arguments = json.loads(text)
@@ -215,21 +227,35 @@ def _kwargs(kwargs: object) -> dict[str, Any]:
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping):
-        raise InvalidParameter(f"template arguments are {_short(kwargs)}; give a mapping of name to value")
+        raise InvalidParameter(
+            f"template arguments are {_short(kwargs)}; give a mapping of name to value", field="chat_template_kwargs"
+        )
     for name in kwargs:
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-            raise InvalidParameter(f"template argument {_short(name)} is not a plain name")
+            raise InvalidParameter(
+                f"template argument {_short(name)} is not a plain name", field="chat_template_kwargs"
+            )
         if name in RESERVED:
-            raise InvalidParameter(f"template argument {name} is set by Kvarn and cannot be replaced; leave it out")
+            raise InvalidParameter(
+                f"template argument {name} is set by Kvarn and cannot be replaced; leave it out",
+                field="chat_template_kwargs",
+            )
     checked: dict[str, Any] = map_strings("template arguments", kwargs, str)
     return checked
+
+
+def _field(name: str) -> str:
+    """The parameter that a part of a conversation belongs to."""
+    return {"tools": "tools", "template arguments": "chat_template_kwargs"}.get(name, "messages")
 
 
 def _unicode(name: str, text: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise InvalidParameter(f"{name} has a lone surrogate in {_short(text)}; give valid Unicode") from error
+        raise InvalidParameter(
+            f"{name} has a lone surrogate in {_short(text)}; give valid Unicode", field=_field(name)
+        ) from error
     return text
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -110,13 +111,22 @@ def limit_memory(more_bytes: int) -> None:
     """Bound what this process may map beyond what it has now; no core file when that aborts it."""
     try:
         import resource
+    except ImportError:
+        return  # not Unix: the deadline alone protects, and the memory is this process's own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # others do not hold to it
+        most = mapped_bytes() + more_bytes
+        with suppress(ValueError):  # where the system itself allows less, that holds
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+def mapped_bytes() -> int:
+    """What this process has mapped; taken for a gigabyte where /proc does not tell."""
+    try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, mapped + more_bytes))
-    except (ImportError, OSError, ValueError):
-        pass  # not Linux: the deadline alone protects, and the memory is this process's own
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 1 << 30
 
 
 def read_frame() -> bytes | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
+from kvarn.cancellation import require_wanted
 from kvarn.errors import FormatError
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary
 
 MAX_CACHED_WORDS = 1 << 16
 MAX_CACHED_LENGTH = 64
+WORDS_AT_ONCE = 1024  # between two questions whether they are still wanted
 
 # Types that plain text may become. Control and byte tokens are not among them, whatever a user types.
 MERGEABLE_TYPES = frozenset({TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED})
@@ -35,9 +37,12 @@ class WordCache:
     def encode(self, words: Iterable[str]) -> list[int]:
         """Return the ids of all words in order."""
         ids: list[int] = []
-        for word in words:
-            found = self._ids.get(word)
-            ids += self._encode_new(word) if found is None else found
+        left = iter(words)
+        while some := list(islice(left, WORDS_AT_ONCE)):
+            require_wanted()
+            for word in some:
+                found = self._ids.get(word)
+                ids += self._encode_new(word) if found is None else found
         return ids
 
     def _encode_new(self, word: str) -> list[int]:

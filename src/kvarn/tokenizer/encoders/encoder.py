@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from kvarn.cancellation import require_wanted
 from kvarn.errors import FormatError, InvalidParameter
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class TextEncoder(Protocol):
 
 def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of a text, by the tokenizers package."""
+    require_wanted()
     try:
         if len(text) < LONG_CHARACTERS:
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
@@ -44,7 +46,7 @@ def encode_plain(tokenizer: Tokenizer, text: str) -> list[int]:
         raise
     except BaseException as error:  # a pattern that gives up makes the package panic
         raise InvalidParameter(
-            f"the model's tokenizer cannot encode this text: {str(error)[:120]}; write it in another way"
+            f"the model's tokenizer cannot encode this text: {str(error)[:120]}; write it in another way", field="text"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from kvarn.server.api.schema import InvalidField
+from kvarn.errors import InvalidParameter
 from kvarn.server.chat.output.formats import THINK, OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
@@ -156,7 +156,7 @@ def test_a_schema_of_the_caller_waits_until_the_reasoning_is_closed() -> None:
 
 
 def test_a_pattern_of_the_caller_cannot_wait_and_is_refused() -> None:
-    with pytest.raises(InvalidField, match="opens its reasoning"):
+    with pytest.raises(InvalidParameter, match="opens its reasoning"):
         after_reasoning(OutputFormat(None, THINK), Regex("a+"))
 
 

@@ -61,8 +61,11 @@ def error_body(failure: Failure) -> dict[str, Any]:
     """The body of a response, and the data of an event in a stream."""
     failure = failure.renamed(field_name)
     kind = TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
-    # Agents look for these words: they shorten the conversation and try again.
-    words = "prompt is too long: " if failure.code == "context_length_exceeded" else ""
+    words = ""
+    if failure.code == "context_length_exceeded":
+        words = "prompt is too long: "  # agents look for these words: they shorten the conversation and try again
+    elif failure.param and failure.status < 500 and failure.param.partition(".")[0] not in failure.message:
+        words = f"{failure.param}: "  # there is no place for it but the message
     error: dict[str, Any] = {"type": kind, "message": words + failure.message}
     if (failure.code, failure.param) == ("unsupported_parameter", "thread"):
         error["details"] = NO_THREADS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvarn.errors import ConstraintError, InvalidParameter
-from kvarn.server.api.schema import InvalidField, engine_parameters, field_at_fault
+from kvarn.errors import ConstraintError
+from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.generation_plan import infill_submission
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.tokenizer.fim import Infill, SourceFile
@@ -61,10 +61,7 @@ def infill_params(body: InfillBody, max_n: int) -> SamplingParams:
     for sampler in _turned_off(body):
         given |= _OFF[sampler]
     given["penalty_window"] = _penalty_window(body, given)
-    try:
-        return SamplingParams(**given)
-    except InvalidParameter as error:
-        raise InvalidField(str(error), error.field) from None
+    return SamplingParams(**given)
 
 
 def prepared_infill(model: ServedModel, body: InfillBody, params: SamplingParams) -> Submission:
@@ -72,8 +69,7 @@ def prepared_infill(model: ServedModel, body: InfillBody, params: SamplingParams
     field = "grammar" if body.grammar else "json_schema" if body.json_schema is not None else None
     with field_at_fault(field):
         constraint = _constraint(body)
-    with engine_parameters():
-        params = params.replace(logit_bias=_biases(model.llm.llm.tokenizer, body), constraint=constraint)
+    params = params.replace(logit_bias=_biases(model.llm.llm.tokenizer, body), constraint=constraint)
     return infill_submission(model, infill_of(body), params, field, field="input_suffix")
 
 

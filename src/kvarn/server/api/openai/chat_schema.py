@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
+from kvarn.server.api.openai.message_schema import ChatMessage
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
 from kvarn.server.api.schema import Answer, Body
 from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS, TOOL_NAME
@@ -13,9 +14,9 @@ from kvarn.server.chat.reasoning import Effort
 from kvarn.server.collections.schema import RetrievalBody
 
 MAX_MESSAGES = 4096
-MAX_PARTS = 4096  # of one message
 MAX_TEMPLATE_KWARGS = 64
 MAX_SCHEMA_NAME = 64
+TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)]
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 
 
@@ -26,97 +27,6 @@ def _require_false(value: bool) -> bool:
 
 
 Never = Annotated[bool, AfterValidator(_require_false), WithJsonSchema({"const": False})]
-
-
-class TextPart(Body):
-    """Text; other kinds of parts are not read here."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
-    type: Literal["text"]
-    text: str
-
-
-Content = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
-TemplateKwargs = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)]
-Speaker = Annotated[
-    str | None, Field(description="Told to the chat template; without effect on models whose template does not read it")
-]
-
-
-class CalledFunction(Body):
-    """A function and its arguments, as JSON in a string."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})  # the client's own, beside arguments
-    name: str = Field(min_length=1, max_length=256)
-    arguments: str
-
-
-class ToolCallPart(Body):
-    """A call the model made earlier."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"index"})  # its place in a stream
-    id: str = Field(min_length=1, max_length=256)
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class InstructionMessage(Body):
-    """What the operator wants."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    role: Literal["system", "developer"]
-    content: Content
-    name: Speaker = None
-
-
-class UserMessage(Body):
-    """What the user says."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    role: Literal["user"]
-    content: Content
-    name: Speaker = None
-
-
-class AssistantMessage(Body):
-    """What the model said; content may be left out beside tool_calls."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control", "annotations", "parsed"})
-    REFUSED: ClassVar[frozenset[str]] = frozenset({"audio", "function_call", "refusal"})
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: Speaker = None
-    reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCallPart], Field(max_length=MAX_TOOLS)] | None = None
-
-
-class ToolMessage(Body):
-    """What a called function returned."""
-
-    INERT: ClassVar[frozenset[str]] = frozenset({"cache_control"})
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str = Field(min_length=1, max_length=256)
-    name: Speaker = None
-
-
-def _role(message: Any) -> str:
-    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
-    role = "system" if role == "developer" else role
-    return role if isinstance(role, str) else "?"
-
-
-ChatMessage = Annotated[
-    Annotated[InstructionMessage, Tag("system")]
-    | Annotated[UserMessage, Tag("user")]
-    | Annotated[AssistantMessage, Tag("assistant")]
-    | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(
-        _role,
-        custom_error_type="unknown_role",
-        custom_error_message="give an object with a role of system, developer, user, assistant or tool",
-    ),
-]
 
 
 class FunctionDefinition(Body):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody
-from kvarn.server.api.schema import InvalidField, body_of, engine_parameters
+from kvarn.server.api.schema import InvalidField, body_of
 from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
@@ -58,10 +58,9 @@ def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
         )
     inputs: Sequence[str | list[int]] = body.input
     ids = [_encoded(llm, one) for one in request.while_wanted(inputs)]
-    with engine_parameters():
-        for one in ids:
-            llm.admission.check_length(len(one), llm.context)
-            llm.admission.check_tokens("input", one)
+    for one in ids:
+        llm.admission.check_length(len(one), llm.context)
+        llm.admission.check_tokens("input", one)
     return ids
 
 

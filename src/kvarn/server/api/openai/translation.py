@@ -124,10 +124,7 @@ def _params(body: SamplingBody, max_n: int, **more: Any) -> SamplingParams:
         given["logit_bias"] = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     if body.diffusion is not None:
         given["diffusion"] = _diffusion(body.diffusion, is_stream=bool(body.stream))
-    try:
-        return SamplingParams(**{**given, **{name: value for name, value in more.items() if value is not None}})
-    except InvalidParameter as error:
-        raise InvalidField(str(error), error.field if error.field in type(body).model_fields else None) from None
+    return SamplingParams(**{**given, **{name: value for name, value in more.items() if value is not None}})
 
 
 def _diffusion(body: DiffusionBody, *, is_stream: bool) -> DiffusionParams:

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from kvarn.server.api.openai.chat_schema import MAX_PARTS, ToolName
+from kvarn.server.api.openai.chat_schema import ToolName
+from kvarn.server.api.openai.message_schema import MAX_PARTS
 from kvarn.server.api.openai.sampling_schema import INT31, TopLogprobs
 from kvarn.server.api.schema import Answer, Body
 from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
@@ -28,6 +29,18 @@ class ResponseTextPart(Body):
     text: str
 
 
+class ResponseRefusalPart(Body):
+    """What the model said when it refused, at OpenAI; text like any other."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+SaidPart = Annotated[ResponseTextPart | ResponseRefusalPart, Field(discriminator="type")]
 ResponseTextParts = Annotated[list[ResponseTextPart], Field(max_length=MAX_PARTS)]
 
 
@@ -44,7 +57,7 @@ class MessageItem(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | ResponseTextParts
+    content: str | Annotated[list[SaidPart], Field(max_length=MAX_PARTS)]
 
 
 class FunctionCallItem(Body):

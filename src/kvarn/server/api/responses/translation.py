@@ -15,6 +15,7 @@ from kvarn.server.api.responses.schema import (
     ItemReference,
     MessageItem,
     ReasoningItem,
+    ResponseRefusalPart,
     ResponsesBody,
     ResponseSchemaFormat,
     ResponseTextPart,
@@ -135,5 +136,5 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
     }
 
 
-def _text(content: str | Sequence[ResponseTextPart]) -> str:
+def _text(content: str | Sequence[ResponseTextPart | ResponseRefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, ChatMessage, TemplateKwargs, Tool
+from kvarn.server.api.openai.chat_schema import MAX_MESSAGES, TemplateKwargs, Tool
+from kvarn.server.api.openai.message_schema import ChatMessage
 from kvarn.server.api.openai.sampling_schema import TokenId
 from kvarn.server.api.schema import COUNTED_BYTES_PER_TOKEN, MAX_TOKEN_IDS, MAX_TOKEN_VALUES, Answer, Body
 from kvarn.server.chat.output.tools import MAX_TOOLS

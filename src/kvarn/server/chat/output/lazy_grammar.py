@@ -19,6 +19,7 @@ from kvarn.server.chat.output.tools import ToolSpec
 from kvarn.structured.compiler import CompiledConstraint
 from kvarn.structured.constraints import Constraint, Grammar
 from kvarn.structured.lazy_matcher import Trigger
+from kvarn.structured.schema_width import check_width
 
 Compile = Callable[[Constraint], CompiledConstraint]
 _SPACE = r"[ \t\r\n]{0,32}"  # bounded: a small model may write nothing else
@@ -89,6 +90,8 @@ class StreamWatch:
 
 
 def _schema(tool: ToolSpec, *, is_loose: bool) -> dict[str, Any]:
+    if tool.is_strict or not is_loose:
+        check_width(tool.arguments_schema)
     if tool.is_strict:
         return {**tool.arguments_schema, "x-guidance": _STRICT}
     return {**(ANY_OBJECT if is_loose else tool.arguments_schema), "x-guidance": _LENIENT}

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.server.api.schema import InvalidField
+from kvarn.errors import InvalidParameter
 from kvarn.server.chat.output.formats import CALL_ARGS, CALL_CLOSE, CALL_OPEN, TOOL_CALLS, OutputFormat
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
+from kvarn.structured.schema_width import check_width
 
 MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not stop by itself
 
@@ -82,10 +83,10 @@ class OptionalCalls:
 def after_reasoning(format: OutputFormat, constraint: Constraint) -> Grammar:
     """The same constraint on what follows the reasoning that the prompt has opened."""
     if not isinstance(constraint, JsonSchema):
-        raise InvalidField(
+        raise InvalidParameter(
             "the prompt of this model opens its reasoning, and a pattern or grammar cannot wait for its end; use "
             "response_format, or turn the reasoning off in the template",
-            None,
+            field="constraint",
         )
     return formatted_text(format, constraint, starts_in_reasoning=True)
 
@@ -101,6 +102,7 @@ def _grammar(*rules: str) -> Grammar:
 
 
 def _json(schema: Mapping[str, Any], guidance: Mapping[str, Any]) -> str:
+    check_width(schema)
     return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
 
 
