@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import TypeVar
 
 from kvarn.errors import Cancelled
 
+T = TypeVar("T")
 _ended: ContextVar[threading.Event | None] = ContextVar("kvarn_ended", default=None)
 
 
@@ -20,6 +23,13 @@ def wanted_until(ended: threading.Event) -> Iterator[None]:
         yield
     finally:
         _ended.reset(before)
+
+
+def work_until(ended: threading.Event, work: Callable[[], T]) -> Callable[[], T]:
+    """The same for work that another thread will do."""
+    context = copy_context()
+    context.run(_ended.set, ended)
+    return partial(context.run, work)
 
 
 def require_wanted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,7 +12,7 @@ from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.embed_score import score_tokens
-from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import load_model
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
@@ -169,23 +169,12 @@ class LLM:
         prompts: Sequence[Any] = [given] if is_one else given
         pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
         submissions = [self.submissions.of_prompt(*pair) for pair in pairs]
-        collectors = [OutputCollector(keeps_events=False) for _ in submissions]
-        handles = self._client.submit_all(submissions, *collectors)
-        try:
-            if progress:
-                _show_progress(collectors)
-            completions = [handle.result() for handle in handles]
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
+        completions = self._client.complete(submissions, _show_progress if progress else None)
         return completions[0] if is_one else completions
 
     def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""
-        submission = self.submissions.of_infill(Infill(prefix, suffix), params, self.context)
-        (handle,) = self._client.submit_all([submission], OutputCollector(keeps_events=False))
-        return EventStream(handle).completion()
+        return self._client.complete([self.submissions.of_infill(Infill(prefix, suffix), params, self.context)])[0]
 
     def chat(
         self,
@@ -201,8 +190,7 @@ class LLM:
         """
         grounded = self.ground(messages, retrieve)
         submission = self.submissions.of_chat(grounded.messages, params, tools)
-        (handle,) = self._client.submit_all([submission], OutputCollector(keeps_events=False))
-        return cited(EventStream(handle).completion(), grounded)  # cancels when the wait is interrupted
+        return cited(self._client.complete([submission])[0], grounded)
 
     def ground(self, messages: Sequence[Message], retrieve: Retrieves | None) -> Grounded:
         """Put what a collection says about the last question into a conversation; without one, leave it as it is."""
@@ -292,15 +280,15 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
     return config
 
 
-def _show_progress(collectors: Sequence[OutputCollector]) -> None:
+def _show_progress(answers: Sequence[Future[Completion]]) -> None:
     """Draw a bar on stderr until every answer is there."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generating", total=len(collectors))
-        for _ in as_completed([collector.done for collector in collectors]):
+        task = bar.add_task("generating", total=len(answers))
+        for _ in as_completed(answers):
             bar.advance(task)
 
 

@@ -83,6 +83,23 @@ class EngineClient:
             raise
         return [RequestHandle(collector, self, self._thread.thread) for collector in collectors]
 
+    def complete(
+        self,
+        submissions: Sequence[Submission],
+        watch: Callable[[Sequence[Future[Completion]]], None] | None = None,
+    ) -> list[Completion]:
+        """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them."""
+        collectors = [OutputCollector(keeps_events=False) for _ in submissions]
+        handles = self.submit_all(submissions, *collectors)
+        try:
+            if watch is not None:
+                watch([collector.done for collector in collectors])
+            return [handle.result() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+
     def stream_async(self, num_submissions: int, on_arrival: OnArrival | None = None) -> AsyncAnswers:
         """The answers to so many submissions, for the running event loop; AsyncAnswers.submit() queues them."""
         return AsyncAnswers(self._bridge(), self._thread.submit, num_submissions, on_arrival)

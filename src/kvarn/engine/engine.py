@@ -17,7 +17,8 @@ from kvarn.config import EngineConfig
 from kvarn.decoding.decoder import Commit, Decoder
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine_arbiter import Demand
-from kvarn.engine.launching.launched_steps import LaunchedSteps, ReadStep, with_known_tokens
+from kvarn.engine.launching.decode_rows import NO_PLAIN_TOKENS, PlainTokens
+from kvarn.engine.launching.launched_steps import LaunchedSteps, with_known_tokens
 from kvarn.engine.scheduling.plan import BatchEntry, LayerwisePart, StepPlan, make_plan
 from kvarn.engine.scheduling.rate_limit import RateLimiter
 from kvarn.engine.scheduling.scheduler import Scheduler
@@ -153,7 +154,7 @@ class Engine:
             events = self._undelivered = events + self._read_launched()
             plan = plan if is_launched else with_known_tokens(plan)
         if not is_launched and not plan.is_empty:
-            events = events + self._finish(ReadStep(plan, self._compute(plan)))
+            events = events + self._finish(plan, self._compute(plan))
         self._undelivered = []
         return events
 
@@ -192,25 +193,25 @@ class Engine:
         """Take what the oldest step under way gave; when that fails, all under way is computed again, one by one."""
         later: list[StepPlan] = []
         try:
-            step = self._launched.read()
+            plan, commits, plain = self._launched.read()
         except Exception:
             self._meter.num_retried += 1
             plan, *later = self._launched.discard()
-            plan = with_known_tokens(plan)
-            step = ReadStep(plan, [self._compute_alone(entry) for entry in plan.entries])
-        events = self._finish(step)
+            plan, plain = with_known_tokens(plan), NO_PLAIN_TOKENS
+            commits = [self._compute_alone(entry) for entry in plan.entries]
+        events = self._finish(plan, commits, plain)
         for undone in later:
             self.scheduler.abandon(undone)
         return events
 
-    def _finish(self, step: ReadStep) -> list[TokenEvent]:
+    def _finish(self, plan: StepPlan, commits: list[Commit], plain: PlainTokens = NO_PLAIN_TOKENS) -> list[TokenEvent]:
         """Tokens become text and events, and ends free their blocks."""
-        self.scheduler.append(step.plain)
-        told, failed = self.stream.tell_plain(step.plain)
-        commits, events = self.stream.tell([*failed, *step.commits], self.scheduler.apply)
+        self.scheduler.append(plain)
+        told, failed = self.stream.tell_plain(plain)
+        commits, events = self.stream.tell(failed + commits, self.scheduler.apply)
         for commit in commits:
             self._settle_if_ended(commit.request)
-        self._measure(step, commits)
+        self._measure(plan, commits, len(plain))
         return told + events
 
     def _compute(self, plan: StepPlan) -> list[Commit]:
@@ -290,10 +291,10 @@ class Engine:
         if request.is_ended:
             self._rate_limiter.settle(request)
 
-    def _measure(self, step: ReadStep, commits: Sequence[Commit]) -> None:
+    def _measure(self, plan: StepPlan, commits: Sequence[Commit], num_plain: int) -> None:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
-        num_generated = sum(len(commit.tokens) for commit in commits) + len(step.plain)
-        num_rows = sum(commit.num_computed for commit in commits) + len(step.plain)
+        num_generated = sum(len(commit.tokens) for commit in commits) + num_plain
+        num_rows = sum(commit.num_computed for commit in commits) + num_plain
         self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
-        self.scheduler.observe(step.plan, seconds, self._layerwise_s)
+        self.scheduler.observe(plan, seconds, self._layerwise_s)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvarn.cancellation import require_wanted, wanted_until
+from kvarn.cancellation import require_wanted, work_until
 from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
 from kvarn.server.http.disconnect import Deadline, client_gone
@@ -159,12 +159,7 @@ class RequestContext:
 
     def wanted(self, work: Callable[[], T]) -> Callable[[], T]:
         """Work for a thread, which ends in the middle of a long text when nobody waits for it any more."""
-
-        def guarded() -> T:
-            with wanted_until(self.ended):
-                return work()
-
-        return guarded
+        return work_until(self.ended, work)
 
     def while_wanted(self, parts: Iterable[T]) -> Iterator[T]:
         """The parts of some work in a thread, up to the moment when nobody waits for it any more."""

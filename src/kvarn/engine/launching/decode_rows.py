@@ -207,3 +207,6 @@ class PlainTokens:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+
+NO_PLAIN_TOKENS = PlainTokens()

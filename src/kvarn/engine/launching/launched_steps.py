@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from kvarn.backends.batch import Sampled
 from kvarn.decoding.decoder import Commit, Decoder, LaunchingDecoder, ReadCommits, Span
-from kvarn.engine.launching.decode_rows import DecodeRows, PlainTokens
+from kvarn.engine.launching.decode_rows import NO_PLAIN_TOKENS, DecodeRows, PlainTokens
 from kvarn.engine.scheduling.plan import StepPlan, make_plan
 from kvarn.request import Request
 
@@ -77,15 +77,6 @@ class LaunchedDecodes:
         return [found.get(span.request.id) or Commit(span.request, 1) for span in spans]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadStep:
-    """What a step gave."""
-
-    plan: StepPlan
-    commits: Sequence[Commit]  # that count
-    plain: PlainTokens = field(default_factory=PlainTokens)  # of the other requests
-
-
 class LaunchedSteps:
     """The steps under way; none where the backend computes while it is waited for."""
 
@@ -122,8 +113,8 @@ class LaunchedSteps:
         parts = [LaunchedRequest(span, span.request.num_preemptions, span.request.num_late) for span in plan.spans]
         self._steps.append(LaunchedStep(plan, tuple(parts), read))
 
-    def read(self) -> ReadStep:
-        """Wait for the oldest step.
+    def read(self) -> tuple[StepPlan, list[Commit], PlainTokens]:
+        """Wait for the oldest step: its plan, the commits that count, and the tokens of the other requests.
 
         A preempted request has no blocks any more, but its token is the one it would have chosen without that.
         """
@@ -132,7 +123,7 @@ class LaunchedSteps:
             return self._read_decodes(step)
         commits = step.read()
         self._steps.popleft()
-        return ReadStep(step.plan, _counting(step.parts, commits))
+        return step.plan, _counting(step.parts, commits), NO_PLAIN_TOKENS
 
     def discard(self) -> list[StepPlan]:
         """Give up what is under way, because a device failed: what is to be computed again, the oldest first."""
@@ -152,7 +143,7 @@ class LaunchedSteps:
             request.num_launched += 1
         self._steps.append(LaunchedDecodes(plan, rows, sample, self._decoder))
 
-    def _read_decodes(self, step: LaunchedDecodes) -> ReadStep:
+    def _read_decodes(self, step: LaunchedDecodes) -> tuple[StepPlan, list[Commit], PlainTokens]:
         sampled = step.sample()
         self._steps.popleft()
         requests, token_ids = step.rows.requests, sampled.token_ids
@@ -163,14 +154,14 @@ class LaunchedSteps:
             _leave([request for i, request in enumerate(requests) if i not in set(touched)])
         elif is_plain.all():
             _leave(requests)
-            return ReadStep(step.plan, (), PlainTokens(requests, token_ids.tolist()))
+            return step.plan, [], PlainTokens(requests, token_ids.tolist())
         else:
             _leave(requests)
         plain = np.flatnonzero(is_plain).tolist()
         others = np.setdiff1d(np.flatnonzero(~is_plain), touched).tolist()
         commits = self._decoder.commits_of(list(zip(others, step.rows.spans(others), strict=True)), sampled)
         commits += _counting(step.parts_of(touched), step.commits_of(touched, sampled))
-        return ReadStep(step.plan, commits, PlainTokens([requests[i] for i in plain], token_ids[plain].tolist()))
+        return step.plan, commits, PlainTokens([requests[i] for i in plain], token_ids[plain].tolist())
 
 
 def _leave(requests: Iterable[Request]) -> None:
