@@ -37,6 +37,22 @@ DECODER = {
     "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
+    "layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
+    "layers.{}.self_attn.query_layernorm": "blk.{}.attn_q_norm",
+    "layers.{}.self_attn.key_layernorm": "blk.{}.attn_k_norm",
+    "layers.{}.self_attn.dense": "blk.{}.attn_output",
+    "layers.{}.mlp.c_fc": "blk.{}.ffn_up",
+    "layers.{}.mlp.c_proj": "blk.{}.ffn_down",
+    "layers.{}.mlp.fc1": "blk.{}.ffn_up",
+    "layers.{}.mlp.fc2": "blk.{}.ffn_down",
+    "final_layernorm": "output_norm",
+    **{
+        f"layers.{{}}.mlp.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for part in ("gate", "up", "down")
+    },
+    "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
     # LLaDA's own
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
@@ -77,7 +93,7 @@ EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", 
 
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions.
-_IGNORED = re.compile(r"(^|\.)(pooler|cls|vision_tower|multi_modal_projector)\.|\.(inv_freq|position_ids)$")
+_IGNORED = re.compile(r"(^|\.)(pooler|cls|vision_tower|visual|multi_modal_projector)\.|\.(inv_freq|position_ids)$")
 _EXPERT = re.compile(
     r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvarn.errors import FormatError, UnsupportedModel
@@ -12,16 +12,32 @@ from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
     bert,
+    cohere,
     dream,
+    ernie4_5,
+    exaone4,
+    gemma,
     gemma2,
     gemma3,
+    glm4,
+    granite,
+    hunyuan,
     llada,
     llada_moe,
     llama,
+    ministral3,
+    olmo2,
+    phi,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen_vl,
     sdar,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
 )
 from kvarn.models.hparams import HParams, text_config
 from kvarn.models.spec import ModelSpec
@@ -31,7 +47,7 @@ from kvarn.models.spec import ModelSpec
 class Architecture:
     """How one architecture is recognised and described.
 
-    hf_norm_offset: what safetensors subtract from norm weights.
+    hf_norm_offset: what safetensors subtract from norm weights. gguf_names: how GGUF calls some of a layer's tensors.
     """
 
     gguf: tuple[str, ...]
@@ -40,15 +56,34 @@ class Architecture:
     dialect: Dialect = "decoder"
     hf_norm_offset: float = 0.0
     split: Callable[[ModelSpec, WeightView], WeightView] | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
 
 
+SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
     Architecture(("qwen2",), ("qwen2",), qwen2.describe),
     Architecture(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0),
-    Architecture(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
+    Architecture(("phi3",), ("phi3",), phi3.describe),
+    Architecture(("smollm3",), ("smollm3",), smollm3.describe),
+    Architecture(("seed_oss",), ("seed_oss",), seed_oss.describe, gguf_names=SECOND_NORM),
+    Architecture(("gemma",), ("gemma",), gemma.describe, hf_norm_offset=1.0),
+    Architecture(("olmo2",), ("olmo2", "olmo3"), olmo2.describe, "sandwich"),
+    Architecture(("granite",), ("granite",), granite.describe),
+    Architecture(("glm4",), ("glm4",), glm4.describe),
+    Architecture(("exaone4",), ("exaone4",), exaone4.describe, "sandwich"),
+    Architecture(("ernie4_5",), ("ernie4_5",), ernie4_5.describe),
+    Architecture(("hunyuan-dense",), ("hunyuan_v1_dense",), hunyuan.describe),
+    Architecture(("command-r", "cohere2"), ("cohere", "cohere2"), cohere.describe),
+    Architecture(("starcoder2",), ("starcoder2",), starcoder2.describe),
+    Architecture(("stablelm",), ("stablelm",), stablelm.describe),
+    Architecture(("phi2",), ("phi",), phi.describe),
+    Architecture(("mistral3",), ("ministral", "ministral3"), ministral3.describe),
+    Architecture(("qwen2vl",), ("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), qwen_vl.describe_2),
+    Architecture(("qwen3vl", "qwen3vlmoe"), ("qwen3_vl_text", "qwen3_vl_moe_text"), qwen_vl.describe_3),
+    Architecture(("qwen2moe",), ("qwen2_moe",), qwen2_moe.describe),
     Architecture(("bert",), ("bert",), bert.describe, "encoder"),
     Architecture(("llada",), ("llada",), llada.describe),
     Architecture(("llada-moe",), ("llada_moe",), llada_moe.describe),
