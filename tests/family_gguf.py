@@ -21,12 +21,17 @@ ARCHITECTURES = {
     "phi": "phi2",
     "ministral3": "mistral3",
     "qwen2_moe": "qwen2moe",
+    "gpt_neox": "gptneox",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
 }
-PERMUTED = ("smollm3", "granite", "ministral3")  # Q and K, for the rotation of neighbours
+PERMUTED = ("smollm3", "granite", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
     ("gemma", 1): "the base of its rope is not written",
     ("starcoder2", 1): "its window is not written",
+    ("cohere2", 2): "which layers have windows is not written",
+    ("gpt2", 2): "its activation is not written",
     ("qwen2_moe", 1): "norm_topk_prob is not written",
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
     **{("ministral", shape): "no architecture" for shape in range(3)},
@@ -40,6 +45,18 @@ KEYS = GGUF_KEYS | {
     "logits_scaling": "logit_scale",
     "logit_scale": "logit_scale",
     "use_parallel_residual": "use_parallel_residual",
+    "norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
+    "n_head": "attention.head_count",
+    "n_positions": "context_length",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
 }
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
@@ -69,13 +86,20 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"]}
     if "rope_theta" in rope and "rope_theta" not in unwritten:
         facts["rope.freq_base"] = _rope_base(c, rope)
-    head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-    facts["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    if family != "gpt2":
+        head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        facts["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if rope.get("rope_type") == "yarn":
         facts |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if c.get("sliding_window") and "sliding_window" not in unwritten and c.get("layer_types"):
         facts["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in c["layer_types"]]
+    if family == "gpt2":
+        facts["feed_forward_length"] = 4 * c["n_embd"]
+    if family == "glm4_moe":
+        facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 0}
+    if family == "minimax_m2":
+        facts |= {"expert_feed_forward_length": c["intermediate_size"], "expert_gating_func": 2}
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
@@ -94,9 +118,10 @@ def _rope_base(c: dict[str, Any], rope: dict[str, Any]) -> float:
 
 def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, c["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number, c.get("num_hidden_layers") or c["n_layer"])
     found: Tensors = {}
-    for name, values in stack_experts(tensors).items():
+    for theirs, values in stack_experts(tensors).items():
+        name = theirs.replace("e_score_correction_bias", "e_score_correction.bias")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
@@ -104,8 +129,12 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
 
 
 def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
-    if c["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+    if c["model_type"] in ("gemma", "nemotron") and name.endswith("norm.weight"):
         return values + 1
+    if c["model_type"] == "gpt2" and values.ndim == 2 and ".c_" in name:
+        return values.T
+    if c["model_type"] == "gpt_neox" and "query_key_value" in name:
+        return values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
     if name.endswith("shared_expert_gate.weight"):
         return values[0]
     if c["model_type"] in PERMUTED and ("q_proj" in name or "k_proj" in name):

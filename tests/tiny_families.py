@@ -29,6 +29,7 @@ BASE: dict[str, Any] = {
 SHAPES = ((4, 2, 16, 64, 96, 4), (3, 1, 24, 72, 56, 3), (5, 5, 8, 40, 88, 5))
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -90,20 +91,30 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
         {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     ),
+    "arcee": ({}, {"attention_bias": True}, {"rope_parameters": YARN}),
+    "nemotron": ({}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}, {"norm_eps": 1e-3}),
+    "gpt_neox": (
+        {},
+        {"use_parallel_residual": False, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
+        {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}},
+    ),
+    "gpt2": ({}, {"layer_norm_epsilon": 1e-3}, {"activation_function": "gelu"}),
+    "glm4_moe": (
+        MOE | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+        MOE | {"n_routed_experts": 6, "num_experts_per_tok": 2, "attention_bias": True, "norm_topk_prob": False},
+        MOE | {"n_routed_experts": 9, "num_experts_per_tok": 4, "n_group": 3, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    "minimax_m2": (
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "rotary_dim": 12},
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "rotary_dim": 8},
+    ),
 }
 EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
-NO_HEAD_DIM = (
-    "smollm3",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "cohere",
-    "cohere2",
-    "starcoder2",
-    "stablelm",
-    "phi",
-    "qwen2_moe",
-)
+NO_HEAD_DIM = {"smollm3", "olmo2", "olmo3", "granite", "cohere", "cohere2", "starcoder2", "stablelm", "phi"} | {
+    *("qwen2_moe", "gpt_neox", "gpt2")
+}
+ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
 FAMILIES = tuple(VARIANTS)
 
 
@@ -114,11 +125,13 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
         width = heads * head_dim
     sizes = {
         "num_attention_heads": heads,
-        "num_key_value_heads": heads if family == "phi" else kv_heads,
+        "num_key_value_heads": heads if family in ONE_TO_ONE else kv_heads,
         "hidden_size": width,
         "intermediate_size": 4 * width if family == "phi" else hidden,
         "num_hidden_layers": layers,
     }
+    if family == "gpt2":
+        sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
     if family not in NO_HEAD_DIM:
         sizes["head_dim"] = head_dim
     return BASE | sizes | EXTRA.get(family, {}) | VARIANTS[family][shape]

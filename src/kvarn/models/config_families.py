@@ -119,6 +119,24 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "qwen3_vl_text": _QWEN3 | {"rope_theta": 500000.0},
     "qwen3_vl_moe_text": _QWEN3_MOE | {"rope_theta": 500000.0, "norm_topk_prob": True, "head_dim": None},
     "qwen2_moe": _QWEN3_MOE | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+    "arcee": _DECODER | _BIAS | {"hidden_act": "relu2"},
+    "nemotron": _LAYER_NORM
+    | _BIAS
+    | {"hidden_act": "relu2", "layer_norm_eps": None, "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "gpt_neox": _LAYER_NORM
+    | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}
+    | {"rotary_emb_base": 10000.0, "rope_theta": None},
+    "gpt2": dict.fromkeys(("n_embd", "n_layer", "n_head", "n_positions", "n_inner", "vocab_size"))
+    | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
+    | {"scale_attn_by_inverse_layer_idx": False},
+    "glm4_moe": _DECODER
+    | _EXPERTS
+    | {"attention_bias": False, "partial_rotary_factor": 0.5, "use_qk_norm": False, "norm_topk_prob": True}
+    | {"n_routed_experts": None, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+    | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0, "scoring_func": None},
+    "minimax_m2": _DECODER
+    | {"rope_theta": 5000000.0, "head_dim": 128, "num_local_experts": None, "num_experts_per_tok": 8}
+    | {"partial_rotary_factor": 1.0, "rotary_dim": None, "scoring_func": None},
     "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
 }
 

@@ -37,7 +37,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
     "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
     "layer_norm_eps": HParam(
-        "attention.layer_norm_epsilon", ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"), 0, 1
+        "attention.layer_norm_epsilon", ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps"), 0, 1
     ),
     "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
     "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
@@ -53,6 +53,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts",), 0, 1024),
     "num_dense_layers": HParam("leading_dense_block_count", ("first_k_dense_replace",), 0, 1024),
     "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
+    "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
     "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),
     "num_active_groups": HParam("expert_group_used_count", ("topk_group",), 1, 1024),
     "swiglu_limit": HParam(None, ("swiglu_limit",), 0, 1e6),
@@ -118,4 +119,6 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu2": "relu2",
 }

@@ -11,6 +11,7 @@ from kvarn.formats.hf_names import Dialect
 from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
+    arcee,
     bert,
     cohere,
     dream,
@@ -20,11 +21,15 @@ from kvarn.models.architectures import (
     gemma2,
     gemma3,
     glm4,
+    glm4_moe,
+    gpt2,
+    gpt_neox,
     granite,
     hunyuan,
     llada,
     llada_moe,
     llama,
+    minimax_m2,
     ministral3,
     olmo2,
     phi,
@@ -83,6 +88,14 @@ ARCHITECTURES: Final = (
     Architecture(("mistral3",), ("ministral", "ministral3"), ministral3.describe),
     Architecture(("qwen2vl",), ("qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), qwen_vl.describe_2),
     Architecture(("qwen3vl", "qwen3vlmoe"), ("qwen3_vl_text", "qwen3_vl_moe_text"), qwen_vl.describe_3),
+    Architecture(("arcee",), ("arcee",), arcee.describe_arcee),
+    Architecture(("nemotron",), ("nemotron",), arcee.describe_nemotron, hf_norm_offset=1.0),
+    Architecture(("gptneox",), ("gpt_neox",), gpt_neox.describe, split=gpt_neox.split_heads),
+    Architecture(("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
+    Architecture(
+        ("glm4moe",), ("glm4_moe",), glm4_moe.describe, split=glm4_moe.drop_draft_layers, gguf_names=SECOND_NORM
+    ),
+    Architecture(("minimax-m2",), ("minimax_m2",), minimax_m2.describe),
     Architecture(("qwen2moe",), ("qwen2_moe",), qwen2_moe.describe),
     Architecture(("bert",), ("bert",), bert.describe, "encoder"),
     Architecture(("llada",), ("llada",), llada.describe),

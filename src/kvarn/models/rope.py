@@ -150,7 +150,8 @@ def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | No
             f"partial_rotary_factor is {share:g}; {hparams.architecture} rotates all dimensions",
             "partial_rotary_factor",
         )
-    dims: int = hparams.integer("rope_dims", default=int(head_dim * share), table=table)
+    usual = hparams.integer("rotary_dim", default=int(head_dim * share))
+    dims: int = hparams.integer("rope_dims", default=usual, table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
         raise hparams.format_error(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
     return dims
