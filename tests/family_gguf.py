@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "ministral3": "mistral3",
     "qwen2_moe": "qwen2moe",
     "gpt_neox": "gptneox",
+    "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
 }
@@ -98,6 +99,12 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts["feed_forward_length"] = 4 * c["n_embd"]
     if family == "glm4_moe":
         facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 0}
+    if family == "gpt_oss":
+        facts |= {
+            "expert_feed_forward_length": c["intermediate_size"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        }
+        del facts["attention.sliding_window_pattern"]
     if family == "minimax_m2":
         facts |= {"expert_feed_forward_length": c["intermediate_size"], "expert_gating_func": 2}
     if family == "ministral3":
@@ -120,11 +127,30 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, c.get("num_hidden_layers") or c["n_layer"])
     found: Tensors = {}
-    for theirs, values in stack_experts(tensors).items():
+    tensors = _apart(tensors) if arch == "gpt-oss" else tensors
+    stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
+    for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
+    return found
+
+
+def _apart(tensors: Tensors) -> Tensors:
+    """The experts of gpt-oss: turned round, gate and up apart."""
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if name.endswith("sinks"):
+            found[f"{name}.weight"] = values
+        elif ".experts." not in name:
+            found[name] = values
+        else:
+            stem, _, matrix = name.removesuffix("_bias").rpartition(".")
+            suffix, turned = ("bias", values) if name.endswith("_bias") else ("weight", values.swapaxes(1, 2))
+            parts = {"gate_proj": turned[:, ::2], "up_proj": turned[:, 1::2]}
+            for part, own in (parts if matrix == "gate_up_proj" else {matrix: turned}).items():
+                found[f"{stem}.{part}.{suffix}"] = own
     return found
 
 

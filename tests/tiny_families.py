@@ -30,6 +30,7 @@ SHAPES = ((4, 2, 16, 64, 96, 4), (3, 1, 24, 72, 56, 3), (5, 5, 8, 40, 88, 5))
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+UNCUT_YARN = YARN | {"truncate": False, "beta_fast": 8.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -108,6 +109,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
         {"num_local_experts": 5, "num_experts_per_tok": 3, "rotary_dim": 12},
         {"num_local_experts": 4, "num_experts_per_tok": 1, "rotary_dim": 8},
+    ),
+    "gpt_oss": (
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW, "rope_parameters": UNCUT_YARN},
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "rope_parameters": UNCUT_YARN},
+        {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 3, "rope_parameters": UNCUT_YARN},
     ),
 }
 EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}

@@ -13,7 +13,7 @@ from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
 
-Dialect = Literal["decoder", "sandwich", "encoder"]
+Dialect = Literal["decoder", "sandwich", "encoder", "turned"]  # turned: experts are (experts, in, out)
 
 MAX_EXPERTS = 1024
 
@@ -36,6 +36,7 @@ DECODER = {
     "layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",  # gate rows, then up rows, as GGUF has them in ffn_up
     "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
     "layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
@@ -93,6 +94,7 @@ DECODER = {
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -115,7 +117,12 @@ ENCODER = {
     "pooler.dense": "cls",  # only where a classifier reads it, see canonical_view
     "classifier": "cls.output",
 }
-TABLES: Mapping[Dialect, Mapping[str, str]] = {"decoder": DECODER, "sandwich": SANDWICH, "encoder": ENCODER}
+TABLES: Mapping[Dialect, Mapping[str, str]] = {
+    "decoder": DECODER,
+    "sandwich": SANDWICH,
+    "encoder": ENCODER,
+    "turned": DECODER,
+}
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
@@ -156,7 +163,7 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
             layer, index, matrix = match.groups()
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
             experts.setdefault(key, {})[int(index)] = renamed(info, name)
-        elif match := _FUSED_EXPERTS.match(local):
+        elif dialect != "turned" and (match := _FUSED_EXPERTS.match(local)):
             _add_all(entries, _split_fused(info, *match.groups()), source.path)
         else:
             canonical = translate(name, dialect) or name

@@ -24,6 +24,7 @@ from kvarn.models.architectures import (
     glm4_moe,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     hunyuan,
     llada,
@@ -94,6 +95,9 @@ ARCHITECTURES: Final = (
     Architecture(("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
     Architecture(
         ("glm4moe",), ("glm4_moe",), glm4_moe.describe, split=glm4_moe.drop_draft_layers, gguf_names=SECOND_NORM
+    ),
+    Architecture(
+        ("gpt-oss",), ("gpt_oss",), gpt_oss.describe, "turned", split=gpt_oss.separate_experts, gguf_names=SECOND_NORM
     ),
     Architecture(("minimax-m2",), ("minimax_m2",), minimax_m2.describe),
     Architecture(("qwen2moe",), ("qwen2_moe",), qwen2_moe.describe),

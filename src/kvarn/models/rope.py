@@ -251,7 +251,9 @@ def _yarn_ramp(hparams: HParams, table: Mapping[str, Any] | None, dims: int, bas
 
 
 def _truncates(hparams: HParams, table: Mapping[str, Any] | None) -> bool:
-    value = True if table is None else table.get("truncate", True)
+    if table is None:
+        return hparams.architecture != "gpt-oss"  # GGUF has no key for it
+    value = table.get("truncate", True)
     if not isinstance(value, bool):
         raise hparams.format_error(f"truncate is {short(value)}; expected true or false")
     return value
