@@ -21,6 +21,9 @@ ARCHITECTURES = {
     "phi": "phi2",
     "ministral3": "mistral3",
     "qwen2_moe": "qwen2moe",
+    "qwen2_vl": "qwen2vl",
+    "qwen2_5_vl": "qwen2vl",
+    "qwen3_vl": "qwen3vl",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
@@ -66,7 +69,9 @@ def family_gguf(folder: Path, type: TensorType = TensorType.F32) -> Path:
     """Write the GGUF file beside the folder."""
     config = json.loads((folder / "config.json").read_text())
     arch = gguf_architecture(config["model_type"])
-    tensors = _gguf_tensors(config, load_file(folder / "model.safetensors"), arch)
+    config |= config.get("text_config", {})
+    texts = {name: values for name, values in load_file(folder / "model.safetensors").items() if "visual" not in name}
+    tensors = _gguf_tensors(config, texts, arch)
     stored = {name: Stored.quantized(values, _type_of(name, values, type)) for name, values in tensors.items()}
     path = folder.with_suffix(".gguf")
     metadata = {f"{arch}.{key}": value for key, value in gguf_facts(config).items()}
@@ -130,7 +135,7 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     for theirs, values in stacked.items():
-        name = theirs.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))

@@ -31,6 +31,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 UNCUT_YARN = YARN | {"truncate": False, "beta_fast": 8.0}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+SHORT_MROPE = {"rope_parameters": MROPE | {"mrope_section": [1, 1, 2]}}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -115,12 +117,20 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "rope_parameters": UNCUT_YARN},
         {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 3, "rope_parameters": UNCUT_YARN},
     ),
+    "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
+    "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
+    "qwen3_vl": (
+        {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        {"rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}},
+        {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
+    ),
 }
 EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
 NO_HEAD_DIM = {"smollm3", "olmo2", "olmo3", "granite", "cohere", "cohere2", "starcoder2", "stablelm", "phi"} | {
-    *("qwen2_moe", "gpt_neox", "gpt2")
+    *("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl")
 }
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
+VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = tuple(VARIANTS)
 
 
@@ -145,13 +155,27 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
 
 def family_folder(family: str, shape: int, folder: Path) -> tuple[Any, Path]:
     """Make a model of transformers, give every tensor values that show in the logits, and save it."""
-    config = transformers.AutoConfig.for_model(family, **family_config(family, shape))
+    entries, kind = family_config(family, shape), transformers.AutoModelForCausalLM
+    if family in VISION:
+        entries, kind = _beside_vision(family, entries), transformers.AutoModelForImageTextToText
+    config = transformers.AutoConfig.for_model(family, **entries)
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = kind.from_config(config, dtype=torch.float32).eval()
     randomise(model, seed=zlib.crc32(f"{family}-{shape}".encode()))
     path = folder / f"{family}-{shape}"
     model.save_pretrained(path)
     return model, path
+
+
+def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model that also has a part for images."""
+    width = text["hidden_size"]
+    sizes = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32, "patch_size": 4}
+    vision = sizes | ({"embed_dim": 32, "hidden_size": width} if family == "qwen2_vl" else {"out_hidden_size": width})
+    ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    extra = {"deepstack_visual_indexes": [0]} if family.startswith("qwen3") else {}
+    tokens = {f"{kind}_token_id": VOCAB - 1 for kind in ("image", "video", "vision_start", "vision_end")}
+    return {"text_config": text, "vision_config": vision | extra} | ids | tokens
 
 
 def randomise(model: Any, seed: int) -> None:

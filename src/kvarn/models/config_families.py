@@ -113,11 +113,11 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "phi": _LAYER_NORM | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     "ministral": _DECODER | {"sliding_window": 4096},
     "ministral3": _DECODER | {"head_dim": 128, "sliding_window": None},
+    "qwen2_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen3_vl_text": _QWEN3 | {"rope_theta": 500000.0},
-    "qwen3_vl_moe_text": _QWEN3_MOE | {"rope_theta": 500000.0, "norm_topk_prob": True, "head_dim": None},
     "qwen2_moe": _QWEN3_MOE | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
     "gpt_oss": _DECODER
     | {"rope_theta": 150000.0, "attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}

@@ -16,6 +16,6 @@ def describe_2(hparams: HParams) -> ModelSpec:
 
 
 def describe_3(hparams: HParams) -> ModelSpec:
-    """Describe the text part of a Qwen3-VL, dense or with experts."""
+    """Describe the text part of a Qwen3-VL."""
     hparams.notes[NOTE] = None
     return qwen3.describe(hparams)
