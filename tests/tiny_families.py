@@ -49,6 +49,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
         {"sliding_window": WINDOW, "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
     ),
+    "olmoe": (
+        {"num_experts": 6, "num_experts_per_tok": 2},
+        {"num_experts": 5, "num_experts_per_tok": 3, "rope_parameters": YARN},
+        {"num_experts": 4, "num_experts_per_tok": 1, "attention_bias": True},
+    ),
     "granite": (
         {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.7},
         {"attention_multiplier": 0.2, "attention_bias": True},
@@ -126,9 +131,18 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
 }
 EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
-NO_HEAD_DIM = {"smollm3", "olmo2", "olmo3", "granite", "cohere", "cohere2", "starcoder2", "stablelm", "phi"} | {
-    *("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl")
-}
+NO_HEAD_DIM = {
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "granite",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "phi",
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl")}
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = tuple(VARIANTS)

@@ -97,6 +97,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True, "head_dim": 256},
     "olmo2": _DECODER | _BIAS | {"rms_norm_eps": 1e-5},
     "olmo3": _DECODER | _BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    "olmoe": _DECODER | _BIAS | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
     "granite": _DECODER
     | _BIAS
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
