@@ -103,7 +103,8 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
     if family == "gpt2":
         facts["feed_forward_length"] = 4 * c["n_embd"]
     if family == "glm4_moe":
-        facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 0}
+        facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 1}
+        facts["block_count"] += 1
     if family == "gpt_oss":
         facts |= {
             "expert_feed_forward_length": c["intermediate_size"],
@@ -130,7 +131,7 @@ def _rope_base(c: dict[str, Any], rope: dict[str, Any]) -> float:
 
 def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, c.get("num_hidden_layers") or c["n_layer"])
+    names = gguf.get_tensor_name_map(number, 1 + (c.get("num_hidden_layers") or c["n_layer"]))
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)

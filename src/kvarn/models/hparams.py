@@ -144,7 +144,7 @@ class HParams:
     def _matters(self, key: str, value: object) -> bool:
         if not self.is_gguf:
             is_off = key == "sliding_window" and self._metadata.get("use_sliding_window") is False
-            return not is_off and changes_arithmetic(key, value)
+            return not is_off and changes_arithmetic(key, value, self.architecture)
         if not key.startswith(f"{self.architecture}."):
             return False
         suffix = key.removeprefix(f"{self.architecture}.")
