@@ -52,7 +52,7 @@ class DenseWeights(WeightProxy):
 
 @dataclass(frozen=True, slots=True)
 class Rearranged:
-    """A tensor of floats made of another one: order gets and gives values of the stored type, in their shapes."""
+    """A tensor made of another one: order gets and gives values of the stored type, the bytes of quantised rows."""
 
     info: TensorInfo
     origin: str
@@ -72,8 +72,10 @@ class RearrangedWeights(WeightProxy):
     def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
         one = self._made[name]
         stored = self._source.tensors[one.origin]
-        unit = np.uint32 if stored.type is TensorType.F32 else np.uint16
-        values = one.order(self._source.raw(one.origin).view(unit).reshape(stored.shape))
+        unit = {TensorType.F32: np.uint32, TensorType.F16: np.uint16, TensorType.BF16: np.uint16}.get(
+            stored.type, np.uint8
+        )
+        values = one.order(self._source.raw(one.origin).view(unit).reshape(*stored.shape[:-1], -1))
         return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
 
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:

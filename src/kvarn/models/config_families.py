@@ -123,7 +123,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gpt_oss": _DECODER
     | {"rope_theta": 150000.0, "attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 128, "num_experts": None, "num_experts_per_tok": 4}
-    | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
+    | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "quantization_config": None},
     "arcee": _DECODER | _BIAS | {"hidden_act": "relu2"},
     "nemotron": _LAYER_NORM
     | _BIAS

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import FormatError
-from kvarn.formats.recast_weights import Rearranged, RearrangedWeights
+from kvarn.formats.recast_weights import FLOATS, Rearranged, RearrangedWeights
 from kvarn.formats.tensor_view import WeightView, renamed
 from kvarn.formats.weights import TensorInfo
 from kvarn.models.architectures.llama import mixture_of_experts
@@ -31,6 +33,7 @@ def describe(hparams: HParams) -> ModelSpec:
     for name, known in SWIGLU.items():
         if (given := hparams.number(name, default=known)) != known:
             raise hparams.unsupported(f"{name} is {given:g}; {known:g} is known", name)
+    _require_mxfp4(hparams)
     hidden, has_bias = hparams.integer("expert_hidden", default=dims.hidden[0]), True
     if not hparams.is_gguf:
         has_bias = hparams.flag(None, "attention_bias", default=True)
@@ -55,8 +58,17 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
+def _require_mxfp4(hparams: HParams) -> None:
+    quantised = hparams.raw(None, "quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+    if method not in (None, "mxfp4"):
+        raise hparams.unsupported(
+            f"the weights are quantised by {short(method)}; mxfp4 is known", "quantization_config"
+        )
+
+
 def separate_experts(spec: ModelSpec, view: WeightView) -> WeightView:
-    """Turn the experts of a folder round, (experts, in, out), and take their gates and ups, row by row, apart."""
+    """Turn the experts of a folder round, unless they are MXFP4, and take gates and ups, every other row, apart."""
     if view.metadata.get("hf") is None:
         return view
     made: dict[str, Rearranged] = {}
@@ -81,7 +93,7 @@ def _rearranged(stored: TensorInfo, name: str, first: int | None) -> Rearranged:
         raise FormatError(f"tensor {stored.name} has shape {stored.shape}; expected (experts, in, out)")
 
     def order(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        turned = values.swapaxes(1, 2) if values.ndim == 3 else values
+        turned = values.swapaxes(1, 2) if values.ndim == 3 and stored.type in FLOATS else values
         return turned if first is None else turned[:, first::2]
 
     shape = order(np.broadcast_to(np.int8(0), stored.shape)).shape
