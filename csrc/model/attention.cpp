@@ -61,8 +61,8 @@ public:
     Attending(const Compute& compute, const AttentionSpec& spec, const float* sinks, const KVCache& cache, size_t layer,
               const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
               const Activations& mixed, const AttentionScratch& scratch)
-        : compute_(compute), spec_(spec), sinks_(sinks), cache_(cache), layer_(layer), batch_(batch), runs_(runs), q_(q), out_(out),
-          mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
+        : compute_(compute), spec_(spec), sinks_(sinks), cache_(cache), layer_(layer), batch_(batch), runs_(runs),
+          q_(q), out_(out), mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
           group_(spec.num_heads / spec.num_kv_heads) {}
 
     void run() const {

@@ -214,8 +214,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
     int width = spec_.width;
-    if (layer.placement == Placement::parallel)
-        std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
+    if (layer.placement == Placement::parallel) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
     Activations in = mixed(index, batch, buffers);
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
     project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {

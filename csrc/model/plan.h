@@ -32,7 +32,7 @@ struct LayerPlan {
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     NormPlan q_norm, k_norm;
     const float* sinks;  // by query head, null: none
-    int rope = -1;  // index into ModelPlan::ropes, -1: none
+    int rope = -1;       // index into ModelPlan::ropes, -1: none
 
     const Matrix *gate, *up, *down, *router;
     const std::vector<Matrix>*gate_experts, *up_experts, *down_experts;

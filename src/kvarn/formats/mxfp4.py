@@ -46,7 +46,7 @@ def _in_chunks(halves: Bytes, exponents: Bytes, order: Callable[[Bytes, Bytes], 
     out = np.empty((len(halves), TensorType.Q8_0.block_bytes), np.uint8)
     for begin in range(0, len(halves), _CHUNK_BLOCKS):
         some = slice(begin, begin + _CHUNK_BLOCKS)
-        out[some] = _convert(order(halves[some] & 15, halves[some] >> 4), exponents[some], name)
+        out[some] = _convert(order(halves[some] & np.uint8(15), halves[some] >> np.uint8(4)), exponents[some], name)
     return out.reshape(-1)
 
 
