@@ -18,7 +18,8 @@ T or_zero(nb::handle object, const char* name) {
 }
 
 NormSpec read_norm(nb::handle norm) {
-    return {field<std::string>(norm, "kind") == "rms", field<float>(norm, "eps"), field<bool>(norm, "has_bias")};
+    bool is_rms = field<std::string>(norm, "kind") == "rms";
+    return {is_rms, field<float>(norm, "eps"), !is_rms};  // the kernel of layer norms always adds a bias
 }
 
 std::optional<NormSpec> read_optional_norm(nb::handle object, const char* name) {
@@ -55,7 +56,15 @@ AttentionSpec read_attention(nb::handle attention) {
     a.has_qkv_bias = field<bool>(attention, "qkv_bias");
     a.has_output_bias = field<bool>(attention, "output_bias");
     a.qk_norm = read_optional_norm(attention, "qk_norm");
+    a.is_qk_norm_over_row = field<std::string>(attention, "qk_norm_span") == "row";
+    a.is_qk_norm_after_rope = field<bool>(attention, "qk_norm_after_rope");
     a.softcap = or_zero<float>(attention, "softcap");
+    a.has_sinks = field<bool>(attention, "sinks");
+    if (nb::object temperature = attention.attr("temperature"); !temperature.is_none()) {
+        a.temperature_beta = field<float>(temperature, "beta");
+        a.temperature_length = field<int>(temperature, "length");
+        require(a.temperature_length > 0, "the length of a temperature must be positive");
+    }
     require(a.num_heads > 0 && a.num_kv_heads > 0 && a.head_dim > 0 && a.num_heads % a.num_kv_heads == 0,
             "attention heads do not divide evenly over the KV heads");
     require(!a.rope || 2 * static_cast<int>(a.rope->inverse_frequencies.size()) <= a.head_dim,
@@ -65,7 +74,36 @@ AttentionSpec read_attention(nb::handle attention) {
 
 Activation read_activation(nb::handle object) {
     auto name = field<std::string>(object, "activation");
-    return name == "silu" ? Activation::silu : name == "gelu" ? Activation::gelu : Activation::gelu_tanh;
+    return name == "silu"        ? Activation::silu
+           : name == "gelu"      ? Activation::gelu
+           : name == "gelu_tanh" ? Activation::gelu_tanh
+           : name == "relu2"     ? Activation::relu2
+                                 : Activation::swiglu_oai;
+}
+
+void read_experts(nb::handle object, FeedForwardSpec& f) {
+    f.num_experts = field<int>(object, "num_experts");
+    f.num_active = field<int>(object, "num_active");
+    f.renormalise = field<bool>(object, "renormalise");
+    f.is_sigmoid = field<std::string>(object, "scoring") == "sigmoid";
+    f.has_router_bias = field<bool>(object, "router_bias");
+    f.has_selection_bias = field<bool>(object, "selection_bias");
+    f.has_expert_bias = field<bool>(object, "expert_bias");
+    f.scale = field<float>(object, "scale");
+    if (nb::object groups = object.attr("groups"); !groups.is_none()) {
+        f.num_groups = field<int>(groups, "count");
+        f.num_active_groups = field<int>(groups, "num_active");
+    }
+    if (nb::object shared = object.attr("shared"); !shared.is_none()) {
+        f.shared_hidden = field<int>(shared, "hidden");
+        f.has_shared_gate = field<bool>(shared, "gate");
+    }
+    require(f.num_active > 0 && f.num_active <= f.num_experts && f.num_experts <= kMaxExperts,
+            "more active experts than there are, or more experts than are allowed");
+    require(f.num_groups > 0 && f.num_experts % f.num_groups == 0 && f.num_active_groups > 0 &&
+                f.num_active_groups <= f.num_groups &&
+                f.num_active <= f.num_experts / f.num_groups * f.num_active_groups,
+            "experts do not divide evenly into groups that hold the active ones");
 }
 
 FeedForwardSpec read_feed_forward(nb::handle object) {
@@ -73,10 +111,7 @@ FeedForwardSpec read_feed_forward(nb::handle object) {
     f.hidden = field<int>(object, "hidden");
     f.activation = read_activation(object);
     if (nb::hasattr(object, "num_experts")) {
-        f.num_experts = field<int>(object, "num_experts");
-        f.num_active = field<int>(object, "num_active");
-        f.renormalise = field<bool>(object, "renormalise");
-        require(f.num_active > 0 && f.num_active <= f.num_experts, "more active experts than there are");
+        read_experts(object, f);
     } else {
         f.is_gated = field<bool>(object, "gated");
         f.has_bias = field<bool>(object, "bias");
@@ -84,13 +119,18 @@ FeedForwardSpec read_feed_forward(nb::handle object) {
     return f;
 }
 
+Placement read_placement(nb::handle block) {
+    auto name = field<std::string>(block, "placement");
+    return name == "pre"        ? Placement::pre
+           : name == "sandwich" ? Placement::sandwich
+           : name == "residual" ? Placement::residual
+           : name == "post"     ? Placement::post
+                                : Placement::parallel;
+}
+
 BlockSpec read_block(nb::handle block) {
-    auto placement = field<std::string>(block, "placement");
     return {read_attention(block.attr("attention")), read_feed_forward(block.attr("feed_forward")),
-            read_norm(block.attr("norm")),
-            placement == "pre"        ? Placement::pre
-            : placement == "sandwich" ? Placement::sandwich
-                                      : Placement::residual};
+            read_norm(block.attr("norm")), read_placement(block), field<float>(block, "residual_scale")};
 }
 
 }  // namespace
@@ -110,6 +150,8 @@ ModelSpec read_spec(nb::handle spec) {
     if (!head.is_none()) {
         m.has_head = true;
         m.is_head_tied = field<bool>(head, "tied");
+        m.has_head_bias = field<bool>(head, "bias");
+        m.head_scale = field<float>(head, "scale");
         m.head_softcap = or_zero<float>(head, "softcap");
     }
     require(m.width > 0 && m.vocab_size > 0 && !m.blocks.empty(), "a model needs a width, a vocabulary and layers");

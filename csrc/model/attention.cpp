@@ -58,11 +58,11 @@ struct Range {
 
 class Attending {
 public:
-    Attending(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
+    Attending(const Compute& compute, const AttentionSpec& spec, const float* sinks, const KVCache& cache, size_t layer,
               const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
               const Activations& mixed, const AttentionScratch& scratch)
-        : compute_(compute), spec_(spec), cache_(cache), layer_(layer), batch_(batch), runs_(runs), q_(q), out_(out),
-          mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
+        : compute_(compute), spec_(spec), sinks_(sinks), cache_(cache), layer_(layer), batch_(batch), runs_(runs),
+          q_(q), out_(out), mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
           group_(spec.num_heads / spec.num_kv_heads) {}
 
     void run() const {
@@ -131,10 +131,18 @@ private:
             for (int g = 0; g < group_; ++g) {
                 int h = i * group_ + g;
                 const float* acc = state.acc + static_cast<size_t>(h) * static_cast<size_t>(spec_.head_dim);
-                for (int d = 0; d < spec_.head_dim; ++d) row[g * spec_.head_dim + d] = acc[d] / state.l[h];
+                auto [keep, total] = weigh_sink(state.m[h], state.l[h], task.kv_head * group_ + g);
+                for (int d = 0; d < spec_.head_dim; ++d) row[g * spec_.head_dim + d] = acc[d] * keep / total;
             }
             if (is_quantized_by_head()) mixed_.quantize(compute_.kernels, task.row(i), column, column + width);
         }
+    }
+
+    // A sink is one more key with a score of its own and no value: what the sums shrink by, and the new total.
+    std::pair<float, float> weigh_sink(float m, float l, int head) const {
+        if (sinks_ == nullptr) return {1.0f, l};
+        float top = std::max(m, sinks_[head]), keep = std::exp(m - top);
+        return {keep, l * keep + std::exp(sinks_[head] - top)};
     }
 
     void whole(const Task& task, int worker) const {
@@ -235,6 +243,7 @@ private:
 
     const Compute& compute_;
     const AttentionSpec& spec_;
+    const float* sinks_;
     const KVCache& cache_;
     size_t layer_;
     const BatchView& batch_;
@@ -276,10 +285,10 @@ AttentionScratch AttentionScratch::take(Arena& arena, const AttentionSpec& spec,
     return scratch;
 }
 
-void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
+void attend(const Compute& compute, const AttentionSpec& spec, const float* sinks, const KVCache& cache, size_t layer,
             const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
             const Activations& mixed, const AttentionScratch& scratch) {
-    Attending(compute, spec, cache, layer, batch, runs, q, out, mixed, scratch).run();
+    Attending(compute, spec, sinks, cache, layer, batch, runs, q, out, mixed, scratch).run();
 }
 
 }  // namespace kvarn

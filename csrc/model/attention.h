@@ -31,8 +31,8 @@ private:
 };
 
 // q (n, heads * head_dim) against the cache, into out of the same shape and quantised as mixed, whose values out is.
-// K and V of the batch are already stored; runs are those of the batch.
-void attend(const Compute& compute, const AttentionSpec& spec, const KVCache& cache, size_t layer,
+// K and V of the batch are already stored; runs are those of the batch. sinks: by query head, null: none.
+void attend(const Compute& compute, const AttentionSpec& spec, const float* sinks, const KVCache& cache, size_t layer,
             const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,
             const Activations& mixed, const AttentionScratch& scratch);
 

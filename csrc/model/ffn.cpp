@@ -3,27 +3,56 @@
 #include <cmath>
 #include <cstring>
 
+#include "route.h"
+
 namespace kvarn {
 
 namespace {
 
+// (up + 1) * gate * sigmoid(1.702 gate), gate at most 7 and up within -7 .. 7.
+void swiglu_oai(const float* up, int n, float* gate) {
+    for (int i = 0; i < n; ++i) {
+        float g = std::min(gate[i], 7.0f), u = std::clamp(up[i], -7.0f, 7.0f);
+        gate[i] = (u + 1.0f) * (g / (1.0f + std::exp(-1.702f * g)));
+    }
+}
+
+void square_relu(int n, float* x) {
+    for (int i = 0; i < n; ++i) x[i] = x[i] > 0.0f ? x[i] * x[i] : 0.0f;
+}
+
 void activate_gated(const KernelTable& kernels, Activation activation, const float* up, int n, float* gate) {
-    if (activation == Activation::silu) return kernels.silu_mul(gate, up, n, gate);
-    if (activation == Activation::gelu_tanh) return kernels.gelu_tanh_mul(gate, up, n, gate);
-    kernels.gelu(gate, n, gate);
+    switch (activation) {
+        case Activation::silu: return kernels.silu_mul(gate, up, n, gate);
+        case Activation::gelu_tanh: return kernels.gelu_tanh_mul(gate, up, n, gate);
+        case Activation::swiglu_oai: return swiglu_oai(up, n, gate);
+        case Activation::gelu: kernels.gelu(gate, n, gate); break;
+        case Activation::relu2: square_relu(n, gate); break;
+    }
     for (int i = 0; i < n; ++i) gate[i] *= up[i];
+}
+
+// The gated kernels with a factor of one, a piece at a time.
+void activate_plain(const KernelTable& kernels, Activation activation, int n, float* x) {
+    if (activation == Activation::gelu) return kernels.gelu(x, n, x);
+    if (activation == Activation::relu2) return square_relu(n, x);
+    constexpr int kPiece = 64;
+    float ones[kPiece];
+    std::fill_n(ones, kPiece, 1.0f);
+    for (int i = 0; i < n; i += kPiece) activate_gated(kernels, activation, ones, std::min(kPiece, n - i), x + i);
 }
 
 // buffers.gate (in.n, hidden) = act(gate x) * up x, or act(up x) without a gate; quantised for `down` as it is made.
 Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::span<const Projection> products,
                    const StepBuffers& buffers, const Activations& in, const Projection& down) {
-    size_t stride = static_cast<size_t>(spec.hidden);
-    Activations hidden = reserve(buffers.hidden_quants, buffers.gate, in.n, spec.hidden, {&down, 1});
+    int columns = down.weight->columns;
+    size_t stride = static_cast<size_t>(columns);
+    Activations hidden = reserve(buffers.hidden_quants, buffers.gate, in.n, columns, {&down, 1});
     if (!spec.is_gated) {
         project(compute, in, products, [&](size_t, Tokens tokens, int begin, int end) {
             for (int row = tokens.begin; row < tokens.end; ++row) {
                 float* values = buffers.gate + static_cast<size_t>(row) * stride + begin;
-                compute.kernels.gelu(values, end - begin, values);
+                activate_plain(compute.kernels, spec.activation, end - begin, values);
                 hidden.quantize(compute.kernels, row, begin, end);
             }
         });
@@ -39,22 +68,25 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
     return hidden;
 }
 
-// The num_active most probable experts of one row, in ascending index, with their weights.
-void route(const FeedForwardSpec& spec, float* logits, int32_t* index, float* weight) {
-    float largest = *std::max_element(logits, logits + spec.num_experts);
-    float total = 0;
-    for (int e = 0; e < spec.num_experts; ++e) total += logits[e] = std::exp(logits[e] - largest);
-    for (int slot = 0; slot < spec.num_active; ++slot) {
-        int best = -1;
-        for (int e = 0; e < spec.num_experts; ++e)
-            if (std::find(index, index + slot, e) == index + slot && (best < 0 || logits[e] > logits[best])) best = e;
-        index[slot] = best;
-    }
-    std::sort(index, index + spec.num_active);
-    float chosen = 0;
-    for (int slot = 0; slot < spec.num_active; ++slot) chosen += weight[slot] = logits[index[slot]] / total;
-    if (spec.renormalise)
-        for (int slot = 0; slot < spec.num_active; ++slot) weight[slot] /= chosen;
+// result += share(row) * shared expert(row), where share is 1 or a sigmoid of its own.
+void add_shared_expert(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
+                       const Activations& in) {
+    size_t hidden = static_cast<size_t>(layer.feed_forward.shared_hidden), columns = static_cast<size_t>(in.k);
+    Projection gated[] = {{layer.shared_gate, buffers.gate, hidden, nullptr},
+                          {layer.shared_up, buffers.up, hidden, nullptr}};
+    Projection down{layer.shared_down, buffers.expert_out, columns, nullptr};
+    Activations all = prepare(compute, buffers.quants, in.values, in.n, in.k, gated);
+    project(compute, expand(compute, layer.feed_forward, gated, buffers, all, down), {&down, 1});
+    for_rows(compute, in.n, [&](int row) {
+        size_t at = static_cast<size_t>(row) * columns;
+        float share = 1;
+        if (layer.shared_share != nullptr) {
+            double logit = 0;
+            for (size_t c = 0; c < columns; ++c) logit += double{layer.shared_share[c]} * double{in.values[at + c]};
+            share = static_cast<float>(1.0 / (1.0 + std::exp(-logit)));
+        }
+        for (size_t c = 0; c < columns; ++c) buffers.result[at + c] += share * buffers.expert_out[at + c];
+    });
 }
 
 }  // namespace
@@ -63,7 +95,7 @@ FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers)
     const FeedForwardSpec& spec = layer.feed_forward;
     size_t hidden = static_cast<size_t>(spec.hidden);
     if (spec.num_experts > 0)
-        return {{{layer.router, buffers.router, static_cast<size_t>(spec.num_experts), nullptr}}, 1};
+        return {{{layer.router, buffers.router, static_cast<size_t>(spec.num_experts), layer.router_bias}}, 1};
     if (!spec.is_gated) return {{{layer.up, buffers.gate, hidden, layer.up_bias}}, 1};
     return {{{layer.gate, buffers.gate, hidden, layer.gate_bias}, {layer.up, buffers.up, hidden, layer.up_bias}}, 2};
 }
@@ -92,8 +124,8 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
     project(compute, in, first_products(layer, buffers));
     for_rows(compute, n, [&](int row) {
         size_t r = static_cast<size_t>(row);
-        route(spec, buffers.router + r * static_cast<size_t>(spec.num_experts), buffers.expert_index + r * active,
-              buffers.expert_weight + r * active);
+        route(spec, layer.selection_bias, buffers.router + r * static_cast<size_t>(spec.num_experts),
+              buffers.expert_index + r * active, buffers.expert_weight + r * active);
     });
     std::memset(buffers.result, 0, static_cast<size_t>(n) * columns * sizeof(float));
 
@@ -109,10 +141,11 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         }
         if (count == 0) continue;
         size_t part = static_cast<size_t>(e);
-        Projection gated[] = {{&(*layer.gate_experts)[part], buffers.gate, hidden, nullptr},
-                              {&(*layer.up_experts)[part], buffers.up, hidden, nullptr}};
+        auto bias = [part](const float* all, size_t size) { return all == nullptr ? nullptr : all + part * size; };
+        Projection gated[] = {{&(*layer.gate_experts)[part], buffers.gate, hidden, bias(layer.gate_bias, hidden)},
+                              {&(*layer.up_experts)[part], buffers.up, hidden, bias(layer.up_bias, hidden)}};
         Activations chosen = prepare(compute, buffers.quants, buffers.expert_in, count, width, gated);
-        Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, nullptr};
+        Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, bias(layer.down_bias, columns)};
         Activations inner = expand(compute, spec, gated, buffers, chosen, down);
         if (observed != nullptr) {
             observed->expert_in.add(compute, chosen.values, count, e);
@@ -129,6 +162,7 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
             for (size_t c = 0; c < columns; ++c) to[c] += weight * from[c];
         });
     }
+    if (spec.shared_hidden > 0) add_shared_expert(compute, layer, buffers, in);
 }
 
 }  // namespace kvarn

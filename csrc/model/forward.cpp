@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "../base/check.h"
 #include "ffn.h"
@@ -18,9 +19,18 @@ int sequence_of(const BatchView& batch, int row) {
     return static_cast<int>(std::upper_bound(batch.row_starts, end, row) - batch.row_starts) - 1;
 }
 
-// Without a norm behind the sublayer its output goes straight into the residual stream.
+// Without a norm or a factor behind the sublayer its output goes straight into the residual stream.
 float* residual_of(const LayerPlan& layer, const StepBuffers& buffers) {
-    return layer.placement == Placement::pre ? buffers.x : nullptr;
+    bool is_plain = layer.placement == Placement::pre || layer.placement == Placement::parallel;
+    return is_plain && layer.residual_scale == 1.0f ? buffers.x : nullptr;
+}
+
+// Queries of far positions are made longer, so that attention stays as sharp as it is in short texts.
+void sharpen(const AttentionSpec& spec, int position, int n, float* q) {
+    if (spec.temperature_beta == 0.0f) return;
+    float turns = static_cast<float>(position / spec.temperature_length);
+    float factor = 1.0f + spec.temperature_beta * std::log(1.0f + turns);
+    for (int i = 0; i < n; ++i) q[i] *= factor;
 }
 
 }  // namespace
@@ -147,7 +157,8 @@ void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuf
     const LayerPlan& layer = plan_.layers[index];
     int n = batch.num_tokens, width = spec_.width;
     float* residual = residual_of(layer, buffers);
-    Activations in = normed(layer, layer.ffn_in, buffers, n, first_products(layer, buffers));
+    const float* x = layer.placement == Placement::parallel ? buffers.entry : buffers.x;
+    Activations in = normed(x, layer.ffn_in, buffers, n, first_products(layer, buffers));
     LayerInputs* observed = observed_of(index);
     if (observed != nullptr) observed->ffn_in.add(compute(), in.values, n);
     if (layer.feed_forward.num_experts == 0) {
@@ -159,18 +170,17 @@ void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuf
                 kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
             });
     }
-    add_residual(layer.placement, layer.ffn_out, buffers, n);
+    add_residual(layer, layer.ffn_out, buffers, n);
 }
 
-// What a sublayer reads: normalised where the placement says so, and quantised for its first products.
-Activations Model::normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
+// What a sublayer reads: normalised where there is a norm before it, and quantised for its first products.
+Activations Model::normed(const float* x, const NormPlan& norm, const StepBuffers& buffers, int n,
                           std::span<const Projection> projections) const {
     int width = spec_.width;
-    if (layer.placement == Placement::residual)
-        return prepare(compute(), buffers.quants, buffers.x, n, width, projections);
+    if (norm.weight == nullptr) return prepare(compute(), buffers.quants, x, n, width, projections);
     Activations in = reserve(buffers.quants, buffers.normed, n, width, projections);
     for_rows(compute(), n, [&](int row) {
-        norm.apply(kernels_, buffers.x + offset(row, width), width, buffers.normed + offset(row, width));
+        norm.apply(kernels_, x + offset(row, width), width, buffers.normed + offset(row, width));
         in.quantize(kernels_, row, 0, width);
     });
     return in;
@@ -185,7 +195,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
     Projection qkv[] = {{layer.q, buffers.q, query, layer.q_bias},
                         {layer.k, buffers.k, kv, layer.k_bias},
                         {layer.v, buffers.v, kv, layer.v_bias}};
-    Activations in = normed(layer, layer.attention_in, buffers, batch.num_tokens, qkv);
+    Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, qkv);
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
     project(compute(), in, qkv);
     rotate_and_store(index, batch, buffers);
@@ -194,7 +204,8 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
 
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                           std::span<const QueryRun> runs) const {
-    attend(compute(), plan_.layers[index].attention, cache_, index, batch, runs, buffers.q, buffers.mixed,
+    const LayerPlan& layer = plan_.layers[index];
+    attend(compute(), layer.attention, layer.sinks, cache_, index, batch, runs, buffers.q, buffers.mixed,
            mixed(index, batch, buffers), buffers.attention);
 }
 
@@ -203,6 +214,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
     int width = spec_.width;
+    if (layer.placement == Placement::parallel) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
     Activations in = mixed(index, batch, buffers);
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
     project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
@@ -212,7 +224,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
             kernels_.add(buffers.result + at, end - begin, residual + at);
         }
     });
-    add_residual(layer.placement, layer.attention_out, buffers, batch.num_tokens);
+    add_residual(layer, layer.attention_out, buffers, batch.num_tokens);
 }
 
 Projection Model::attention_output(size_t index, const StepBuffers& buffers) const {
@@ -227,6 +239,18 @@ Activations Model::mixed(size_t index, const BatchView& batch, const StepBuffers
     return reserve(buffers.quants, buffers.mixed, batch.num_tokens, spec.num_heads * spec.head_dim, {&output, 1});
 }
 
+// Q and K of one row.
+void Model::normalise_heads(const LayerPlan& layer, float* q, float* k) const {
+    const AttentionSpec& spec = layer.attention;
+    if (!spec.qk_norm) return;
+    auto apply = [&](const NormPlan& norm, int heads, float* x) {
+        int count = spec.is_qk_norm_over_row ? 1 : heads, size = heads * spec.head_dim / count;
+        for (int i = 0; i < count; ++i) norm.apply(kernels_, x + offset(i, size), size, x + offset(i, size));
+    };
+    apply(layer.q_norm, spec.num_heads, q);
+    apply(layer.k_norm, spec.num_kv_heads, k);
+}
+
 void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
@@ -236,12 +260,7 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
         float* q = buffers.q + offset(row, spec.num_heads * dim);
         float* k = buffers.k + offset(row, spec.num_kv_heads * dim);
         const float* v = buffers.v + offset(row, spec.num_kv_heads * dim);
-        if (spec.qk_norm) {
-            for (int h = 0; h < spec.num_heads; ++h)
-                layer.q_norm.apply(kernels_, q + offset(h, dim), dim, q + offset(h, dim));
-            for (int h = 0; h < spec.num_kv_heads; ++h)
-                layer.k_norm.apply(kernels_, k + offset(h, dim), dim, k + offset(h, dim));
-        }
+        if (!spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
         if (layer.rope >= 0) {
             const RopeSpec& rope = plan_.ropes[static_cast<size_t>(layer.rope)];
             const float* table = buffers.rope_tables[static_cast<size_t>(layer.rope)] +
@@ -249,6 +268,8 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
             for (int h = 0; h < spec.num_heads; ++h) rotate(rope, table, q + offset(h, dim));
             for (int h = 0; h < spec.num_kv_heads; ++h) rotate(rope, table, k + offset(h, dim));
         }
+        if (spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
+        sharpen(spec, batch.positions[row], spec.num_heads * dim, q);
         int sequence = sequence_of(batch, row), slot = batch.positions[row] - batch.shift(sequence);
         int block = batch.blocks(sequence)[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)
@@ -257,15 +278,18 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
     });
 }
 
-void Model::add_residual(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const {
-    if (placement == Placement::pre) return;
+void Model::add_residual(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n) const {
+    if (residual_of(layer, buffers) != nullptr) return;
     int width = spec_.width;
+    bool is_residual = layer.placement == Placement::residual;
     for_rows(compute(), n, [&](int row) {
         float* x = buffers.x + offset(row, width);
         float* result = buffers.result + offset(row, width);
-        if (placement == Placement::sandwich) norm.apply(kernels_, result, width, result);
+        if (!is_residual && norm.weight != nullptr) norm.apply(kernels_, result, width, result);
+        if (layer.residual_scale != 1.0f)
+            for (int i = 0; i < width; ++i) result[i] *= layer.residual_scale;
         kernels_.add(result, width, x);
-        if (placement == Placement::residual) norm.apply(kernels_, x, width, x);
+        if (is_residual) norm.apply(kernels_, x, width, x);
     });
 }
 

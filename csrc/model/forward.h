@@ -51,13 +51,14 @@ private:
                        std::span<const QueryRun> runs) const;
     void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
-    Activations normed(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n,
+    Activations normed(const float* x, const NormPlan& norm, const StepBuffers& buffers, int n,
                        std::span<const Projection> projections) const;
     Projection attention_output(size_t index, const StepBuffers& buffers) const;
     Activations mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const;
+    void normalise_heads(const LayerPlan& layer, float* q, float* k) const;
     void rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers);
     LayerInputs* observed_of(size_t layer) { return observed_.empty() ? nullptr : &observed_[layer]; }
-    void add_residual(Placement placement, const NormPlan& norm, const StepBuffers& buffers, int n) const;
+    void add_residual(const LayerPlan& layer, const NormPlan& norm, const StepBuffers& buffers, int n) const;
 
     ModelSpec spec_;
     const KernelTable& kernels_;

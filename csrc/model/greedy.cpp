@@ -74,8 +74,8 @@ void GreedyHead::reduce_row(const HeadRow& row, int piece, bool want_logprobs, f
                             std::span<Candidate> found, SoftmaxPiece& sums) {
     const KernelTable& kernels = model_.compute().kernels;
     int first_id = piece * kVocabPiece, n = std::min(kVocabPiece, model_.spec().vocab_size - first_id);
-    if (float cap = model_.spec().head_softcap; cap != 0.0f)
-        for (int state = 0; state < row.num_states(); ++state) cap_logits(logits + state * kVocabPiece, n, cap);
+    for (int state = 0; state < row.num_states(); ++state)
+        finish_logits(model_, first_id, n, logits + state * kVocabPiece);
     if (row.partner != nullptr) guide(logits, logits + kVocabPiece, row.guidance, n);
     Candidate largest = largest_logit(kernels, logits, n, first_id);
     if (want_logprobs) {

@@ -35,8 +35,13 @@ void guide(float* logits, const float* partner, float guidance, int n) {
     for (int i = 0; i < n; ++i) logits[i] = partner[i] + guidance * (logits[i] - partner[i]);
 }
 
-void cap_logits(float* logits, int n, float cap) {
-    for (int i = 0; i < n; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
+void finish_logits(const Model& model, int first, int n, float* logits) {
+    const float scale = model.spec().head_scale, cap = model.spec().head_softcap;
+    if (const float* bias = model.plan().head_bias) model.compute().kernels.add(bias + first, n, logits);
+    if (scale != 1.0f)
+        for (int i = 0; i < n; ++i) logits[i] *= scale;
+    if (cap != 0.0f)
+        for (int i = 0; i < n; ++i) logits[i] = cap * std::tanh(logits[i] / cap);
 }
 
 int Head::states_per_pass() const {
@@ -58,11 +63,11 @@ void Head::project_rows(std::span<const HeadRow> rows) {
     gather_states(rows, width, values);
     Projection head{model_.plan().head, logits_, vocab, nullptr};
     Compute compute = model_.compute();
-    float cap = model_.spec().head_softcap;
     project(compute, prepare(compute, buffers, values, n, width, {&head, 1}), {&head, 1},
             [&](size_t, Tokens tokens, int begin, int end) {
-                for (int row = tokens.begin; row < tokens.end && cap != 0.0f; ++row)
-                    cap_logits(logits_ + static_cast<size_t>(row) * vocab + begin, end - begin, cap);
+                for (int row = tokens.begin; row < tokens.end; ++row)
+                    finish_logits(model_, begin, end - begin,
+                                  logits_ + static_cast<size_t>(row) * vocab + static_cast<size_t>(begin));
             });
 }
 

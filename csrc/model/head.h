@@ -24,7 +24,8 @@ int rows_of_pass(std::span<const HeadRow> rows, size_t first, int max_states);
 int gather_states(std::span<const HeadRow> rows, int width, float* out);
 // logits += guidance towards them and away from the partner's
 void guide(float* logits, const float* partner, float guidance, int n);
-void cap_logits(float* logits, int n, float cap);
+// Bias, scale and cap of the logits of tokens [first, first + n).
+void finish_logits(const Model& model, int first, int n, float* logits);
 
 class Head {
 public:

@@ -21,6 +21,7 @@ public:
         layer.attention = block_.attention;
         layer.feed_forward = block_.feed_forward;
         layer.placement = block_.placement;
+        layer.residual_scale = block_.residual_scale;
         add_norms(layer);
         add_attention(layer);
         if (block_.feed_forward.num_experts > 0) add_experts(layer);
@@ -43,9 +44,11 @@ private:
             layer.ffn_out = norm("layer_output_norm");
             return;
         }
-        layer.attention_in = norm("attn_norm");
-        layer.ffn_in = norm("ffn_norm");
-        if (block_.placement == Placement::sandwich) {
+        if (block_.placement != Placement::post) {
+            layer.attention_in = norm("attn_norm");
+            layer.ffn_in = norm("ffn_norm");
+        }
+        if (block_.placement == Placement::sandwich || block_.placement == Placement::post) {
             layer.attention_out = norm("post_attention_norm");
             layer.ffn_out = norm("post_ffw_norm");
         }
@@ -62,9 +65,11 @@ private:
         layer.k_bias = bias(a.has_qkv_bias, "attn_k", kv);
         layer.v_bias = bias(a.has_qkv_bias, "attn_v", kv);
         layer.o_bias = bias(a.has_output_bias, "attn_output", width_);
+        if (a.has_sinks) layer.sinks = weights_.vector(prefix_ + "attn_sinks.weight", a.num_heads);
         if (!a.qk_norm) return;
-        layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_norm", a.head_dim);
-        layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", a.head_dim);
+        bool is_row = a.is_qk_norm_over_row;
+        layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_norm", is_row ? query : a.head_dim);
+        layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", is_row ? kv : a.head_dim);
     }
 
     void add_feed_forward(LayerPlan& layer) const {
@@ -83,6 +88,16 @@ private:
         layer.gate_experts = &weights_.matrices(prefix_ + "ffn_gate_exps.weight", f.num_experts, f.hidden, width_);
         layer.up_experts = &weights_.matrices(prefix_ + "ffn_up_exps.weight", f.num_experts, f.hidden, width_);
         layer.down_experts = &weights_.matrices(prefix_ + "ffn_down_exps.weight", f.num_experts, width_, f.hidden);
+        layer.gate_bias = bias(f.has_expert_bias, "ffn_gate_exps", f.num_experts * f.hidden);
+        layer.up_bias = bias(f.has_expert_bias, "ffn_up_exps", f.num_experts * f.hidden);
+        layer.down_bias = bias(f.has_expert_bias, "ffn_down_exps", f.num_experts * width_);
+        layer.router_bias = bias(f.has_router_bias, "ffn_gate_inp", f.num_experts);
+        layer.selection_bias = bias(f.has_selection_bias, "exp_probs_b", f.num_experts);
+        if (f.shared_hidden == 0) return;
+        layer.shared_gate = matrix("ffn_gate_shexp", f.shared_hidden, width_);
+        layer.shared_up = matrix("ffn_up_shexp", f.shared_hidden, width_);
+        layer.shared_down = matrix("ffn_down_shexp", width_, f.shared_hidden);
+        if (f.has_shared_gate) layer.shared_share = weights_.vector(prefix_ + "ffn_gate_inp_shexp.weight", width_);
     }
 
     const BlockSpec& block_;
@@ -102,7 +117,8 @@ void widen(ModelPlan& plan, const LayerPlan& layer) {
     const AttentionSpec& a = layer.attention;
     plan.max_query = std::max(plan.max_query, a.num_heads * a.head_dim);
     plan.max_kv = std::max(plan.max_kv, a.num_kv_heads * a.head_dim);
-    plan.max_hidden = std::max(plan.max_hidden, layer.feed_forward.hidden);
+    plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden});
+    plan.has_parallel = plan.has_parallel || layer.placement == Placement::parallel;
     plan.max_experts = std::max(plan.max_experts, layer.feed_forward.num_experts);
     plan.max_active = std::max(plan.max_active, layer.feed_forward.num_active);
 }
@@ -128,6 +144,7 @@ ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
     if (spec.output_norm) plan.output_norm = make_norm(*spec.output_norm, weights, "output_norm", spec.width);
     if (spec.has_head)
         plan.head = spec.is_head_tied ? plan.embedding : &weights.matrix("output.weight", spec.vocab_size, spec.width);
+    if (spec.has_head_bias) plan.head_bias = weights.vector("output.bias", spec.vocab_size);
     return plan;
 }
 

@@ -24,17 +24,22 @@ struct LayerPlan {
     AttentionSpec attention;
     FeedForwardSpec feed_forward;
     Placement placement;
+    float residual_scale;
 
     // before / after each sublayer, as the placement says; unused ones have a null weight
     NormPlan attention_in, attention_out, ffn_in, ffn_out;
     const Matrix *q, *k, *v, *o;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     NormPlan q_norm, k_norm;
-    int rope = -1;  // index into ModelPlan::ropes, -1: none
+    const float* sinks;  // by query head, null: none
+    int rope = -1;       // index into ModelPlan::ropes, -1: none
 
     const Matrix *gate, *up, *down, *router;
     const std::vector<Matrix>*gate_experts, *up_experts, *down_experts;
-    const float *gate_bias, *up_bias, *down_bias;
+    const float *gate_bias, *up_bias, *down_bias;  // of a mixture: one after the other for all experts
+    const float *router_bias, *selection_bias;
+    const Matrix *shared_gate, *shared_up, *shared_down;
+    const float* shared_share;  // (width), null: the shared expert counts whole
 };
 
 struct ModelPlan {
@@ -45,6 +50,8 @@ struct ModelPlan {
     const float* token_types = nullptr;
     NormPlan embedding_norm{}, output_norm{};
     const Matrix* head = nullptr;
+    const float* head_bias = nullptr;
+    bool has_parallel = false;
 
     int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
     int widest_input() const;  // the largest number of columns a product of a step has

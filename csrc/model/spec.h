@@ -6,9 +6,11 @@
 
 namespace kvarn {
 
-enum class Activation { silu, gelu, gelu_tanh };
+constexpr int kMaxExperts = 1024;  // of one layer
+
+enum class Activation { silu, gelu, gelu_tanh, relu2, swiglu_oai };
 enum class MaskKind { causal, bidirectional, block_causal };
-enum class Placement { pre, sandwich, residual };
+enum class Placement { pre, sandwich, residual, post, parallel };
 
 struct NormSpec {
     bool is_rms = true;
@@ -32,7 +34,11 @@ struct AttentionSpec {
     int window = 0;      // 0: none
     bool has_qkv_bias = false, has_output_bias = false;
     std::optional<NormSpec> qk_norm;
+    bool is_qk_norm_over_row = false, is_qk_norm_after_rope = false;
     float softcap = 0;  // 0: none
+    bool has_sinks = false;
+    float temperature_beta = 0;  // 0: none
+    int temperature_length = 1;
 };
 
 struct FeedForwardSpec {
@@ -40,7 +46,11 @@ struct FeedForwardSpec {
     Activation activation = Activation::silu;
     bool is_gated = true, has_bias = false;
     int num_experts = 0, num_active = 0;  // 0: a plain feed-forward
-    bool renormalise = false;
+    bool renormalise = false, is_sigmoid = false, has_router_bias = false, has_selection_bias = false;
+    bool has_expert_bias = false, has_shared_gate = false;
+    int num_groups = 1, num_active_groups = 1;
+    float scale = 1;
+    int shared_hidden = 0;  // of the expert that every row meets, 0: none
 };
 
 struct BlockSpec {
@@ -48,6 +58,7 @@ struct BlockSpec {
     FeedForwardSpec feed_forward;
     NormSpec norm;
     Placement placement = Placement::pre;
+    float residual_scale = 1;
 };
 
 struct ModelSpec {
@@ -59,7 +70,8 @@ struct ModelSpec {
     std::vector<BlockSpec> blocks;
     std::optional<NormSpec> output_norm;
     bool has_head = false, is_head_tied = false;
-    float head_softcap = 0;
+    bool has_head_bias = false;
+    float head_scale = 1, head_softcap = 0;
 };
 
 }  // namespace kvarn

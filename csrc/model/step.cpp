@@ -27,9 +27,9 @@ float* take_floats(Arena& arena, int n, int columns) {
 }  // namespace
 
 size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
-    size_t bytes = 3 * floats(n, plan.width) + 2 * floats(n, plan.max_query) + 2 * floats(n, plan.max_kv) +
-                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
-                   QuantBuffers::arena_bytes(n, plan.max_hidden);
+    size_t bytes = (plan.has_parallel ? 4 : 3) * floats(n, plan.width) + 2 * floats(n, plan.max_query) +
+                   2 * floats(n, plan.max_kv) + 2 * floats(n, plan.max_hidden) +
+                   QuantBuffers::arena_bytes(n, plan.widest_input()) + QuantBuffers::arena_bytes(n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
     if (plan.max_experts > 0)
@@ -43,6 +43,7 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.x = take_floats(arena, n, plan.width);
     b.normed = take_floats(arena, n, plan.width);
     b.result = take_floats(arena, n, plan.width);
+    b.entry = plan.has_parallel ? take_floats(arena, n, plan.width) : nullptr;
     b.q = take_floats(arena, n, plan.max_query);
     b.mixed = take_floats(arena, n, plan.max_query);
     b.k = take_floats(arena, n, plan.max_kv);

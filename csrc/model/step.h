@@ -11,6 +11,7 @@ struct StepBuffers {
     float* x;                    // (n, width)   the residual stream
     float* normed;               // (n, width)
     float* result;               // (n, width)   of a sublayer
+    float* entry;                // (n, width)   x before a parallel block, null: there is none
     float *q, *mixed;            // (n, query width)
     float *k, *v;                // (n, KV width)
     float *gate, *up;            // (n, hidden)

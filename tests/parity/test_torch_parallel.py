@@ -85,6 +85,22 @@ def test_ranks_give_the_logits_of_one(ranks: Ranks, arch: str, tmp_path: Path) -
     np.testing.assert_array_equal(_beside_a_neighbour(backend, _ids()), whole)
 
 
+@pytest.mark.parametrize("shape", [TWO], ids="{0[0]}x{0[1]}".format)
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2_moe", "granite", "cohere", "phi"])
+def test_ranks_divide_sinks_shared_experts_and_parallel_blocks(ranks: Ranks, family: str, tmp_path: Path) -> None:
+    _, path = pytest.importorskip("tests.tiny_families").family_folder(family, 0, tmp_path)
+    ids = [one % 100 for one in _ids(40)]
+    ours, one_rank = (all_logits(_loaded(b, path), _table(), ids, [33, 7]) for b in (ranks(), torch_cpu()))
+    _close(ours, one_rank)
+
+
+@pytest.mark.parametrize("shape", [TWO], ids="{0[0]}x{0[1]}".format)
+def test_a_norm_over_all_heads_is_not_divided(ranks: Ranks, tmp_path: Path) -> None:
+    _, path = pytest.importorskip("tests.tiny_families").family_folder("olmo2", 0, tmp_path)
+    with pytest.raises(ConfigError, match=r"norm over all heads.*give one of 1, or"):
+        _loaded(ranks(), path)
+
+
 @KINDS
 @pytest.mark.parametrize(
     ("shape", "arch"),

@@ -13,7 +13,7 @@ from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
 
-Dialect = Literal["decoder", "sandwich", "encoder"]
+Dialect = Literal["decoder", "sandwich", "encoder", "turned"]  # turned: experts are (experts, in, out)
 
 MAX_EXPERTS = 1024
 
@@ -36,7 +36,46 @@ DECODER = {
     "layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",  # gate rows, then up rows, as GGUF has them in ffn_up
     "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
+    "layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
+    "layers.{}.self_attn.query_layernorm": "blk.{}.attn_q_norm",
+    "layers.{}.self_attn.key_layernorm": "blk.{}.attn_k_norm",
+    "layers.{}.self_attn.dense": "blk.{}.attn_output",
+    "layers.{}.mlp.c_fc": "blk.{}.ffn_up",
+    "layers.{}.mlp.c_proj": "blk.{}.ffn_down",
+    "layers.{}.mlp.fc1": "blk.{}.ffn_up",
+    "layers.{}.mlp.fc2": "blk.{}.ffn_down",
+    "final_layernorm": "output_norm",
+    "final_layer_norm": "output_norm",
+    "embed_in": "token_embd",
+    "embed_out": "output",
+    "layers.{}.attention.query_key_value": "blk.{}.attn_qkv",
+    "layers.{}.attention.dense": "blk.{}.attn_output",
+    "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
+    "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
+    **{f"{stem}wte": "token_embd" for stem in ("", "transformer.")},
+    **{f"{stem}wpe": "position_embd" for stem in ("", "transformer.")},
+    **{f"{stem}ln_f": "output_norm" for stem in ("", "transformer.")},
+    **{
+        f"{stem}h.{{}}.{theirs}": f"blk.{{}}.{ours}"
+        for stem in ("", "transformer.")
+        for theirs, ours in {
+            "ln_1": "attn_norm",
+            "ln_2": "ffn_norm",
+            "attn.c_attn": "attn_qkv",
+            "attn.c_proj": "attn_output",
+            "mlp.c_fc": "ffn_up",
+            "mlp.c_proj": "ffn_down",
+        }.items()
+    },
+    **{
+        f"layers.{{}}.mlp.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
+        for shared in ("shared_expert", "shared_experts")
+        for part in ("gate", "up", "down")
+    },
+    "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
     # LLaDA's own
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
@@ -50,6 +89,12 @@ DECODER = {
     "transformer.blocks.{}.ff_proj": "blk.{}.ffn_gate",
     "transformer.blocks.{}.up_proj": "blk.{}.ffn_up",
     "transformer.blocks.{}.ff_out": "blk.{}.ffn_down",
+}
+# Whole names: these do not end in weight or bias, or not in the one that GGUF has.
+WHOLE_NAMES = {
+    "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -72,12 +117,20 @@ ENCODER = {
     "pooler.dense": "cls",  # only where a classifier reads it, see canonical_view
     "classifier": "cls.output",
 }
-TABLES: Mapping[Dialect, Mapping[str, str]] = {"decoder": DECODER, "sandwich": SANDWICH, "encoder": ENCODER}
+TABLES: Mapping[Dialect, Mapping[str, str]] = {
+    "decoder": DECODER,
+    "sandwich": SANDWICH,
+    "encoder": ENCODER,
+    "turned": DECODER,
+}
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
-_PREFIX = re.compile(r"^(?:(?:model|language_model|bert)\.)*")
-# Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions.
-_IGNORED = re.compile(r"(^|\.)(pooler|cls|vision_tower|multi_modal_projector)\.|\.(inv_freq|position_ids)$")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
+# Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
+_IGNORED = re.compile(
+    r"(^|\.)(pooler|cls|vision_tower|visual|multi_modal_projector)\.|\.(inv_freq|position_ids)$"
+    r"|\.(attn|attention)\.(masked_)?bias$"
+)
 _EXPERT = re.compile(
     r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )
@@ -90,6 +143,8 @@ def translate(name: str, dialect: Dialect) -> str | None:
     number = re.search(r"\.(\d+)\.", stem)
     pattern = stem if number is None else f"{stem[: number.start()]}.{{}}.{stem[number.end() :]}"
     found = TABLES[dialect].get(pattern)
+    if whole := WHOLE_NAMES.get(f"{pattern}.{suffix}"):
+        return whole.format(*number.groups() if number else ())
     if found is None or suffix not in ("weight", "bias"):
         return None
     return f"{found.format(*number.groups() if number else ())}.{suffix}"
@@ -108,7 +163,7 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
             layer, index, matrix = match.groups()
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
             experts.setdefault(key, {})[int(index)] = renamed(info, name)
-        elif match := _FUSED_EXPERTS.match(local):
+        elif dialect != "turned" and (match := _FUSED_EXPERTS.match(local)):
             _add_all(entries, _split_fused(info, *match.groups()), source.path)
         else:
             canonical = translate(name, dialect) or name

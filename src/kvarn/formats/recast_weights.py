@@ -1,11 +1,14 @@
-"""Weights in another type than they are stored in, converted when loaded.
+"""Weights in another type or order than they are stored in, converted when loaded.
 
-Q8Weights: floats as Q8_0, a quarter of the memory, and int8 kernels for float ones. DenseWeights: everything as floats.
+RearrangedWeights: floats in another order. Q8Weights: floats as Q8_0, a quarter of the memory, and int8 kernels for
+float ones. DenseWeights: everything as floats.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +48,39 @@ class DenseWeights(WeightProxy):
 
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
         return self._source.array(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Rearranged:
+    """A tensor made of another one: order gets and gives values of the stored type, the bytes of quantised rows."""
+
+    info: TensorInfo
+    origin: str
+    order: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+
+
+class RearrangedWeights(WeightProxy):
+    """A WeightSource with tensors that are others in another order; the originals stay too."""
+
+    def __init__(self, source: WeightSource, made: Mapping[str, Rearranged]) -> None:
+        self._made = made
+        super().__init__(source, {name: one.info for name, one in made.items()})
+
+    def release_pages(self, names: Iterable[str]) -> None:
+        self._source.release_pages({self._made[name].origin if name in self._made else name for name in names})
+
+    def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
+        one = self._made[name]
+        stored = self._source.tensors[one.origin]
+        unit = {TensorType.F32: np.uint32, TensorType.F16: np.uint16, TensorType.BF16: np.uint16}.get(
+            stored.type, np.uint8
+        )
+        values = one.order(self._source.raw(one.origin).view(unit).reshape(*stored.shape[:-1], -1))
+        return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+    def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
+        info = self.tensors[name]
+        return dequantize(self.raw(name), info.type, info.shape)
 
 
 def _is_requantized(info: TensorInfo) -> bool:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from kvarn.checks import short
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
+from kvarn.formats import mxfp4
 from kvarn.formats.mapped_file import DAMAGED, MappedFile
 from kvarn.formats.open import PICKLE_SUFFIXES
 from kvarn.formats.quants import dequantize
@@ -31,6 +32,7 @@ _BITS = {
 }
 # Integer buffers that some checkpoints carry and no model reads: they are left out.
 _BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
+_HALVES = ("_blocks", "_scales")  # of an MXFP4 tensor
 _MAX_DIMENSIONS = 8
 _MAX_DIMENSION = 2**31 - 1
 _INDEX = "model.safetensors.index.json"
@@ -43,6 +45,7 @@ class SafetensorsFile:
     def __init__(self, path: str) -> None:
         self.file = MappedFile(path)
         self.tensors: dict[str, TensorInfo] = {}
+        self.halves: dict[str, tuple[int, ...]] = {}  # shapes of the bytes that are half of an MXFP4 tensor
         self.offsets: dict[str, int] = {}
         try:
             self._parse()
@@ -51,7 +54,12 @@ class SafetensorsFile:
             raise
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        return self.file.view(self.offsets[name], self.tensors[name].num_bytes)
+        return self.file.view(*self.range(name))
+
+    def range(self, name: str) -> tuple[int, int]:
+        """Where the bytes of a tensor begin, and how many there are."""
+        halves = self.halves.get(name)
+        return self.offsets[name], self.tensors[name].num_bytes if halves is None else math.prod(halves)
 
     def _parse(self) -> None:
         size = self.file.size
@@ -91,6 +99,9 @@ class SafetensorsFile:
         if dtype in _TYPES and 0 not in shape:
             self.tensors[name] = TensorInfo(name, _TYPES[dtype], tuple(shape))
             self.offsets[name] = data_begin + begin
+        elif dtype == "U8" and name.endswith(_HALVES) and 0 not in shape:
+            self.halves[name] = tuple(shape)
+            self.offsets[name] = data_begin + begin
         elif not name.endswith(_BUFFERS):
             raise UnsupportedModel(
                 f"{self.file.path}: tensor {name!r} is {dtype} {shape}; F32, F16 and BF16 with at least one value "
@@ -122,14 +133,30 @@ class SafetensorsFolder:
         for file, expected in files.items():
             shard = SafetensorsFile(self._join(file))
             self._files.append(shard)
-            missing = sorted((expected or frozenset()) - shard.tensors.keys())
+            missing = sorted((expected or frozenset()) - shard.tensors.keys() - shard.halves.keys())
             missing = [name for name in missing if not name.endswith(_BUFFERS)]
             if missing:
                 raise FormatError(f"tensor {missing[0]!r} is not here, though {_INDEX} says so", file=shard.file.path)
-            for name in shard.tensors:
+            for name in (*shard.tensors, *shard.halves):
                 if name in self._owners:
                     raise FormatError(f"tensor {name!r} is also in another shard", file=shard.file.path)
                 self._owners[name] = shard
+        halves = [name for shard in self._files for name in shard.halves]
+        self._pairs = {name.removesuffix(_HALVES[0]).removesuffix(_HALVES[1]) for name in halves}
+        self._tensors = {name: shard.tensors[name] for name, shard in self._owners.items() if name in shard.tensors}
+        self._tensors |= {name: self._pair_info(name) for name in self._pairs}
+
+    def _pair_info(self, name: str) -> TensorInfo:
+        shapes = []
+        for suffix in _HALVES:
+            owner = self._owners.get(f"{name}{suffix}")
+            shapes.append(() if owner is None else owner.halves.get(f"{name}{suffix}", ()))
+        blocks, scales = shapes
+        if len(blocks) < 2 or blocks[-1] != 16 or scales != blocks[:-1] or name in self._tensors:
+            raise FormatError(
+                f"{name}_blocks is {blocks} and {name}_scales {scales}; expected (..., 16) and (...)", file=self._path
+            )
+        return TensorInfo(name, TensorType.Q8_0, (*blocks[:-2], blocks[-2] * TensorType.Q8_0.block_values))
 
     @property
     def path(self) -> str:
@@ -146,19 +173,22 @@ class SafetensorsFolder:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        return MappingProxyType({name: shard.tensors[name] for name, shard in self._owners.items()})
+        return MappingProxyType(self._tensors)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        return self._owners[name].raw(name)
+        stored = [self._owners[part].raw(part) for part in self._parts(name)]
+        return mxfp4.pair_as_q8_0(stored[0], stored[1], name) if name in self._pairs else stored[0]
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
-        info = self._owners[name].tensors[name]
+        info = self._tensors[name]
         return dequantize(self.raw(name), info.type, info.shape)
 
     def release_pages(self, names: Iterable[str]) -> None:
-        for name in names:
-            shard = self._owners[name]
-            shard.file.release_pages([(shard.offsets[name], shard.tensors[name].num_bytes)])
+        for part in (part for name in names for part in self._parts(name)):
+            self._owners[part].file.release_pages([self._owners[part].range(part)])
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        return tuple(f"{name}{suffix}" for suffix in _HALVES) if name in self._pairs else (name,)
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if a weight file changed since it was opened."""

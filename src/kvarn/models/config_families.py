@@ -61,6 +61,13 @@ _GEMMA3: Final = _GEMMA | {
     "sliding_window_pattern": 6,
     "final_logit_softcapping": None,
 }
+_LAYER_NORM: Final = {key: value for key, value in _DECODER.items() if key != "rms_norm_eps"} | {"layer_norm_eps": 1e-5}
+_COHERE: Final = (
+    _LAYER_NORM
+    | _BIAS
+    | {"logit_scale": 0.0625, "tie_word_embeddings": True, "rotary_pct": 1.0, "use_gated_activation": True}
+)
+_VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None}
 _MASK: Final = {"mask_token_id": None}
 _LLADA: Final = {
     **dict.fromkeys(("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "max_sequence_length")),
@@ -80,6 +87,61 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "smollm3": _DECODER
+    | _BIAS
+    | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
+    | {"use_sliding_window": False, "sliding_window": None},
+    "seed_oss": _DECODER | {"attention_bias": True, "attention_out_bias": False, "head_dim": 128},
+    "gemma": _DECODER
+    | _BIAS
+    | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True, "head_dim": 256},
+    "olmo2": _DECODER | _BIAS | {"rms_norm_eps": 1e-5},
+    "olmo3": _DECODER | _BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    "olmoe": _DECODER | _BIAS | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+    "granite": _DECODER
+    | _BIAS
+    | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
+    "glm4": _DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5, "head_dim": 128},
+    "exaone4": _DECODER | {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "ernie4_5": _DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True, "head_dim": 128},
+    "hunyuan_v1_dense": _DECODER | _BIAS,
+    "cohere": _COHERE | {"rope_theta": 500000.0},
+    "cohere2": _COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
+    "starcoder2": {**_LAYER_NORM, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    | {"norm_epsilon": 1e-5, "layer_norm_eps": None, "use_bias": True, "sliding_window": None},
+    "stablelm": _LAYER_NORM
+    | {"partial_rotary_factor": 0.25, "rotary_pct": None, "use_qkv_bias": False, "use_parallel_residual": False},
+    "phi": _LAYER_NORM | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    "ministral": _DECODER | {"sliding_window": 4096},
+    "ministral3": _DECODER | {"head_dim": 128, "sliding_window": None},
+    "qwen2_vl": _QWEN2 | _VISION_TEXT,
+    "qwen2_vl_text": _QWEN2 | _VISION_TEXT,
+    "qwen2_5_vl": _QWEN2 | _VISION_TEXT,
+    "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
+    "qwen3_vl_text": _QWEN3 | {"rope_theta": 500000.0},
+    "qwen2_moe": _QWEN3_MOE | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+    "gpt_oss": _DECODER
+    | {"rope_theta": 150000.0, "attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
+    | {"num_local_experts": 128, "num_experts": None, "num_experts_per_tok": 4}
+    | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "quantization_config": None},
+    "arcee": _DECODER | _BIAS | {"hidden_act": "relu2"},
+    "nemotron": _LAYER_NORM
+    | _BIAS
+    | {"hidden_act": "relu2", "layer_norm_eps": None, "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "gpt_neox": _LAYER_NORM
+    | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}
+    | {"rotary_emb_base": 10000.0, "rope_theta": None},
+    "gpt2": dict.fromkeys(("n_embd", "n_layer", "n_head", "n_positions", "n_inner", "vocab_size"))
+    | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
+    | {"scale_attn_by_inverse_layer_idx": False},
+    "glm4_moe": _DECODER
+    | _EXPERTS
+    | {"attention_bias": False, "partial_rotary_factor": 0.5, "use_qk_norm": False, "norm_topk_prob": True}
+    | {"n_routed_experts": None, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+    | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0, "scoring_func": None},
+    "minimax_m2": _DECODER
+    | {"rope_theta": 5000000.0, "head_dim": 128, "num_local_experts": None, "num_experts_per_tok": 8}
+    | {"partial_rotary_factor": 1.0, "rotary_dim": None, "scoring_func": None},
     "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
 }
 

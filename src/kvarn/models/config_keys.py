@@ -1,7 +1,8 @@
 """Which keys of config.json may be there unread, and which are refused because they would change the arithmetic.
 
 1. A key that the architecture read is settled.
-2. NEUTRAL has the keys that change the arithmetic of some model: they pass with the values that change nothing.
+2. OF_ONE_TYPE has what published files of one model type say, with the values that are true of it anyway; NEUTRAL the
+   keys that change the arithmetic of some model: they pass with the values that change nothing.
 3. HARMLESS has keys, and endings of keys, that change nothing at inference: training, token ids, ways of computing.
 4. Every other key is refused if a word of its name is one of ARITHMETIC's, unless it is empty, 0 or 1 (num_*: only 0).
 What is left (names, versions, notes of tools) passes. docs/model-files.md says the same to users.
@@ -60,6 +61,31 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "activation_type": (None, "silu"),
     "block_type": (None, "llama"),
 }
+# Of single model types: keys of the published config.json files that say what the type is anyway. ANY: not read there.
+ANY: Final = ("any",)
+OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "starcoder2": {"norm_type": ("layer_norm",), "mlp_type": ("default",), "activation_function": ANY},
+    "stablelm": {"num_heads": ANY, "rope_pct": ANY, "norm_eps": ANY},
+    "cohere2": {
+        "position_embedding_type": ("rope_gptj",),
+        "order_of_interleaved_layers": ("local_attn_first",),
+        "layer_switch": (4,),
+        "use_embedding_sharing": (True,),
+        "use_parallel_block": (True,),
+        "use_parallel_embedding": ANY,
+    },
+    "hunyuan_v1_dense": {
+        "norm_type": ("rms",),
+        "use_rotary_pos_emb": (True,),
+        "num_experts": (0, 1),
+        "use_cla": (False,),
+        "cla_share_factor": ANY,  # of use_cla
+        "dense_list": ANY,  # of classifiers
+        "attention_head_dim": ANY,  # beside head_dim
+    },
+    "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
+    "minimax_m2": {"qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "mlp_intermediate_size": ANY},
+}
 HARMLESS: Final = frozenset(
     {
         "alibi_bias_max",  # of alibi, which is neutral only when it is off
@@ -117,8 +143,11 @@ ARITHMETIC: Final = re.compile(
 )
 
 
-def changes_arithmetic(key: str, value: object) -> bool:
+def changes_arithmetic(key: str, value: object, model_type: str = "") -> bool:
     """Whether a key that was not read would make another model of it."""
+    own = OF_ONE_TYPE.get(model_type, {}).get(key)
+    if own is not None:
+        return own is not ANY and value is not None and value not in own
     if key in NEUTRAL:
         return not any(value is neutral or value == neutral for neutral in NEUTRAL[key])
     if key in HARMLESS or _HARMLESS_NAME.search(key):

@@ -12,6 +12,7 @@ from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
+from kvarn.models.fused_tensors import separate_tensors
 from kvarn.models.hparams import HParams
 from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
@@ -49,20 +50,28 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
         view = _without_copied_head(view)
     if architecture.split is not None:
         view = architecture.split(spec, view)
+    view = separate_tensors(spec, view)
     check_tensors(spec, view)
     return Description(spec, view, recommended_sampling(source), tuple(hparams.notes))
 
 
 def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
-    """GGUF's names are canonical already; safetensors are renamed and their norms shifted."""
+    """GGUF's names are canonical, but for a few; safetensors are renamed and their norms shifted."""
     if source.metadata.get("hf") is None:
-        return WeightView(source, {name: renamed(info, name) for name, info in source.tensors.items()})
+        names = {name: _gguf_name(name, architecture.gguf_names) for name in source.tensors}
+        return WeightView(source, {names[name]: renamed(info, names[name]) for name, info in source.tensors.items()})
     entries = canonical_view(source, architecture.dialect).entries
     if architecture.hf_norm_offset:
         for name, entry in entries.items():
             if name.endswith("norm.weight"):
                 entries[name] = shifted(entry, architecture.hf_norm_offset)
     return WeightView(source, entries)
+
+
+def _gguf_name(name: str, changed: Mapping[str, str]) -> str:
+    stem, _, suffix = name.rpartition(".")
+    layer, _, tensor = stem.rpartition(".")
+    return f"{layer}.{changed[tensor]}.{suffix}" if tensor in changed else name
 
 
 def _without_copied_head(view: WeightView) -> WeightView:

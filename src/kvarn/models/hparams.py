@@ -8,7 +8,6 @@ Of config.json, only the keys that the model type has are read. Does not know wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -19,85 +18,9 @@ from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.config_families import FAMILIES
 from kvarn.models.config_keys import changes_arithmetic
+from kvarn.models.hparam_names import ACTIVATIONS, GGUF_NEUTRAL, HARMLESS, HPARAMS, HParam
 from kvarn.models.spec import Activation
 
-
-@dataclass(frozen=True, slots=True)
-class HParam:
-    """The spellings of one hyperparameter and the range of its values."""
-
-    gguf: str | None
-    hf: tuple[str, ...]
-    low: float
-    high: float
-
-
-HPARAMS: Final[Mapping[str, HParam]] = {
-    "num_layers": HParam("block_count", ("num_hidden_layers", "n_layers"), 1, 1024),
-    "width": HParam("embedding_length", ("hidden_size", "d_model"), 1, 2**20),
-    "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
-    "context_length": HParam("context_length", ("max_position_embeddings", "max_sequence_length"), 1, 2**30),
-    "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size"), 1, 2**22),
-    "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads"), 1, 1024),
-    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
-    "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
-    "value_dim": HParam("attention.value_length", (), 1, 2**14),
-    "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
-    "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
-    "layer_norm_eps": HParam("attention.layer_norm_epsilon", ("layer_norm_eps",), 0, 1),
-    "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
-    "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
-    "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
-    "num_experts": HParam("expert_count", ("num_local_experts", "num_experts"), 0, 1024),
-    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
-    "expert_hidden": HParam(
-        "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
-    ),
-    "decoder_sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
-    "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
-    # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
-    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
-    "pooling_type": HParam("pooling_type", (), 0, 16),
-    "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
-    "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
-    "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
-    "partial_rotary_factor": HParam(None, ("partial_rotary_factor",), 0, 1),
-    "rope_factor": HParam("rope.scaling.factor", ("factor",), 1e-6, 1e6),
-    "rope_original_context": HParam(
-        "rope.scaling.original_context_length", ("original_max_position_embeddings",), 1, 2**30
-    ),
-    "rope_magnitude": HParam("rope.scaling.attn_factor", ("attention_factor",), 0, 1e3),
-    "rope_beta_fast": HParam("rope.scaling.yarn_beta_fast", ("beta_fast",), 1e-3, 1e6),
-    "rope_beta_slow": HParam("rope.scaling.yarn_beta_slow", ("beta_slow",), 1e-3, 1e6),
-    "rope_mscale": HParam(None, ("mscale",), 0, 1e3),
-    "rope_mscale_all_dim": HParam(None, ("mscale_all_dim",), 0, 1e3),
-    "rope_low_frequency": HParam(None, ("low_freq_factor",), 1e-3, 1e6),
-    "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
-}
-# GGUF keys that describe a file but change no arithmetic.
-HARMLESS: Final = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "embedding_length_per_head"}
-# Keys that do change it, with the one value that makes them harmless.
-GGUF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "expert_gating_func": (0, 1),  # 1 is softmax
-    "expert_weights_scale": (0.0, 1.0),
-    "expert_shared_count": (0,),
-    "expert_shared_feed_forward_length": (0,),
-    "use_parallel_residual": (False,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "attention.sliding_window": (0,),
-    "attention.causal": (True,),
-    "pooling_type": (0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-}
-ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
 _MISSING: Final = object()
 
 
@@ -166,7 +89,9 @@ class HParams:
 
     def activation(self, default: Activation) -> Activation:
         """Read the feed-forward activation; GGUF leaves it to the architecture."""
-        key, value = self.lookup(None, "hidden_activation", "hidden_act")  # a model type has one of them
+        key, value = self.lookup(
+            None, "hidden_activation", "hidden_act", "activation_function"
+        )  # a model type has one of them
         if self.is_gguf or value is _MISSING:
             return default
         if not isinstance(value, str) or value not in ACTIVATIONS:
@@ -219,7 +144,7 @@ class HParams:
     def _matters(self, key: str, value: object) -> bool:
         if not self.is_gguf:
             is_off = key == "sliding_window" and self._metadata.get("use_sliding_window") is False
-            return not is_off and changes_arithmetic(key, value)
+            return not is_off and changes_arithmetic(key, value, self.architecture)
         if not key.startswith(f"{self.architecture}."):
             return False
         suffix = key.removeprefix(f"{self.architecture}.")

@@ -102,6 +102,8 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
         attention, ffn = block.attention, block.feed_forward
         heads = (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
         hidden = ffn.hidden if isinstance(ffn, FeedForward) else ffn.hidden * ffn.num_active
+        if not isinstance(ffn, FeedForward) and ffn.shared is not None:
+            hidden = max(hidden, ffn.shared.hidden)
         widest = max(widest, 4 * spec.width + heads + 2 * hidden)
     return 4 * (batch_tokens * widest + 2 * spec.vocab_size)
 

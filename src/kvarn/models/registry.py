@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvarn.errors import FormatError, UnsupportedModel
@@ -11,17 +11,40 @@ from kvarn.formats.hf_names import Dialect
 from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
+    arcee,
     bert,
+    cohere,
     dream,
+    ernie4_5,
+    exaone4,
+    gemma,
     gemma2,
     gemma3,
+    glm4,
+    glm4_moe,
+    gpt2,
+    gpt_neox,
+    gpt_oss,
+    granite,
+    hunyuan,
     llada,
     llada_moe,
     llama,
+    minimax_m2,
+    ministral3,
+    olmo2,
+    olmoe,
+    phi,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen_vl,
     sdar,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
 )
 from kvarn.models.hparams import HParams, text_config
 from kvarn.models.spec import ModelSpec
@@ -29,31 +52,84 @@ from kvarn.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one architecture is recognised and described.
+    """How one architecture is recognised and described. title: the models people know it by.
 
-    hf_norm_offset: what safetensors subtract from norm weights.
+    oracle: with what its tests compare its logits.
+    hf_norm_offset: what safetensors subtract from norm weights. gguf_names: how GGUF calls some of a layer's tensors.
     """
 
+    title: str
     gguf: tuple[str, ...]
     hf: tuple[str, ...]
     describe: Callable[[HParams], ModelSpec]
     dialect: Dialect = "decoder"
     hf_norm_offset: float = 0.0
     split: Callable[[ModelSpec, WeightView], WeightView] | None = None
+    gguf_names: Mapping[str, str] = field(default_factory=dict)
+    oracle: str = "transformers"
 
 
+TRANSCRIPTION: Final = "a transcription of its authors' code"
+SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
-    Architecture(("llama",), ("llama", "mistral", "mixtral"), llama.describe),
-    Architecture(("qwen2",), ("qwen2",), qwen2.describe),
-    Architecture(("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
-    Architecture(("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
-    Architecture(("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0),
-    Architecture(("phi3",), ("phi3",), phi3.describe, split=phi3.split_fused),
-    Architecture(("bert",), ("bert",), bert.describe, "encoder"),
-    Architecture(("llada",), ("llada",), llada.describe),
-    Architecture(("llada-moe",), ("llada_moe",), llada_moe.describe),
-    Architecture(("dream",), ("Dream", "dream"), dream.describe),
-    Architecture(("sdar",), ("sdar", "sdar_moe"), sdar.describe),
+    Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Architecture("Qwen2, Qwen2.5", ("qwen2",), ("qwen2",), qwen2.describe),
+    Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
+    Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
+    Architecture(
+        "Gemma 3 (text)", ("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0
+    ),
+    Architecture("Phi-3, Phi-4", ("phi3",), ("phi3",), phi3.describe),
+    Architecture("SmolLM3", ("smollm3",), ("smollm3",), smollm3.describe),
+    Architecture("Seed-OSS", ("seed_oss",), ("seed_oss",), seed_oss.describe, gguf_names=SECOND_NORM),
+    Architecture("Gemma", ("gemma",), ("gemma",), gemma.describe, hf_norm_offset=1.0),
+    Architecture("OLMo 2, OLMo 3", ("olmo2",), ("olmo2", "olmo3"), olmo2.describe, "sandwich"),
+    Architecture("OLMoE", ("olmoe",), ("olmoe",), olmoe.describe),
+    Architecture("Granite 3 (dense)", ("granite",), ("granite",), granite.describe),
+    Architecture("GLM-4 (0414)", ("glm4",), ("glm4",), glm4.describe),
+    Architecture("EXAONE 4", ("exaone4",), ("exaone4",), exaone4.describe, "sandwich"),
+    Architecture("ERNIE 4.5 (dense)", ("ernie4_5",), ("ernie4_5",), ernie4_5.describe),
+    Architecture("HunYuan (dense)", ("hunyuan-dense",), ("hunyuan_v1_dense",), hunyuan.describe),
+    Architecture("Command R, Command R7B", ("command-r", "cohere2"), ("cohere", "cohere2"), cohere.describe),
+    Architecture("StarCoder2", ("starcoder2",), ("starcoder2",), starcoder2.describe),
+    Architecture("StableLM", ("stablelm",), ("stablelm",), stablelm.describe),
+    Architecture("Phi-1, Phi-1.5, Phi-2", ("phi2",), ("phi",), phi.describe),
+    Architecture("Ministral, Ministral 3", ("mistral3",), ("ministral", "ministral3"), ministral3.describe),
+    Architecture(
+        "Qwen2-VL, Qwen2.5-VL (text)",
+        ("qwen2vl",),
+        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+        qwen_vl.describe_2,
+    ),
+    Architecture("Qwen3-VL (text)", ("qwen3vl",), ("qwen3_vl_text",), qwen_vl.describe_3),
+    Architecture("Arcee AFM", ("arcee",), ("arcee",), arcee.describe_arcee),
+    Architecture("Nemotron, Minitron", ("nemotron",), ("nemotron",), arcee.describe_nemotron, hf_norm_offset=1.0),
+    Architecture("GPT-NeoX, Pythia", ("gptneox",), ("gpt_neox",), gpt_neox.describe, split=gpt_neox.split_heads),
+    Architecture("GPT-2", ("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
+    Architecture(
+        "GLM-4.5",
+        ("glm4moe",),
+        ("glm4_moe",),
+        glm4_moe.describe,
+        split=glm4_moe.drop_draft_layers,
+        gguf_names=SECOND_NORM,
+    ),
+    Architecture(
+        "gpt-oss",
+        ("gpt-oss",),
+        ("gpt_oss",),
+        gpt_oss.describe,
+        "turned",
+        split=gpt_oss.separate_experts,
+        gguf_names=SECOND_NORM,
+    ),
+    Architecture("MiniMax-M2", ("minimax-m2",), ("minimax_m2",), minimax_m2.describe),
+    Architecture("Qwen1.5-MoE, Qwen2-MoE", ("qwen2moe",), ("qwen2_moe",), qwen2_moe.describe),
+    Architecture("BERT (embeddings, rerankers)", ("bert",), ("bert",), bert.describe, "encoder"),
+    Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
+    Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),
+    Architecture("Dream", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION),
+    Architecture("SDAR", ("sdar",), ("sdar", "sdar_moe"), sdar.describe, oracle=TRANSCRIPTION),
 )
 
 
@@ -70,3 +146,9 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
             f"architecture {name[:60]!r} is unknown; known are {', '.join(sorted(known))}", fields=(key,)
         )
     return name, known[name]
+
+
+def supported_families() -> list[tuple[str, str, str, str]]:
+    """List what can be run: title, GGUF architectures, model types of config.json, oracle of the tests."""
+    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), one.oracle) for one in ARCHITECTURES]
+    return sorted(rows, key=lambda row: row[0].lower())

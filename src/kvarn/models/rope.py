@@ -5,6 +5,8 @@ linear    positions divided by a factor                        (kaiokendev 2023)
 llama3    low frequencies divided, high ones kept, a ramp between
 yarn      as llama3 with a ramp over dimensions and a magnitude  (arXiv:2309.00071)
 longrope  each frequency divided by its own factor, short or long by the context (arXiv:2402.13753)
+ntk_alpha a larger base, whatever the context; config.json calls it dynamic
+mrope     of texts the same as none: a token has one position, not one for each axis of an image
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ Float64 = npt.NDArray[np.float64]
 # What config.json may say about each kind of scaling; anything else in its rope entries is refused.
 COMMON_KEYS = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned"}
+    | {"mrope_section", "mrope_interleaved"}
 )
 SCALING_KEYS: dict[str, frozenset[str]] = {
     "none": frozenset({"factor"}),  # no scaling, whatever the factor
@@ -33,12 +36,16 @@ SCALING_KEYS: dict[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "ntk_alpha": frozenset({"factor", "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
 }
+# Read by an architecture itself.
+OWN_KEYS = {"ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"})}
+BY_KIND = ("gemma3", "gemma3_text", "olmo3")  # model types whose windowed layers may have a rope of their own
 # Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
 UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
 # As which llama.cpp's converter writes them, attention_factor too. It reads them for no architecture that is run here.
 UNUSED_GGUF_KEYS = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
-RENAMED = {"default": "none", "su": "longrope"}
+RENAMED = {"default": "none", "su": "longrope", "mrope": "none"}
 
 
 def read_rope(
@@ -48,8 +55,11 @@ def read_rope(
     table = _parameters(hparams, kind, context)
     dims = _rotated_dims(hparams, head_dim, table)
     base = hparams.number("rope_base", default=10000.0, table=table)
-    plain = frequencies(base, dims)
     scaling = _scaling_kind(hparams, table)
+    if scaling == "ntk_alpha":
+        stretched = base * hparams.number("rope_alpha", table=table) ** (dims / (dims - 2))
+        return rope(style, frequencies(stretched, dims))
+    plain = frequencies(base, dims)
     if scaling == "longrope":
         return rope(style, *_longrope(hparams, table, plain, context))
     factors = hparams.vector("rope_freqs.weight", dims // 2) if hparams.is_gguf else None
@@ -62,6 +72,16 @@ def read_rope(
     if scaling == "llama3":
         return rope(style, _llama3(hparams, table, plain, factor))
     return rope(style, *_yarn(hparams, table, plain, base, factor))
+
+
+def unscaled_rope(hparams: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int) -> Rope:
+    """Build the rope of windowed layers, which no scaling stretches: with a base of its own, or the model's."""
+    by_kind = hparams.raw(None, "rope_parameters")
+    if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:
+        return read_rope(hparams, style, head_dim, context, kind="sliding_attention")
+    table = _parameters(hparams, "full_attention", context)
+    base = hparams.number("rope_base", default=10000.0, table=table)
+    return rope(style, frequencies(hparams.number("rope_base_local", default=base), head_dim), gguf_magnitude(hparams))
 
 
 def frequencies(base: float, dims: int) -> Float64:
@@ -103,12 +123,15 @@ def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] 
         if not isinstance(entry, Mapping):
             raise hparams.format_error(f"rope_parameters is {short(entry)}; expected an object")
     scaling, parameters = given
-    is_by_kind = hparams.has_key("rope_local_base_freq")  # of layer: Gemma 3
+    is_by_kind = hparams.architecture in BY_KIND
     if is_by_kind and parameters and not parameters.keys() & {"full_attention", "sliding_attention"}:
         raise hparams.format_error(f"rope_parameters has {short(sorted(parameters))}; expected full_attention")
     nested = parameters.get(kind) if is_by_kind else None
     base = "rope_local_base_freq" if kind == "sliding_attention" else "rope_theta"
-    table = {"rope_theta": hparams.raw(None, base), "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor")}
+    table = {
+        "rope_theta": hparams.raw(None, base, "rotary_emb_base"),
+        "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor", "rotary_pct"),
+    }
     if isinstance(nested, Mapping):
         table |= {**nested, **(scaling if kind == "full_attention" else {})}
     else:
@@ -122,12 +145,13 @@ def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] 
 
 def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
     share = hparams.number("partial_rotary_factor", default=1.0, table=table)
-    if share != 1.0 and not hparams.has_key("partial_rotary_factor"):
+    if share != 1.0 and not (hparams.has_key("partial_rotary_factor") or hparams.has_key("rotary_pct")):
         raise hparams.unsupported(
             f"partial_rotary_factor is {share:g}; {hparams.architecture} rotates all dimensions",
             "partial_rotary_factor",
         )
-    dims: int = hparams.integer("rope_dims", default=int(head_dim * share), table=table)
+    usual = hparams.integer("rotary_dim", default=int(head_dim * share))
+    dims: int = hparams.integer("rope_dims", default=usual, table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
         raise hparams.format_error(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
     return dims
@@ -142,6 +166,8 @@ def _scaling_kind(hparams: HParams, table: Mapping[str, Any] | None) -> str:
         name = RENAMED.get(name, name) if isinstance(name, str) else name
         if name == "yarn" and hparams.architecture == "phi3":
             name = "longrope"  # what this model type meant by it
+        if name == "dynamic" and table.get("alpha") and hparams.architecture.startswith("hunyuan"):
+            name = "ntk_alpha"
     name = "none" if name is None else name
     if name not in known:
         raise hparams.unsupported(
@@ -167,7 +193,9 @@ def _gguf_scaling(hparams: HParams) -> Any:
 
 def _refuse_unknown(hparams: HParams, kind: str, table: Mapping[str, Any]) -> None:
     unused = UNUSED_KEYS.get(kind, frozenset()) & table.keys()
-    unknown = sorted(table.keys() - COMMON_KEYS - SCALING_KEYS[kind] - unused)
+    unknown = sorted(
+        table.keys() - COMMON_KEYS - SCALING_KEYS[kind] - unused - OWN_KEYS.get(hparams.architecture, set())
+    )
     for key in sorted(unused):
         hparams.notes[f"rope scaling {kind!r}: {key} = {short(table[key])} has no effect, as in transformers"] = None
     if unknown:
@@ -223,7 +251,9 @@ def _yarn_ramp(hparams: HParams, table: Mapping[str, Any] | None, dims: int, bas
 
 
 def _truncates(hparams: HParams, table: Mapping[str, Any] | None) -> bool:
-    value = True if table is None else table.get("truncate", True)
+    if table is None:
+        return hparams.architecture != "gpt-oss"  # GGUF has no key for it
+    value = table.get("truncate", True)
     if not isinstance(value, bool):
         raise hparams.format_error(f"truncate is {short(value)}; expected true or false")
     return value
@@ -235,6 +265,8 @@ def _yarn_magnitude(hparams: HParams, table: Mapping[str, Any] | None, factor: f
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
+    if hparams.is_gguf and (weight := hparams.number("rope_log_multiplier", default=0.0)):
+        return magnitude(1.0) / magnitude(weight)
     above, below = (hparams.number(name, default=0.0, table=table) for name in ("rope_mscale", "rope_mscale_all_dim"))
     return magnitude(above) / magnitude(below) if above and below else magnitude(1.0)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]  # gelu is the exact erf form
+# gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
+# (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g) with g = min(gate, 7)
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
 Mask = Literal["causal", "bidirectional", "block_causal"]
 Pooling = Literal["mean", "cls", "last"]
 
@@ -38,10 +40,18 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Tensors attn_q, attn_k, attn_v, attn_output (.weight, and .bias as flagged); attn_q_norm, attn_k_norm.
+class Temperature:
+    """Queries are multiplied by 1 + beta * ln(1 + position // length)."""
 
-    Order: project, add bias, qk_norm over each head, rope, cache, scores * scale, softcap, mask, softmax.
+    length: int
+    beta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Tensors attn_q, attn_k, attn_v, attn_output (.weight, and .bias as flagged); attn_{q,k}_norm; attn_sinks.
+
+    Order: project, add bias, qk_norm, rope, temperature, cache, scores * scale, softcap, mask, softmax.
     """
 
     num_heads: int
@@ -53,9 +63,13 @@ class Attention:
     window: int | None = None  # a query at p sees keys in (p - window, p]
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: Norm | None = None  # over head_dim, one weight vector for all heads
+    qk_norm: Norm | None = None
+    qk_norm_span: Literal["head", "row"] = "head"  # over each head with one weight vector, or over all heads together
+    qk_norm_after_rope: bool = False
     softcap: float | None = None  # scores = cap * tanh(scores / cap)
     mask_block: int | None = None  # block_causal: a query at p sees keys before (p // mask_block + 1) * mask_block
+    sinks: bool = False  # softmax over the scores and one more per head, attn_sinks (heads), whose value is zero
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +83,29 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts in `count` groups of neighbours: only the num_active whose two best experts have the largest sums are
+    chosen from, ties to the lower index."""
+
+    count: int
+    num_active: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An expert that every token meets: ffn_{gate,up,down}_shexp, times sigmoid(ffn_gate_inp_shexp . x) if gate."""
+
+    hidden: int
+    gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
     """Router ffn_gate_inp (experts, width); experts ffn_{gate,up,down}_exps (experts, out, in), all gated.
 
-    p = softmax(router(x)) over all experts; the num_active largest are used, ties to the lower index;
-    renormalise divides their p by their sum. Output = sum p_e * expert_e(x), in ascending expert index.
+    p = softmax or sigmoid of router(x), over all experts; the num_active largest are used, ties to the lower index,
+    where selection_bias by p + exp_probs_b; renormalise divides their p by their sum, scale multiplies them.
+    Output = sum p_e * expert_e(x), in ascending expert index, then the shared expert's.
     """
 
     num_experts: int
@@ -81,6 +113,13 @@ class MixtureOfExperts:
     hidden: int
     activation: Activation
     renormalise: bool
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scale: float = 1.0
+    groups: ExpertGroups | None = None
+    shared: SharedExpert | None = None
+    router_bias: bool = False
+    selection_bias: bool = False
+    expert_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +129,16 @@ class Block:
     pre:      x += sub(norm(x))              attn_norm, ffn_norm
     sandwich: x += post(sub(norm(x)))        attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
     residual: x = norm(x + sub(x))           attn_output_norm, layer_output_norm
+    post:     x += post(sub(x))              post_attention_norm, post_ffw_norm
+    parallel: x += attention(norm(x)) + ffn(other norm(x))    attn_norm, ffn_norm
+    All but residual multiply what they add by residual_scale.
     """
 
     attention: Attention
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
-    placement: Literal["pre", "sandwich", "residual"] = "pre"
+    placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +157,13 @@ class InputEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """logits = output.weight @ x (token_embd.weight when tied), then cap * tanh(logits / cap) if softcap."""
+    """logits = (output.weight @ x (token_embd.weight when tied) + output.bias) * scale, then softcap's
+    cap * tanh(logits / cap)."""
 
     tied: bool
     softcap: float | None = None
+    bias: bool = False
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

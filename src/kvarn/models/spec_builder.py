@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
 from kvarn.models.dimensions import Dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import usual_context
@@ -12,6 +17,10 @@ POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 def rms_norm(hparams: HParams) -> Norm:
     return Norm("rms", hparams.number("rms_norm_eps"))
+
+
+def layer_norm(hparams: HParams, *, has_bias: bool) -> Norm:
+    return Norm("layer", hparams.number("layer_norm_eps"), has_bias=has_bias)
 
 
 def attention_biases(hparams: HParams) -> tuple[bool, bool]:
@@ -35,7 +44,9 @@ def one_window(hparams: HParams, dims: Dimensions) -> int | None:
 
 
 def window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Return which layers attend through a window: config.json's layer_types, else the architecture's usual ones."""
+    """Return which layers attend through a window: as the file says by layer, else the architecture's usual ones."""
+    if hparams.is_gguf:
+        return _gguf_window_layers(hparams, dims, usual)
     kinds = hparams.raw(None, "layer_types")
     if kinds is None:
         return usual
@@ -49,16 +60,39 @@ def window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 
+def _gguf_window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -> tuple[bool, ...]:
+    """A list has an entry for each layer; a number n makes every n-th layer a full one, 0 none of them windowed."""
+    pattern = hparams.raw("attention.sliding_window_pattern")
+    if pattern is None:
+        return usual
+    if isinstance(pattern, Sequence | np.ndarray) and not isinstance(pattern, str):
+        if len(pattern) != dims.num_layers:
+            raise hparams.format_error(
+                f"sliding_window_pattern has {len(pattern)} entries for {dims.num_layers} layers"
+            )
+        return tuple(bool(one) for one in pattern)
+    period = hparams.integer("window_pattern")
+    return tuple(period > 0 and (layer + 1) % period != 0 for layer in range(dims.num_layers))
+
+
+def every_nth_full(dims: Dimensions, period: int) -> tuple[bool, ...]:
+    """Windows in all layers but every n-th."""
+    return tuple((layer + 1) % period != 0 for layer in range(dims.num_layers))
+
+
 def decoder(
     hparams: HParams,
     dims: Dimensions,
     blocks: tuple[Block, ...],
     norm: Norm,
     *,
-    scale: float = 1.0,
-    softcap: float | None = None,
+    embedding: InputEmbedding | None = None,
+    head: Head | None = None,
 ) -> ModelSpec:
-    """Put a causal language model together; one made for embeddings says so by its pooling."""
+    """Put a causal language model together; one made for embeddings says so by its pooling.
+
+    head: what the head has beside its matrix; whether that is tied is read here.
+    """
     if not hparams.flag(None, "is_causal", default=True):
         raise hparams.unsupported("is_causal is false: every token sees those after it", "is_causal")
     pooling = read_pooling(hparams, default=None)
@@ -74,10 +108,10 @@ def decoder(
         width=dims.width,
         vocab_size=dims.vocab_size,
         context_length=usual_context(hparams, dims.context_length),
-        embedding=InputEmbedding(scale=scale),
+        embedding=embedding or InputEmbedding(),
         blocks=blocks,
         output_norm=norm,
-        head=None if pooling else Head(tied=tied, softcap=softcap),
+        head=None if pooling else replace(head or Head(tied), tied=tied),
         generation=Encoder(pooling) if pooling else Autoregressive(),
     )
 

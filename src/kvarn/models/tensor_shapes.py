@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import Attention, Block, Encoder, FeedForward, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.spec import Attention, Block, Encoder, FeedForward, MixtureOfExperts, ModelSpec, Norm, SharedExpert
 
 Shape = tuple[int | None, ...]  # None: any length
 # Folded into the spec when it was described.
@@ -15,6 +15,8 @@ BLOCK_NORMS = {
     "pre": ("attn_norm", "ffn_norm"),
     "sandwich": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
     "residual": ("attn_output_norm", "layer_output_norm"),
+    "post": ("post_attention_norm", "post_ffw_norm"),
+    "parallel": ("attn_norm", "ffn_norm"),
 }
 
 
@@ -33,6 +35,8 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
         found.update(_norm("output_norm", spec.output_norm, spec.width))
     if spec.head is not None and not spec.head.tied:
         found["output.weight"] = (spec.vocab_size, spec.width)
+    if spec.head is not None and spec.head.bias:
+        found["output.bias"] = (spec.vocab_size,)
     if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
         found.update(_matrix("cls", spec.width, spec.width, bias=True))
         found.update(_matrix("cls.output", spec.generation.classifier.labels, spec.width, bias=True))
@@ -80,9 +84,12 @@ def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
     for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
         yield from _matrix(name, rows, width, attention.qkv_bias)
     yield from _matrix("attn_output", width, q, attention.output_bias)
+    if attention.sinks:
+        yield "attn_sinks.weight", (attention.num_heads,)
     if attention.qk_norm is not None:
-        yield from _norm("attn_q_norm", attention.qk_norm, attention.head_dim)
-        yield from _norm("attn_k_norm", attention.qk_norm, attention.head_dim)
+        is_row = attention.qk_norm_span == "row"
+        yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
+        yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
 
 
 def _feed_forward(ffn: FeedForward, width: int) -> Iterator[tuple[str, Shape]]:
@@ -96,6 +103,24 @@ def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
     yield "ffn_gate_exps.weight", (moe.num_experts, moe.hidden, width)
     yield "ffn_up_exps.weight", (moe.num_experts, moe.hidden, width)
     yield "ffn_down_exps.weight", (moe.num_experts, width, moe.hidden)
+    if moe.expert_bias:
+        yield "ffn_gate_exps.bias", (moe.num_experts, moe.hidden)
+        yield "ffn_up_exps.bias", (moe.num_experts, moe.hidden)
+        yield "ffn_down_exps.bias", (moe.num_experts, width)
+    if moe.router_bias:
+        yield "ffn_gate_inp.bias", (moe.num_experts,)
+    if moe.selection_bias:
+        yield "exp_probs_b.bias", (moe.num_experts,)
+    if moe.shared is not None:
+        yield from _shared_expert(moe.shared, width)
+
+
+def _shared_expert(shared: SharedExpert, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "ffn_gate_shexp.weight", (shared.hidden, width)
+    yield "ffn_up_shexp.weight", (shared.hidden, width)
+    yield "ffn_down_shexp.weight", (width, shared.hidden)
+    if shared.gate:
+        yield "ffn_gate_inp_shexp.weight", (width,)
 
 
 def _matrix(name: str, rows: int, columns: int, bias: bool) -> Iterator[tuple[str, Shape]]:

@@ -25,6 +25,9 @@ from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics, merged
 SAVE_CHUNKS = 64  # between two saves of what has been collected
 MIN_CHUNKS = 4  # fewer say little about a model
 
+# What reads the input of a mixture whole; the shared expert's down is not observed.
+ROUTED = ("ffn_gate_inp", "ffn_gate_shexp", "ffn_up_shexp")
+
 
 @dataclass(frozen=True, slots=True)
 class ImatrixOptions:
@@ -153,7 +156,7 @@ class _Collection:
             inputs: list[tuple[str, int, int, tuple[str, ...]]] = [
                 ("qkv", 1, spec.width, ("attn_q", "attn_k", "attn_v", "attn_qkv")),
                 ("attention_output", 1, attention.num_heads * attention.head_dim, ("attn_output",)),
-                ("ffn_in", 1, spec.width, ("ffn_gate_inp",) if experts else ("ffn_gate", "ffn_up")),
+                ("ffn_in", 1, spec.width, ROUTED if experts else ("ffn_gate", "ffn_up")),
                 ("ffn_down", experts or 1, ffn.hidden, ("ffn_down_exps" if experts else "ffn_down",)),
             ]
             if experts:

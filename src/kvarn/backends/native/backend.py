@@ -31,7 +31,7 @@ from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, WeightSource
-from kvarn.models.spec import FeedForward, ModelSpec, Pooling
+from kvarn.models.spec import ModelSpec, Norm, Pooling
 
 
 class NativeBackend:
@@ -70,12 +70,13 @@ class NativeBackend:
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
         """Name the fields of spec the core cannot run."""
-        found = []
+        norms = {"embedding.norm": spec.embedding.norm, "output_norm": spec.output_norm}
         for index, block in enumerate(spec.blocks):
-            ffn = block.feed_forward
-            if isinstance(ffn, FeedForward) and not ffn.gated and ffn.activation != "gelu":
-                found.append(f"blocks[{index}].feed_forward.activation={ffn.activation!r} without a gate")
-        return found
+            norms |= {
+                f"blocks[{index}].norm": block.norm,
+                f"blocks[{index}].attention.qk_norm": block.attention.qk_norm,
+            }
+        return [f"{name}.has_bias of an rms norm" for name, norm in norms.items() if norm and _is_biased_rms(norm)]
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
@@ -95,7 +96,7 @@ class NativeBackend:
             if progress is not None:
                 progress(done, total)
         for name, size in vector_names(spec):
-            model.add_vector(name, np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32))
+            model.add_vector(name, _vector(weights, name, size))
         weights.verify_unchanged()
         model.finish_loading()
         self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
@@ -224,6 +225,16 @@ class NativeResumableForward:
     def advance(self, seconds: float) -> Float32 | None:
         """Run pieces of layers for about that long, at least one."""
         return self._hidden if self._core.advance(self._state, seconds, self._hidden) else None
+
+
+def _is_biased_rms(norm: Norm) -> bool:
+    return norm.kind == "rms" and norm.has_bias
+
+
+def _vector(weights: WeightSource, name: str, size: int) -> Float32:
+    if name not in weights.tensors:
+        return np.zeros(size, np.float32)  # the bias of a layer norm that has none
+    return np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32)
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.spec import Block, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.tensor_shapes import BLOCK_NORMS
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 
@@ -36,6 +37,8 @@ def vector_names(spec: ModelSpec) -> Iterator[tuple[str, int]]:
         for name, size in _block_vectors(block, spec.width):
             yield f"blk.{index}.{name}", size
     yield from _norm("output_norm", spec.output_norm, spec.width)
+    if spec.head is not None and spec.head.bias:
+        yield "output.bias", spec.vocab_size
 
 
 def _block_matrices(block: Block) -> Iterator[str]:
@@ -43,39 +46,53 @@ def _block_matrices(block: Block) -> Iterator[str]:
     ffn = block.feed_forward
     if isinstance(ffn, MixtureOfExperts):
         yield from ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        if ffn.shared is not None:
+            yield from ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
     else:
         yield from ("ffn_gate", "ffn_up", "ffn_down") if ffn.gated else ("ffn_up", "ffn_down")
 
 
 def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
-    placement = {
-        "pre": ("attn_norm", "ffn_norm"),
-        "sandwich": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
-        "residual": ("attn_output_norm", "layer_output_norm"),
-    }
-    for name in placement[block.placement]:
+    for name in BLOCK_NORMS[block.placement]:
         yield from _norm(name, block.norm, width)
     attention, ffn = block.attention, block.feed_forward
+    q, kv = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     if attention.qkv_bias:
-        yield "attn_q.bias", attention.num_heads * attention.head_dim
-        yield "attn_k.bias", attention.num_kv_heads * attention.head_dim
-        yield "attn_v.bias", attention.num_kv_heads * attention.head_dim
+        yield from (("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv))
     if attention.output_bias:
         yield "attn_output.bias", width
-    yield from _norm("attn_q_norm", attention.qk_norm, attention.head_dim)
-    yield from _norm("attn_k_norm", attention.qk_norm, attention.head_dim)
-    if isinstance(ffn, FeedForward) and ffn.bias:
+    if attention.sinks:
+        yield "attn_sinks.weight", attention.num_heads
+    is_row = attention.qk_norm_span == "row"
+    yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
+    yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
+    if isinstance(ffn, MixtureOfExperts):
+        yield from _expert_vectors(ffn, width)
+    elif ffn.bias:
         if ffn.gated:
             yield "ffn_gate.bias", ffn.hidden
-        yield "ffn_up.bias", ffn.hidden
-        yield "ffn_down.bias", width
+        yield from (("ffn_up.bias", ffn.hidden), ("ffn_down.bias", width))
+
+
+def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, int]]:
+    count = moe.num_experts
+    if moe.expert_bias:
+        hidden = count * moe.hidden
+        yield from (("ffn_gate_exps.bias", hidden), ("ffn_up_exps.bias", hidden), ("ffn_down_exps.bias", count * width))
+    if moe.router_bias:
+        yield "ffn_gate_inp.bias", count
+    if moe.selection_bias:
+        yield "exp_probs_b.bias", count
+    if moe.shared is not None and moe.shared.gate:
+        yield "ffn_gate_inp_shexp.weight", width
 
 
 def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
+    """A layer norm without a bias is one with zeros here: its kernel always adds one."""
     if norm is None:
         return
     yield f"{name}.weight", size
-    if norm.has_bias:
+    if norm.kind == "layer":
         yield f"{name}.bias", size
 
 

@@ -16,7 +16,7 @@ from kvarn.backends.batch import Batch, BlockCopy, Keep, KVLayout
 from kvarn.backends.reference.keep import Slots, kept_slots
 from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
 from kvarn.models.memory_plan import Q8_GROUP
-from kvarn.models.spec import Attention, Rope
+from kvarn.models.spec import Attention, Rope, Temperature
 
 Array = npt.NDArray[np.floating]
 
@@ -108,11 +108,16 @@ def sequences_of(batch: Batch) -> list[Sequence]:
 def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
     """Apply the attention sublayer of one block to all rows of a batch."""
     stem, attention = f"blk.{layer.index}", layer.attention
-    q = _heads(x, weights, f"{stem}.attn_q", attention, attention.num_heads)
-    k = _heads(x, weights, f"{stem}.attn_k", attention, attention.num_kv_heads)
+    q, k = (linear(x, weights, f"{stem}.attn_{n}", attention.qkv_bias) for n in "qk")
+    q, k = (values.reshape(len(x), -1, attention.head_dim) for values in (q, k))
     v = linear(x, weights, f"{stem}.attn_v", attention.qkv_bias).reshape(k.shape)
+    if not attention.qk_norm_after_rope:
+        q, k = (_normalised(values, weights, f"{stem}.attn_{n}_norm", attention) for n, values in (("q", q), ("k", k)))
     if attention.rope is not None:
         q, k = (rotate(values, batch.positions, attention.rope) for values in (q, k))
+    if attention.qk_norm_after_rope:
+        q, k = (_normalised(values, weights, f"{stem}.attn_{n}_norm", attention) for n, values in (("q", q), ("k", k)))
+    q = q * query_factors(batch.positions, attention.temperature)
     out = np.empty_like(q)
     for sequence in sequences_of(batch):
         rows = sequence.rows
@@ -124,7 +129,10 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
             for keep in sequence.keep:
                 _pack(keep, layer, sequence, q[rows], keys)
         seen = visible(sequence.positions, sequence.length, attention, sequence.shift)
-        out[rows] = _attend_one(q[rows], keys, values, seen, attention)
+        scores = _scores(q[rows], keys, seen, attention)
+        if attention.sinks:
+            scores = _with_sinks(scores, weights[f"{stem}.attn_sinks.weight"])
+        out[rows] = _mix(scores, values)
     return linear(out.reshape(len(x), -1), weights, f"{stem}.attn_output", attention.output_bias)
 
 
@@ -164,17 +172,37 @@ def _pack(keep: Keep, layer: Layer, sequence: Sequence, q: Float32, keys: Float3
     layer.cache.pack(layer.index, sequence.table, kept, keep.table)
 
 
-def _heads(x: Float32, weights: Weights, name: str, attention: Attention, num_heads: int) -> Float32:
-    y = linear(x, weights, name, attention.qkv_bias).reshape(len(x), num_heads, attention.head_dim)
-    return y if attention.qk_norm is None else normalise(y, weights, f"{name}_norm", attention.qk_norm)
+def _normalised(x: Float32, weights: Weights, name: str, attention: Attention) -> Float32:
+    """Normalise Q or K, (rows, heads, head_dim), as qk_norm says."""
+    if attention.qk_norm is None:
+        return x
+    shaped = x.reshape(len(x), -1) if attention.qk_norm_span == "row" else x
+    return normalise(shaped, weights, name, attention.qk_norm).reshape(x.shape)
 
 
-def _attend_one(q: Float32, k: Float32, v: Float32, seen: npt.NDArray[np.bool_], attention: Attention) -> Float32:
-    """Attend within one sequence, one query head after the other; q is (queries, heads, head_dim)."""
+def query_factors(positions: Int32, temperature: Temperature | None) -> Float32:
+    """What the queries of each row are multiplied by, (rows, 1, 1)."""
+    if temperature is None:
+        return np.ones((len(positions), 1, 1), np.float32)
+    factors = 1 + temperature.beta * np.log1p(positions // temperature.length)
+    return factors.astype(np.float32)[:, None, None]
+
+
+def _scores(q: Float32, k: Float32, seen: npt.NDArray[np.bool_], attention: Attention) -> Float32:
+    """Score the keys of one sequence for every query head, (heads, queries, keys); q is (queries, heads, head_dim)."""
     mask = np.where(seen, np.float32(0), np.float32(-np.inf))
     group = attention.num_heads // attention.num_kv_heads
-    out = np.empty_like(q)
-    for head in range(attention.num_heads):
-        scores = (q[:, head] @ k[:, head // group].T) * np.float32(attention.scale)
-        out[:, head] = softmax(softcap(scores, attention.softcap) + mask) @ v[:, head // group]
-    return out
+    products = [q[:, head] @ k[:, head // group].T for head in range(attention.num_heads)]
+    return softcap(np.stack(products) * np.float32(attention.scale), attention.softcap) + mask
+
+
+def _with_sinks(scores: Float32, sinks: Float32) -> Float32:
+    """Add a last key to every head, which has a score and no value."""
+    return np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], axis=-1)
+
+
+def _mix(scores: Float32, v: Float32) -> Float32:
+    """Mix the values (keys, kv_heads, head_dim) by the softmax of the scores."""
+    group = len(scores) // v.shape[1]
+    mixed = [softmax(one)[:, : len(v)] @ v[:, head // group] for head, one in enumerate(scores)]
+    return np.stack(mixed, axis=1)

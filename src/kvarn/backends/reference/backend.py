@@ -103,8 +103,9 @@ class ReferenceBackend:
         head = self._loaded().head
         if head is None:
             raise BackendError("the model is an encoder and has no logits; use pool")
-        y = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
-        return softcap(y, head.softcap)
+        y: Float32 = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
+        y = y + self._weights["output.bias"] if head.bias else y
+        return softcap(y * np.float32(head.scale), head.softcap)
 
     def close(self) -> None:
         self._spec, self._weights, self._cache = None, {}, None
@@ -124,11 +125,18 @@ class ReferenceBackend:
         if block.placement == "residual":
             x = norm(x + attention(x), "attn_output_norm")
             return norm(x + ffn(x), "layer_output_norm")
+        scale = np.float32(block.residual_scale)
         if block.placement == "sandwich":
-            x = x + norm(attention(norm(x, "attn_norm")), "post_attention_norm")
-            return x + norm(ffn(norm(x, "ffn_norm")), "post_ffw_norm")
-        x = x + attention(norm(x, "attn_norm"))
-        return x + ffn(norm(x, "ffn_norm"))
+            x = x + scale * norm(attention(norm(x, "attn_norm")), "post_attention_norm")
+            return x + scale * norm(ffn(norm(x, "ffn_norm")), "post_ffw_norm")
+        if block.placement == "post":
+            x = x + scale * norm(attention(x), "post_attention_norm")
+            return x + scale * norm(ffn(x), "post_ffw_norm")
+        if block.placement == "parallel":
+            found = attention(norm(x, "attn_norm")) + ffn(norm(x, "ffn_norm"))
+            return x + scale * found
+        x = x + scale * attention(norm(x, "attn_norm"))
+        return x + scale * ffn(norm(x, "ffn_norm"))
 
     def _loaded(self) -> ModelSpec:
         if self._spec is None:

@@ -42,8 +42,24 @@ def activate(x: Float32, activation: Activation) -> Float32:
         y = x / (1 + np.exp(-np.maximum(x, -80)))  # below -80 the result is 0 anyway
     elif activation == "gelu":
         y = x * (1 + _erf(x / math.sqrt(2)).astype(np.float32)) / 2
+    elif activation == "relu2":
+        y = np.maximum(x, np.float32(0)) ** 2
     else:
         y = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
+    return y
+
+
+def gated(gate: Float32, up: Float32, activation: Activation) -> Float32:
+    """Combine the two first products of a gated feed-forward."""
+    if activation != "swiglu_oai":
+        return activate(gate, activation) * up
+    gate = np.minimum(gate, np.float32(7))
+    return (np.clip(up, -7, 7) + 1) * gate * sigmoid(np.float32(1.702) * gate)
+
+
+def sigmoid(x: Float32) -> Float32:
+    """Map to (0, 1)."""
+    y: Float32 = np.reciprocal(1 + np.exp(-np.maximum(x, -80)))
     return y
 
 
@@ -67,7 +83,7 @@ def feed_forward(x: Float32, weights: Weights, stem: str, ffn: FeedForward | Mix
         return _mixture_of_experts(x, weights, stem, ffn)
     up = linear(x, weights, f"{stem}.ffn_up", ffn.bias)
     if ffn.gated:
-        hidden = activate(linear(x, weights, f"{stem}.ffn_gate", ffn.bias), ffn.activation) * up
+        hidden = gated(linear(x, weights, f"{stem}.ffn_gate", ffn.bias), up, ffn.activation)
     else:
         hidden = activate(up, ffn.activation)
     return linear(hidden, weights, f"{stem}.ffn_down", ffn.bias)
@@ -85,18 +101,48 @@ def softmax(x: Float32) -> Float32:
     return e
 
 
-def _mixture_of_experts(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
-    p = softmax(linear(x, weights, f"{stem}.ffn_gate_inp"))
-    chosen = np.argsort(-p, axis=-1, kind="stable")[:, : moe.num_active]  # ties to the lower index
+def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tuple[npt.NDArray[np.intp], Float32]:
+    """Choose the experts of every row, (rows, num_active), and give every expert its share of them, (rows, experts)."""
+    logits = linear(x, weights, f"{stem}.ffn_gate_inp", moe.router_bias)
+    p = softmax(logits) if moe.scoring == "softmax" else sigmoid(logits)
+    choice = p + weights[f"{stem}.exp_probs_b.bias"] if moe.selection_bias else p
+    if moe.groups is not None:
+        members = choice.reshape(len(x), moe.groups.count, -1)
+        sums = np.sort(members, axis=-1)[..., -2:].sum(axis=-1)
+        kept = np.argsort(-sums, axis=-1, kind="stable")[:, : moe.groups.num_active, None]
+        is_kept = (np.arange(moe.groups.count) == kept).any(axis=1)
+        choice = np.where(is_kept[..., None], members, np.float32(-np.inf)).reshape(choice.shape)
+    chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : moe.num_active]  # ties to the lower index
     share = np.zeros_like(p)
     np.put_along_axis(share, chosen, np.take_along_axis(p, chosen, axis=-1), axis=-1)
     if moe.renormalise:
         share /= share.sum(axis=-1, keepdims=True)
-    matrices = {name: weights[f"{stem}.ffn_{name}_exps.weight"] for name in ("gate", "up", "down")}
+    return chosen, share * np.float32(moe.scale)
+
+
+def _mixture_of_experts(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
+    chosen, share = route(x, weights, stem, moe)
+    names = ("gate", "up", "down")
+    matrices = {name: weights[f"{stem}.ffn_{name}_exps.weight"] for name in names}
+    biases = {name: weights[f"{stem}.ffn_{name}_exps.bias"] if moe.expert_bias else None for name in names}
+
+    def product(name: str, expert: int, rows: Float32) -> Float32:
+        y: Float32 = rows @ matrices[name][expert].T
+        bias = biases[name]
+        return y if bias is None else y + bias[expert]
+
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows = np.flatnonzero((chosen == expert).any(axis=-1))
-        gate, up, down = (matrices[name][expert] for name in ("gate", "up", "down"))
-        hidden = activate(x[rows] @ gate.T, moe.activation) * (x[rows] @ up.T)
-        out[rows] += share[rows, expert, None] * (hidden @ down.T)
-    return out
+        hidden = gated(product("gate", expert, x[rows]), product("up", expert, x[rows]), moe.activation)
+        out[rows] += share[rows, expert, None] * product("down", expert, hidden)
+    return out if moe.shared is None else out + _shared_expert(x, weights, stem, moe)
+
+
+def _shared_expert(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
+    assert moe.shared is not None, "only a mixture that has one computes it"
+    gate, up = (linear(x, weights, f"{stem}.ffn_{name}_shexp") for name in ("gate", "up"))
+    out = linear(gated(gate, up, moe.activation), weights, f"{stem}.ffn_down_shexp")
+    if not moe.shared.gate:
+        return out
+    return out * sigmoid(x @ weights[f"{stem}.ffn_gate_inp_shexp.weight"])[:, None]

@@ -205,7 +205,7 @@ class TorchBackend:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
         is_dense = all(isinstance(block.feed_forward, FeedForward) for block in model.weights.spec.blocks)
-        if type(model.ops) is PlainOps or not is_dense:
+        if type(model.ops) is PlainOps or not is_dense or not getattr(model.ops, "has_kernels", False):
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))

@@ -105,17 +105,19 @@ class Model:
         def attention(y: Tensor) -> Tensor:
             return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
 
-        placement, norms = block.spec.placement, block.norms
+        placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
             return ops.normalise(self._add_feed_forward(x, x, block), norms["layer_output_norm"])
-        found = attention(ops.normalise(x, norms["attn_norm"]))
-        if placement == "sandwich":
-            x = x + ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
-            found = self._feed_forward(ops.normalise(x, norms["ffn_norm"]), block)
-            return x + ops.normalise(found, norms["post_ffw_norm"])
-        x = ops.add_linear(x, found, block.output)
-        return self._add_feed_forward(x, ops.normalise(x, norms["ffn_norm"]), block)
+        found = attention(x if placement == "post" else ops.normalise(x, norms["attn_norm"]))
+        if placement in ("sandwich", "post"):
+            x = x + scale * ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
+            found = self._feed_forward(x if placement == "post" else ops.normalise(x, norms["ffn_norm"]), block)
+            return x + scale * ops.normalise(found, norms["post_ffw_norm"])
+        before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
+        x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
+        before = ops.normalise(x, norms["ffn_norm"]) if before is None else before
+        return self._add_feed_forward(x, before, block)
 
     def finish(self, x: Tensor, step: Step) -> Tensor:
         """The states of the output rows after the output norm."""
@@ -129,12 +131,14 @@ class Model:
         assert head is not None, "an encoder has no head"
         assert spec_head is not None, "an encoder has no head"
         y = self.ops.logits(hidden, head)
+        y = y if head.bias is None else y + head.bias
+        y = y if spec_head.scale == 1 else y * spec_head.scale
         return y if spec_head.softcap is None else spec_head.softcap * torch.tanh(y / spec_head.softcap)
 
     def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward
-        if isinstance(weights, ExpertWeights):
-            return residual + self._feed_forward(x, block)
+        if isinstance(weights, ExpertWeights) or block.spec.residual_scale != 1:
+            return residual + block.spec.residual_scale * self._feed_forward(x, block)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.add_linear(residual, hidden, weights.down)

@@ -18,7 +18,7 @@ from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts
+from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts
 
 Matmul = Callable[[Tensor, Tensor], Tensor]
 
@@ -70,6 +70,9 @@ class PlainOps:
         if not gated:
             return _activate(y, activation).to(x.dtype)
         gate, up = y.chunk(2, dim=-1)
+        if activation == "swiglu_oai":
+            gate = gate.clamp(max=7.0)
+            return ((up.clamp(-7.0, 7.0) + 1) * (gate / (1 + torch.exp(-1.702 * gate)))).to(x.dtype)
         return (_activate(gate.contiguous(), activation) * up).to(x.dtype)
 
     def attend(
@@ -79,34 +82,58 @@ class PlainOps:
         attention = block.spec.attention
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         q, k, v = torch.split(qkv.float().view(len(qkv), -1, dim), [heads, kv_heads, kv_heads], dim=1)
-        q = q if block.q_norm is None else self.normalise(q, block.q_norm)
-        k = k if block.k_norm is None else self.normalise(k, block.k_norm)
-        if rope is not None:
-            q, k = rope.rotate(q, step.positions), rope.rotate(k, step.positions)
+        q, k = self._position(q, k, block, rope, step.positions)
         keys, values = k[: step.num_rows], v[: step.num_rows]
         if step.slots is not None:
             cache.store(block.index, step.slots[: step.num_rows], keys, values)
             keys, values = cache.layers[block.index]
             pack_kept(q, block, step, cache, self.all_heads)
         assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
-        found = attend_tiles(q, keys, values, attention, step.tiles)
+        found = attend_tiles(q, keys, values, block, step.tiles)
         out = torch.zeros_like(q)
         out[: step.num_rows] = found
         return out.view(len(q), -1).to(qkv.dtype)
 
+    def _position(
+        self, q: Tensor, k: Tensor, block: BlockWeights, rope: RopeTable | None, positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Norms, rope and temperature of Q and K, (rows, heads, head_dim)."""
+        attention = block.spec.attention
+
+        def normalised(x: Tensor, weights: NormWeights | None) -> Tensor:
+            if weights is None:
+                return x
+            return self.normalise(x.flatten(1) if attention.qk_norm_span == "row" else x, weights).view(x.shape)
+
+        if not attention.qk_norm_after_rope:
+            q, k = normalised(q, block.q_norm), normalised(k, block.k_norm)
+        if rope is not None:
+            q, k = rope.rotate(q, positions), rope.rotate(k, positions)
+        if attention.qk_norm_after_rope:
+            q, k = normalised(q, block.q_norm), normalised(k, block.k_norm)
+        if attention.temperature is not None:
+            turns = torch.log1p((positions // attention.temperature.length).float())
+            q = q * (1 + attention.temperature.beta * turns)[:, None, None]
+        return q, k
+
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
         """Every expert's rows through its matrices, added in ascending order of experts."""
-        p = torch.softmax(self.linear(x, weights.router).float(), dim=-1)
-        chosen = torch.argsort(p, dim=-1, descending=True, stable=True)[:, : moe.num_active]
-        share = torch.zeros_like(p).scatter_(1, chosen, p.gather(1, chosen))
-        if moe.renormalise:
-            share = share / share.sum(dim=-1, keepdim=True)
+        chosen, share = route(self.linear(x, weights.router).float(), weights, moe)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in torch.unique(chosen).tolist():
             rows = (chosen == expert).any(dim=-1).nonzero()[:, 0]
-            hidden = self.activate(self._matmul(x[rows], weights.gate_up[expert]), moe.activation, gated=True)
-            out[rows] += share[rows, expert, None] * self._matmul(hidden, weights.down[expert]).float()
+            hidden = self.activate(self._of_expert(x[rows], weights.gate_up, expert), moe.activation, gated=True)
+            out[rows] += share[rows, expert, None] * self._of_expert(hidden, weights.down, expert).float()
+        if weights.shared is not None:
+            hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=True)
+            found = self.linear(hidden, weights.shared.down).float()
+            if weights.shared_gate is not None:
+                found = found * torch.sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
+            out = out + found
         return out.to(x.dtype)
+
+    def _of_expert(self, x: Tensor, stack: Linear, expert: int) -> Tensor:
+        return self.linear(x, Linear(stack.weight[expert], None if stack.bias is None else stack.bias[expert]))
 
 
 def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
@@ -118,8 +145,26 @@ def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[: len(x)]
 
 
-def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, attention: Attention, tiles: Tiles) -> Tensor:
+def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tuple[Tensor, Tensor]:
+    """The experts of every row, (rows, num_active), and every expert's share of them, (rows, experts)."""
+    p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else torch.sigmoid(logits)
+    choice = p if weights.selection_bias is None else p + weights.selection_bias
+    if moe.groups is not None:
+        members = choice.view(len(p), moe.groups.count, -1)
+        sums = members.sort(dim=-1).values[..., -2:].sum(dim=-1)
+        kept = torch.argsort(sums, dim=-1, descending=True, stable=True)[:, : moe.groups.num_active]
+        is_dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, kept, False)
+        choice = members.masked_fill(is_dropped[..., None], -math.inf).view(choice.shape)
+    chosen = torch.argsort(choice, dim=-1, descending=True, stable=True)[:, : moe.num_active]
+    share = torch.zeros_like(p).scatter_(1, chosen, p.gather(1, chosen))
+    if moe.renormalise:
+        share = share / share.sum(dim=-1, keepdim=True)
+    return chosen, share * moe.scale
+
+
+def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, tiles: Tiles) -> Tensor:
     """Attend piece by piece and merge from left to right; the rows of the batch, (rows, heads, head_dim)."""
+    attention = block.spec.attention
     group = attention.num_heads // attention.num_kv_heads
     count, dim = len(tiles.rows), attention.head_dim
     queries = q[tiles.rows].view(count, TILE, -1, group, dim).transpose(1, 2).reshape(count, -1, TILE * group, dim)
@@ -139,6 +184,11 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
         found = torch.matmul(weights, values[piece.keys].float().transpose(1, 2))
         out[at] = out[at] * old[..., None] + found
         largest[at] = top
+    if block.sinks is not None:
+        sinks = block.sinks.view(1, -1, 1, group).expand(count, -1, TILE, -1).reshape(largest.shape)
+        top = torch.maximum(largest, sinks)
+        old = torch.exp(largest - top)
+        total, out = total * old + torch.exp(sinks - top), out * old[..., None]
     out = out / torch.where(total == 0, 1.0, total)[..., None]
     out = out.view(count, -1, TILE, group, dim).transpose(1, 2).reshape(count * TILE, -1, dim)
     return out[tiles.place]
@@ -147,6 +197,8 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, attention: Attention, 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
         return x / (1 + torch.exp(-x))
+    if activation == "relu2":
+        return torch.square(torch.relu(x))
     if activation == "gelu":
         return x * (1 + torch.erf(x / math.sqrt(2))) / 2
     return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2

@@ -39,11 +39,14 @@ class NormWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The router and every expert's matrices, (experts, out, in)."""
+    """The router and every expert's matrices, (experts, out, in), and biases, (experts, out)."""
 
     router: Linear
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Linear
+    down: Linear
+    selection_bias: Tensor | None = None
+    shared: FeedForwardWeights | None = None
+    shared_gate: Tensor | None = None  # (width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class BlockWeights:
     k_norm: NormWeights | None
     feed_forward: FeedForwardWeights | ExpertWeights
     norms: dict[str, NormWeights]
+    sinks: Tensor | None = None  # (heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ class WeightReader:
 
     def vector(self, *names: str) -> Tensor:
         parts = [self._read(name, torch.float32) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def linear(self, *stems: str, bias: bool = False) -> Linear:
         weight = self.matrix(*(f"{stem}.weight" for stem in stems))
@@ -133,7 +137,8 @@ def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
     tokens = reader.matrix("token_embd.weight")
     head = None
     if spec.head is not None:
-        head = Linear(tokens) if spec.head.tied else reader.linear("output")
+        bias = reader.vector("output.bias") if spec.head.bias else None
+        head = Linear(tokens if spec.head.tied else reader.matrix("output.weight"), bias)
     return ModelWeights(
         spec=spec,
         tokens=tokens,
@@ -160,6 +165,7 @@ def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
         k_norm=k_norm,
         feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
         norms={name: norm for name, norm in norms.items() if norm is not None},
+        sinks=reader.vector(f"{stem}.attn_sinks.weight") if attention.sinks else None,
     )
 
 
@@ -167,9 +173,22 @@ def _load_feed_forward(
     reader: WeightReader, stem: str, ffn: FeedForward | MixtureOfExperts
 ) -> FeedForwardWeights | ExpertWeights:
     if isinstance(ffn, MixtureOfExperts):
-        gate_up = reader.matrix(f"{stem}.ffn_gate_exps.weight", f"{stem}.ffn_up_exps.weight")
-        return ExpertWeights(
-            reader.linear(f"{stem}.ffn_gate_inp"), gate_up, reader.matrix(f"{stem}.ffn_down_exps.weight")
-        )
+        return _load_experts(reader, stem, ffn)
     first = (f"{stem}.ffn_gate", f"{stem}.ffn_up") if ffn.gated else (f"{stem}.ffn_up",)
     return FeedForwardWeights(reader.linear(*first, bias=ffn.bias), reader.linear(f"{stem}.ffn_down", bias=ffn.bias))
+
+
+def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> ExpertWeights:
+    shared = shared_gate = None
+    if moe.shared is not None:
+        gate_up = reader.linear(f"{stem}.ffn_gate_shexp", f"{stem}.ffn_up_shexp")
+        shared = FeedForwardWeights(gate_up, reader.linear(f"{stem}.ffn_down_shexp"))
+        shared_gate = reader.vector(f"{stem}.ffn_gate_inp_shexp.weight") if moe.shared.gate else None
+    return ExpertWeights(
+        router=reader.linear(f"{stem}.ffn_gate_inp", bias=moe.router_bias),
+        gate_up=reader.linear(f"{stem}.ffn_gate_exps", f"{stem}.ffn_up_exps", bias=moe.expert_bias),
+        down=reader.linear(f"{stem}.ffn_down_exps", bias=moe.expert_bias),
+        selection_bias=reader.vector(f"{stem}.exp_probs_b.bias") if moe.selection_bias else None,
+        shared=shared,
+        shared_gate=shared_gate,
+    )

@@ -42,8 +42,12 @@ def pull(
 
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    supported: Annotated[bool, typer.Option("--supported", help="List the families that can be run instead.")] = False,
 ) -> None:
-    """List the models in the store."""
+    """List the models in the store, or the families of models that can be run."""
+    if supported:
+        _print_supported(as_json)
+        return
     rows = [_row(model) for model in store.list_models()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -51,6 +55,18 @@ def list_models(
         typer.echo(f"no models in {store.models_folder()}; fetch the default one with `kvarn pull smollm2`")
     else:
         _print_table(rows)
+
+
+def _print_supported(as_json: bool) -> None:
+    from kvarn.models.registry import supported_families
+
+    names = ("family", "gguf", "model_type", "tested_against")
+    rows = supported_families()
+    if as_json:
+        typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
+        return
+    for line in table_lines([("FAMILY", "GGUF", "MODEL_TYPE", "TESTED AGAINST"), *rows]):
+        typer.echo(line)
 
 
 def remove(name: Annotated[str, typer.Argument(help=NAME_HELP)]) -> None:

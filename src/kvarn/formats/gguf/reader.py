@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import UnsupportedModel
+from kvarn.formats import mxfp4
 from kvarn.formats.gguf import limits
 from kvarn.formats.gguf.cursor import Cursor
 from kvarn.formats.gguf.metadata import StoredValue, read_metadata, read_stored
@@ -35,7 +36,7 @@ _TYPES = {type_.id: type_ for type_ in TensorType}
 _OTHER_TYPES = {
     **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"},
     **{23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"},
-    **{39: "MXFP4", 40: "NVFP4", 41: "Q1_0"},
+    **{40: "NVFP4", 41: "Q1_0"},
 }
 
 
@@ -54,11 +55,11 @@ class GGUFFile:
         num_tensors, num_entries = _read_header(cursor)
         metadata = read_metadata(cursor, num_entries)
         alignment = _alignment(cursor, metadata)
-        tensors, offsets = _read_tensors(cursor, num_tensors, alignment)
-        data_begin = -(-cursor.position // alignment) * alignment
-        _check_data(cursor, tensors, offsets, data_begin)
-        self._metadata = metadata
+        tensors, offsets, self._mxfp4 = _read_tensors(cursor, num_tensors, alignment)
         self._tensors = tensors
+        data_begin = -(-cursor.position // alignment) * alignment
+        _check_data(cursor, {name: self._stored_bytes(name) for name in tensors}, offsets, data_begin)
+        self._metadata = metadata
         self._offsets = offsets
         self._data_begin = data_begin
 
@@ -86,7 +87,8 @@ class GGUFFile:
         return MappingProxyType(self._tensors)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        return self._file.view(*self._range(name))
+        stored = self._file.view(*self._range(name))
+        return mxfp4.as_q8_0(stored, name) if name in self._mxfp4 else stored
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
         info = self._tensors[name]
@@ -103,7 +105,11 @@ class GGUFFile:
         self._file.close()
 
     def _range(self, name: str) -> tuple[int, int]:
-        return self._data_begin + self._offsets[name], self._tensors[name].num_bytes
+        return self._data_begin + self._offsets[name], self._stored_bytes(name)
+
+    def _stored_bytes(self, name: str) -> int:
+        info = self._tensors[name]
+        return mxfp4.stored_bytes(math.prod(info.shape)) if name in self._mxfp4 else info.num_bytes
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int]:
@@ -142,22 +148,27 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
     return alignment
 
 
-def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+def _read_tensors(
+    cursor: Cursor, count: int, alignment: int
+) -> tuple[dict[str, TensorInfo], dict[str, int], frozenset[str]]:
+    """Read what the tensors are, where they are, and which of them are converted when read."""
     tensors: dict[str, TensorInfo] = {}
     offsets: dict[str, int] = {}
+    converted: set[str] = set()
     for _ in range(count):
         begin = cursor.position
         name = cursor.text("a tensor name", limits.MAX_NAME_BYTES, min_bytes=1)
         if name in tensors:
             raise cursor.error(f"the tensor name {name!r} occurs twice", begin)
         dimensions = _read_dimensions(cursor, name)
-        type_ = _read_type(cursor, name, dimensions)
+        type_, is_converted = _read_type(cursor, name, dimensions)
+        converted |= {name} if is_converted else set()
         offset = cursor.uint64(f"the offset of {name!r}")
         if offset % alignment:
             raise cursor.error(f"tensor {name!r} begins at {offset:,}, not a multiple of {alignment}", begin)
         tensors[name] = TensorInfo(name, type_, tuple(reversed(dimensions)))
         offsets[name] = offset
-    return tensors, offsets
+    return tensors, offsets, frozenset(converted)
 
 
 def _read_dimensions(cursor: Cursor, name: str) -> list[int]:
@@ -172,32 +183,31 @@ def _read_dimensions(cursor: Cursor, name: str) -> list[int]:
     return dimensions
 
 
-def _read_type(cursor: Cursor, name: str, dimensions: list[int]) -> TensorType:
+def _read_type(cursor: Cursor, name: str, dimensions: list[int]) -> tuple[TensorType, bool]:
     begin = cursor.position
     number = cursor.uint32(f"the type of {name!r}")
-    if number not in _TYPES:
+    if number not in _TYPES and number != mxfp4.TYPE_ID:
         known = _OTHER_TYPES.get(number, f"the unknown type {number}")
         raise UnsupportedModel(
             f"{cursor.file}: tensor {name!r} is stored as {known}, which cannot be read; "
-            f"use a file with {', '.join(type_.name for type_ in TensorType)}",
+            f"use a file with {', '.join(type_.name for type_ in TensorType)}, MXFP4",
             fields=("tensor_type",),
         )
-    type_ = _TYPES[number]
+    type_ = _TYPES.get(number, TensorType.Q8_0)  # as which MXFP4 is read
     row = dimensions[0] if dimensions else 1
     if row % type_.block_values:
         raise cursor.error(
             f"tensor {name!r} has rows of {row:,} values, not a multiple of {type_.name}'s {type_.block_values}", begin
         )
-    return type_
+    return type_, number == mxfp4.TYPE_ID
 
 
-def _check_data(cursor: Cursor, tensors: Mapping[str, TensorInfo], offsets: Mapping[str, int], data_begin: int) -> None:
+def _check_data(cursor: Cursor, sizes: Mapping[str, int], offsets: Mapping[str, int], data_begin: int) -> None:
     """Every tensor lies in the file, and no two share a byte."""
     end, before = data_begin, ""
     for name in sorted(offsets, key=offsets.__getitem__):
-        info = tensors[name]
         begin = data_begin + offsets[name]
-        num_bytes = info.type.num_bytes(math.prod(info.shape))
+        num_bytes = sizes[name]
         if begin + num_bytes > cursor.size:
             raise cursor.error(
                 f"tensor {name!r} ends at {begin + num_bytes:,}, the file has {cursor.size:,} bytes", begin

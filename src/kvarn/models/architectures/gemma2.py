@@ -7,7 +7,7 @@ import math
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.spec import Block, FeedForward, ModelSpec
+from kvarn.models.spec import Block, FeedForward, Head, InputEmbedding, ModelSpec
 from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 LAYERS_OF_27B = 46
@@ -30,7 +30,8 @@ def describe(hparams: HParams) -> ModelSpec:
         for layer in range(dims.num_layers)
     )
     logit_cap = hparams.number("final_softcap", default=0.0) or None
-    return decoder(hparams, dims, blocks, norm, scale=math.sqrt(dims.width), softcap=logit_cap)
+    embedding, head = InputEmbedding(scale=math.sqrt(dims.width)), Head(tied=True, softcap=logit_cap)
+    return decoder(hparams, dims, blocks, norm, embedding=embedding, head=head)
 
 
 def query_scale(hparams: HParams, dims: Dimensions, layers_of_27b: int) -> float:

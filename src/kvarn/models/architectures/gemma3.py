@@ -9,7 +9,7 @@ from kvarn.models.architectures.gemma2 import query_scale
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import frequencies, gguf_magnitude, read_rope, rope
-from kvarn.models.spec import Block, FeedForward, ModelSpec, Rope
+from kvarn.models.spec import Block, FeedForward, Head, InputEmbedding, ModelSpec, Rope
 from kvarn.models.spec_builder import decoder, rms_norm, window_layers
 
 LAYERS_OF_27B = 62
@@ -40,7 +40,8 @@ def describe(hparams: HParams) -> ModelSpec:
         for layer in range(dims.num_layers)
     )
     logit_cap = hparams.number("final_softcap", default=0.0) or None
-    return decoder(hparams, dims, blocks, norm, scale=math.sqrt(dims.width), softcap=logit_cap)
+    embedding, head = InputEmbedding(scale=math.sqrt(dims.width)), Head(tied=True, softcap=logit_cap)
+    return decoder(hparams, dims, blocks, norm, embedding=embedding, head=head)
 
 
 def _pattern(hparams: HParams) -> int:

@@ -36,13 +36,14 @@ def describe(hparams: HParams) -> ModelSpec:
 
 def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
     num_experts = hparams.integer("num_experts", default=0)
-    if num_experts == 0 or not _is_sparse(hparams, layer):
+    if num_experts == 0 or not is_sparse(hparams, layer):
         return FeedForward(dims.hidden[layer], hparams.activation("silu"))
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=hparams.is_gguf)
     return mixture_of_experts(hparams, num_experts, hparams.integer("expert_hidden"), renormalise=renormalise)
 
 
-def _is_sparse(hparams: HParams, layer: int) -> bool:
+def is_sparse(hparams: HParams, layer: int) -> bool:
+    """Whether a layer has experts."""
     dense = hparams.raw(None, "mlp_only_layers") or ()
     if not isinstance(dense, list | tuple):
         raise hparams.format_error(f"mlp_only_layers is {dense!r}; expected a list of layers")

@@ -5,6 +5,7 @@ What no kernel covers (layers without a cache, the keys a sparse cache keeps, ex
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -23,6 +24,8 @@ from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged
 from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, Attention, FeedForward
 
+log = logging.getLogger(__name__)
+
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
@@ -37,6 +40,9 @@ class CudaOps(PlainOps):
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
+        self.has_kernels = not any(_lacks_kernel(one) for one in attentions)
+        if not self.has_kernels:
+            log.warning("no attention kernel for this model's layers: plain operations, slower and not captured")
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
@@ -51,7 +57,7 @@ class CudaOps(PlainOps):
         return next((bucket for bucket in BUCKETS if num_rows <= bucket), MULTIPLE)
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
-        if batch.block_tables.shape[1] == 0:
+        if batch.block_tables.shape[1] == 0 or not self.has_kernels:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
         return make_paged_tiles(batch, 1 if longest == 1 else self.prompt_tile, cache.device)
@@ -78,6 +84,8 @@ class CudaOps(PlainOps):
         return rows.normalise(x.contiguous(), weights)
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
+        if activation not in rows.ACTIVATIONS:
+            return super().activate(x, activation, gated=gated)
         return rows.activate(x, activation, gated=gated)
 
     def attend(
@@ -108,6 +116,13 @@ class CudaOps(PlainOps):
         return paged.new_pieces(len(tiles.sequences), kernel, num_pieces * PIECE, device)
 
 
+def _lacks_kernel(attention: Attention) -> bool:
+    """Whether the kernels do not know it: sinks, temperatures, norms of Q and K but rms norms of heads before rope."""
+    norm = attention.qk_norm
+    is_usual = norm is None or (norm.kind == "rms" and not norm.has_bias and not attention.qk_norm_after_rope)
+    return attention.sinks or attention.temperature is not None or not is_usual or attention.qk_norm_span == "row"
+
+
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
     return ffn.gated and ffn.activation == "silu" and linear.bias is None
 
@@ -117,7 +132,8 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
     dtype = weights.tokens.dtype
     for block in weights.blocks:
         ffn, inner = block.spec.feed_forward, block.feed_forward
-        adds = Epilogue.STORE if block.spec.placement == "sandwich" else Epilogue.ADD
+        is_changed = block.spec.placement in ("sandwich", "post") or block.spec.residual_scale != 1
+        adds = Epilogue.STORE if is_changed else Epilogue.ADD
         yield block.qkv.weight, Epilogue.STORE, dtype
         yield block.output.weight, adds if block.output.bias is None else Epilogue.STORE, dtype
         if isinstance(inner, FeedForwardWeights) and isinstance(ffn, FeedForward):

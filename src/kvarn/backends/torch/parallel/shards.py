@@ -16,11 +16,15 @@ from kvarn.errors import ConfigError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import Attention, Block, ModelSpec
+from kvarn.models.spec import Attention, Block, FeedForward, MixtureOfExperts, ModelSpec
 from kvarn.models.tensor_shapes import expected_tensors
 
 VOCABULARY = ("token_embd.weight", "output.weight")
-ADDED_ONCE = ("attn_output.bias", "ffn_down.bias")  # biases of sums over ranks: the first part adds them
+ADDED_ONCE = (
+    "attn_output.bias",
+    "ffn_down.bias",
+    "ffn_down_exps.bias",
+)  # biases of sums over ranks: the first part adds them
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,22 +185,24 @@ def kv_replicas(attention: Attention, shape: ParallelShape) -> int:
 
 def _fault(block: Block, tensor: int) -> str | None:
     """What of a layer cannot be divided."""
-    attention, hidden = block.attention, block.feed_forward.hidden
+    attention, ffn = block.attention, block.feed_forward
+    if tensor > 1 and attention.qk_norm is not None and attention.qk_norm_span == "row":
+        return "norm over all heads of Q and K"
     if attention.num_heads % tensor:
         return f"{attention.num_heads} attention heads"
     if attention.num_kv_heads % tensor and tensor % attention.num_kv_heads:
         return f"{attention.num_kv_heads} KV heads"
-    return f"{hidden:,} columns of the feed-forward" if hidden % tensor else None
+    hiddens = [ffn.hidden] if isinstance(ffn, FeedForward) or ffn.shared is None else [ffn.hidden, ffn.shared.hidden]
+    return next((f"{hidden:,} columns of the feed-forward" for hidden in hiddens if hidden % tensor), None)
 
 
 def _shard_block(block: Block, tensor: int) -> Block:
     attention, ffn = block.attention, block.feed_forward
     heads, kv_heads = attention.num_heads // tensor, max(1, attention.num_kv_heads // tensor)
-    return replace(
-        block,
-        attention=replace(attention, num_heads=heads, num_kv_heads=kv_heads),
-        feed_forward=replace(ffn, hidden=ffn.hidden // tensor),
-    )
+    ffn = replace(ffn, hidden=ffn.hidden // tensor)
+    if isinstance(ffn, MixtureOfExperts) and ffn.shared is not None:
+        ffn = replace(ffn, shared=replace(ffn.shared, hidden=ffn.shared.hidden // tensor))
+    return replace(block, attention=replace(attention, num_heads=heads, num_kv_heads=kv_heads), feed_forward=ffn)
 
 
 def _cut_axis(stored: TensorInfo, info: TensorInfo) -> int | None:

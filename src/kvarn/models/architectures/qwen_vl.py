@@ -1,0 +1,21 @@
+"""The text parts of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: for texts their positions are those of Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+from kvarn.models.architectures import qwen2, qwen3
+from kvarn.models.hparams import HParams
+from kvarn.models.spec import ModelSpec
+
+NOTE = "the text part of a model that also reads images: images are not read"
+
+
+def describe_2(hparams: HParams) -> ModelSpec:
+    """Describe the text part of a Qwen2-VL or Qwen2.5-VL."""
+    hparams.notes[NOTE] = None
+    return qwen2.describe(hparams)
+
+
+def describe_3(hparams: HParams) -> ModelSpec:
+    """Describe the text part of a Qwen3-VL."""
+    hparams.notes[NOTE] = None
+    return qwen3.describe(hparams)

@@ -1,0 +1,57 @@
+"""Tensors that files store together, or once for two uses, as the separate ones of a spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvarn.errors import FormatError
+from kvarn.formats.tensor_view import ViewEntry, WeightView, row_slice
+from kvarn.models.spec import Attention, FeedForward, ModelSpec
+
+SUFFIXES = ("weight", "bias")
+
+
+def separate_tensors(spec: ModelSpec, view: WeightView) -> WeightView:
+    """Cut attn_qkv (Q, K, V rows) and ffn_up (gate rows, up rows); let both norms of a parallel block be one."""
+    entries = dict(view.entries)
+    for layer, block in enumerate(spec.blocks):
+        stem, ffn = f"blk.{layer}.", block.feed_forward
+        _cut(entries, stem, "attn_qkv", _qkv_rows(block.attention))
+        if isinstance(ffn, FeedForward) and ffn.gated and f"{stem}ffn_gate.weight" not in entries:
+            _cut(entries, stem, "ffn_up", {"ffn_gate": ffn.hidden, "ffn_up": ffn.hidden})
+        if block.placement == "parallel" and f"{stem}ffn_norm.weight" not in entries:
+            _share(entries, f"{stem}attn_norm", f"{stem}ffn_norm")
+        _flatten(entries, f"{stem}ffn_gate_inp_shexp.weight")
+    return WeightView(view.source, entries)
+
+
+def _qkv_rows(attention: Attention) -> dict[str, int]:
+    kv_rows = attention.num_kv_heads * attention.head_dim
+    return {"attn_q": attention.num_heads * attention.head_dim, "attn_k": kv_rows, "attn_v": kv_rows}
+
+
+def _cut(entries: dict[str, ViewEntry], stem: str, fused: str, rows: dict[str, int]) -> None:
+    for suffix in SUFFIXES:
+        entry = entries.pop(f"{stem}{fused}.{suffix}", None)
+        if entry is None:
+            continue
+        total = sum(rows.values())
+        if entry.info.shape[:1] != (total,):
+            raise FormatError(f"tensor {stem}{fused}.{suffix} has shape {entry.info.shape}; expected {total} rows")
+        first = 0
+        for name, count in rows.items():
+            entries[f"{stem}{name}.{suffix}"] = row_slice(entry, f"{stem}{name}.{suffix}", first, count)
+            first += count
+
+
+def _share(entries: dict[str, ViewEntry], owner: str, name: str) -> None:
+    for suffix in SUFFIXES:
+        if entry := entries.get(f"{owner}.{suffix}"):
+            entries[f"{name}.{suffix}"] = replace(entry, info=replace(entry.info, name=f"{name}.{suffix}"))
+
+
+def _flatten(entries: dict[str, ViewEntry], name: str) -> None:
+    """One row of a matrix is a vector."""
+    entry = entries.get(name)
+    if entry is not None and entry.info.shape[:-1] == (1,):
+        entries[name] = replace(entry, info=replace(entry.info, shape=entry.info.shape[1:]))

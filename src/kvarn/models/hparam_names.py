@@ -1,0 +1,124 @@
+"""The hyperparameters of models: each with its two spellings and the range of its values.
+
+And the GGUF keys that may be there unread. Reads nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvarn.models.spec import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class HParam:
+    """The spellings of one hyperparameter and the range of its values."""
+
+    gguf: str | None
+    hf: tuple[str, ...]
+    low: float
+    high: float
+
+
+HPARAMS: Final[Mapping[str, HParam]] = {
+    "num_layers": HParam("block_count", ("num_hidden_layers", "n_layers", "n_layer"), 1, 1024),
+    "width": HParam("embedding_length", ("hidden_size", "d_model", "n_embd"), 1, 2**20),
+    "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
+    "context_length": HParam(
+        "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
+    ),
+    "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner"), 1, 2**22),
+    "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
+    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 1, 1024),
+    "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
+    "value_dim": HParam("attention.value_length", (), 1, 2**14),
+    "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
+    "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
+    "layer_norm_eps": HParam(
+        "attention.layer_norm_epsilon", ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps"), 0, 1
+    ),
+    "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
+    "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
+    "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
+    "num_experts": HParam("expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0, 1024),
+    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
+    "expert_hidden": HParam(
+        "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
+    ),
+    "shared_hidden": HParam(
+        "expert_shared_feed_forward_length", ("shared_expert_intermediate_size", "shared_intermediate_size"), 0, 2**22
+    ),
+    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts",), 0, 1024),
+    "num_dense_layers": HParam("leading_dense_block_count", ("first_k_dense_replace",), 0, 1024),
+    "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
+    "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
+    "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),
+    "num_active_groups": HParam("expert_group_used_count", ("topk_group",), 1, 1024),
+    "swiglu_limit": HParam(None, ("swiglu_limit",), 0, 1e6),
+    "swiglu_alpha": HParam(None, ("swiglu_alpha",), 0, 1e6),
+    "attention_scale": HParam("attention.scale", ("attention_multiplier",), 1e-6, 1e6),
+    "embedding_scale": HParam("embedding_scale", ("embedding_multiplier",), 1e-6, 1e6),
+    "residual_scale": HParam("residual_scale", ("residual_multiplier",), 1e-6, 1e6),
+    "logit_scale": HParam("logit_scale", ("logit_scale", "logits_scaling"), 1e-6, 1e6),
+    "temperature_beta": HParam("attention.temperature_scale", ("llama_4_scaling_beta",), 0, 1e3),
+    "no_rope_interval": HParam(None, ("no_rope_layer_interval",), 1, 1024),
+    "window_pattern": HParam("attention.sliding_window_pattern", ("sliding_window_pattern",), 0, 1024),
+    "rope_alpha": HParam(None, ("alpha",), 1e-3, 1e6),
+    "rope_log_multiplier": HParam("rope.scaling.yarn_log_multiplier", (), 0, 1e3),
+    "rotary_dim": HParam(None, ("rotary_dim",), 2, 2**14),
+    "decoder_sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
+    "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
+    # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
+    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
+    "pooling_type": HParam("pooling_type", (), 0, 16),
+    "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
+    "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
+    "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
+    "partial_rotary_factor": HParam(None, ("partial_rotary_factor", "rotary_pct"), 0, 1),
+    "rope_factor": HParam("rope.scaling.factor", ("factor",), 1e-6, 1e6),
+    "rope_original_context": HParam(
+        "rope.scaling.original_context_length", ("original_max_position_embeddings",), 1, 2**30
+    ),
+    "rope_magnitude": HParam("rope.scaling.attn_factor", ("attention_factor",), 0, 1e3),
+    "rope_beta_fast": HParam("rope.scaling.yarn_beta_fast", ("beta_fast",), 1e-3, 1e6),
+    "rope_beta_slow": HParam("rope.scaling.yarn_beta_slow", ("beta_slow",), 1e-3, 1e6),
+    "rope_mscale": HParam(None, ("mscale",), 0, 1e3),
+    "rope_mscale_all_dim": HParam(None, ("mscale_all_dim",), 0, 1e3),
+    "rope_low_frequency": HParam(None, ("low_freq_factor",), 1e-3, 1e6),
+    "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
+}
+# GGUF keys that describe a file but change no arithmetic.
+HARMLESS: Final = {
+    "vocab_size",
+    "tensor_data_layout",
+    "rope.scaling.finetuned",
+    "embedding_length_per_head",
+    "rope.dimension_sections",  # of positions in images: those of a text are all the same
+    "n_deepstack_layers",  # of what images add
+}
+# Keys that do change it, with the one value that makes them harmless.
+GGUF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "expert_gating_func": (0, 1),  # 1 is softmax
+    "expert_weights_scale": (0.0, 1.0),
+    "expert_shared_count": (0,),
+    "expert_shared_feed_forward_length": (0,),
+    "use_parallel_residual": (False,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "attention.sliding_window": (0,),
+    "attention.causal": (True,),
+    "pooling_type": (0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+}
+ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu2": "relu2",
+}

@@ -1,0 +1,99 @@
+"""Keys that published folders of some families have beside those that transformers reads: known, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from kvarn.errors import FormatError, UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.models.describe import describe
+from tests.family_gguf import family_gguf
+from tests.tiny_families import family_folder
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "starcoder2": {"norm_type": "layer_norm", "mlp_type": "default", "activation_function": "gelu"},
+    "cohere2": {
+        "position_embedding_type": "rope_gptj",
+        "order_of_interleaved_layers": "local_attn_first",
+        "layer_switch": 4,
+        "use_embedding_sharing": True,
+        "use_parallel_block": True,
+        "use_gated_activation": True,
+    },
+    "hunyuan_v1_dense": {"norm_type": "rms", "use_rotary_pos_emb": True, "num_experts": 1, "use_cla": False},
+    "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096},
+    "glm4_moe": {"num_nextn_predict_layers": 1},
+    "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False},
+}
+REFUSED: list[tuple[str, str, Any]] = [
+    ("starcoder2", "norm_type", "rms_norm"),
+    ("cohere2", "use_parallel_block", False),
+    ("cohere2", "use_gated_activation", False),
+    ("hunyuan_v1_dense", "use_cla", True),
+    ("hunyuan_v1_dense", "num_experts", 8),
+    ("gpt_oss", "swiglu_limit", 5.0),
+    ("smollm3", "mlp_bias", True),
+    ("granite", "norm_type", "rms"),
+]
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_what_published_files_say_is_known(family: str, tmp_path: Path) -> None:
+    _, folder = family_folder(family, 0, tmp_path)
+    plain = describe(open_weights(folder)).spec
+    assert describe(open_weights(_with(folder, PUBLISHED[family]))).spec == plain
+
+
+@pytest.mark.parametrize(("family", "key", "value"), REFUSED)
+def test_another_value_is_refused_by_name(family: str, key: str, value: object, tmp_path: Path) -> None:
+    _, folder = family_folder(family, 0, tmp_path)
+    with pytest.raises(UnsupportedModel, match=key):
+        describe(open_weights(_with(folder, {key: value})))
+
+
+def test_the_old_spelling_of_a_partial_rotation_is_read(tmp_path: Path) -> None:
+    _, folder = family_folder("gpt_neox", 1, tmp_path)
+    plain = describe(open_weights(folder)).spec
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    old = {"rotary_pct": rope["partial_rotary_factor"], "rotary_emb_base": rope["rope_theta"]}
+    (folder / "config.json").write_text(json.dumps(config | old))
+    assert describe(open_weights(folder)).spec == plain
+
+
+def test_a_missing_or_misshapen_tensor_of_an_expert_is_told(tmp_path: Path) -> None:
+    _, folder = family_folder("gpt_oss", 0, tmp_path)
+    with pytest.raises(FormatError, match=r"attn_sinks|expected"):
+        describe(open_weights(_with(folder, {"num_attention_heads": 8, "num_key_value_heads": 4})))
+    with pytest.raises(FormatError, match=r"ffn_gate_inp.* expected \(6, 64\)"):
+        describe(
+            open_weights(_with(folder, {"num_local_experts": 6, "num_attention_heads": 4, "num_key_value_heads": 2}))
+        )
+
+
+def test_drafting_layers_are_left_out_of_both_formats(tmp_path: Path) -> None:
+    """GGUF counts them among its blocks, config.json does not."""
+    _, folder = family_folder("glm4_moe", 0, tmp_path)
+    plain = describe(open_weights(folder)).spec
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.4.eh_proj.weight"] = np.zeros((64, 128), np.float32)
+    tensors["model.layers.4.input_layernorm.weight"] = np.zeros(64, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    assert describe(open_weights(folder)).spec == plain
+    del tensors["model.layers.4.eh_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    described = describe(open_weights(family_gguf(folder)))
+    assert len(described.spec.blocks) == len(plain.blocks)
+    assert "blk.4.attn_norm.weight" not in described.weights.tensors
+
+
+def _with(folder: Path, entries: dict[str, Any]) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+    return folder

@@ -1,0 +1,206 @@
+"""Tiny random models of the families that transformers has classes for, in shapes that nobody would choose.
+
+Each family has three: other numbers of heads, odd sizes, windows shorter than the prompt. The folder is what
+transformers saves; the GGUF file has the same weights.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+VOCAB = 120
+WINDOW = 8
+BASE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Heads, KV heads, size of a head, width, hidden, layers.
+SHAPES = ((4, 2, 16, 64, 96, 4), (3, 1, 24, 72, 56, 3), (5, 5, 8, 40, 88, 5))
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
+MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+UNCUT_YARN = YARN | {"truncate": False, "beta_fast": 8.0}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+SHORT_MROPE = {"rope_parameters": MROPE | {"mrope_section": [1, 1, 2]}}
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+# What each family adds, one entry for each of the three shapes.
+VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "smollm3": (
+        {"no_rope_layer_interval": 4},
+        {"tie_word_embeddings": False},
+        {"attention_bias": True, "rope_parameters": YARN},
+    ),
+    "seed_oss": ({}, {"attention_out_bias": True}, {"attention_bias": False, "rope_parameters": YARN}),
+    "gemma": ({}, {"rope_parameters": PLAIN | {"rope_theta": 500.0}}, {"hidden_act": "gelu"}),
+    "olmo2": ({}, {"rms_norm_eps": 1e-3}, {"rope_parameters": YARN}),
+    "olmo3": (
+        {"sliding_window": WINDOW},
+        {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+        {"sliding_window": WINDOW, "rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+    ),
+    "olmoe": (
+        {"num_experts": 6, "num_experts_per_tok": 2},
+        {"num_experts": 5, "num_experts_per_tok": 3, "rope_parameters": YARN},
+        {"num_experts": 4, "num_experts_per_tok": 1, "attention_bias": True},
+    ),
+    "granite": (
+        {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.7},
+        {"attention_multiplier": 0.2, "attention_bias": True},
+        {"attention_multiplier": 0.4, "residual_multiplier": 1.5, "tie_word_embeddings": True},
+    ),
+    "glm4": ({}, {"attention_bias": False}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}),
+    "exaone4": (
+        {"sliding_window": WINDOW},
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+        {"sliding_window": 5, "sliding_window_pattern": 2},
+    ),
+    "ernie4_5": ({}, {"use_bias": True}, {"tie_word_embeddings": False}),
+    "hunyuan_v1_dense": (
+        {},
+        {"attention_bias": True},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "cohere": ({}, {"logit_scale": 0.5, "attention_bias": True}, {"rope_parameters": PLAIN}),
+    "cohere2": (
+        {"sliding_window": WINDOW},
+        {"sliding_window": 5, "logit_scale": 1.5},
+        {"sliding_window": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 3},
+    ),
+    "starcoder2": ({}, {"sliding_window": WINDOW}, {"use_bias": False, "tie_word_embeddings": False}),
+    "stablelm": (
+        {},
+        {"use_qkv_bias": True, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
+        {"use_parallel_residual": True, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.75}},
+    ),
+    "phi": ({}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}, {"layer_norm_eps": 1e-3}),
+    "ministral": (
+        {"sliding_window": WINDOW},
+        {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        {"sliding_window": 3, "layer_types": ["full_attention"] * 4 + ["sliding_attention"]},
+    ),
+    "ministral3": (
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16} | MSCALE},
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 7} | MSCALE},
+        {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 5} | MSCALE},
+    ),
+    "qwen2_moe": (
+        {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
+        {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
+    ),
+    "arcee": ({}, {"attention_bias": True}, {"rope_parameters": YARN}),
+    "nemotron": ({}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}, {"norm_eps": 1e-3}),
+    "gpt_neox": (
+        {},
+        {"use_parallel_residual": False, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
+        {"rope_parameters": PLAIN | {"partial_rotary_factor": 1.0}},
+    ),
+    "gpt2": ({}, {"layer_norm_epsilon": 1e-3}, {"activation_function": "gelu"}),
+    "glm4_moe": (
+        MOE | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_qk_norm": True},
+        MOE | {"n_routed_experts": 6, "num_experts_per_tok": 2, "attention_bias": True, "norm_topk_prob": False},
+        MOE | {"n_routed_experts": 9, "num_experts_per_tok": 4, "n_group": 3, "topk_group": 2, "n_shared_experts": 2},
+    ),
+    "minimax_m2": (
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "rotary_dim": 12},
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "rotary_dim": 8},
+    ),
+    "gpt_oss": (
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW, "rope_parameters": UNCUT_YARN},
+        {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "rope_parameters": UNCUT_YARN},
+        {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 3, "rope_parameters": UNCUT_YARN},
+    ),
+    "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
+    "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
+    "qwen3_vl": (
+        {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        {"rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}},
+        {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
+    ),
+}
+EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
+NO_HEAD_DIM = {
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "granite",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "phi",
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl")}
+ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
+VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = tuple(VARIANTS)
+
+
+def family_config(family: str, shape: int) -> dict[str, Any]:
+    """The entries of one config.json; sizes that a family derives itself are left to it."""
+    heads, kv_heads, head_dim, width, hidden, layers = SHAPES[shape]
+    if family in NO_HEAD_DIM:
+        width = heads * head_dim
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads if family in ONE_TO_ONE else kv_heads,
+        "hidden_size": width,
+        "intermediate_size": 4 * width if family == "phi" else hidden,
+        "num_hidden_layers": layers,
+    }
+    if family == "gpt2":
+        sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
+    if family not in NO_HEAD_DIM:
+        sizes["head_dim"] = head_dim
+    return BASE | sizes | EXTRA.get(family, {}) | VARIANTS[family][shape]
+
+
+def family_folder(family: str, shape: int, folder: Path) -> tuple[Any, Path]:
+    """Make a model of transformers, give every tensor values that show in the logits, and save it."""
+    entries, kind = family_config(family, shape), transformers.AutoModelForCausalLM
+    if family in VISION:
+        entries, kind = _beside_vision(family, entries), transformers.AutoModelForImageTextToText
+    config = transformers.AutoConfig.for_model(family, **entries)
+    config._attn_implementation = "eager"
+    model = kind.from_config(config, dtype=torch.float32).eval()
+    randomise(model, seed=zlib.crc32(f"{family}-{shape}".encode()))
+    path = folder / f"{family}-{shape}"
+    model.save_pretrained(path)
+    return model, path
+
+
+def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model that also has a part for images."""
+    width = text["hidden_size"]
+    sizes = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32, "patch_size": 4}
+    vision = sizes | ({"embed_dim": 32, "hidden_size": width} if family == "qwen2_vl" else {"out_hidden_size": width})
+    ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    extra = {"deepstack_visual_indexes": [0]} if family.startswith("qwen3") else {}
+    tokens = {f"{kind}_token_id": VOCAB - 1 for kind in ("image", "video", "vision_start", "vision_end")}
+    return {"text_config": text, "vision_config": vision | extra} | ids | tokens
+
+
+def randomise(model: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    norm_mean = 0.0 if model.config.model_type.startswith("gemma") else 1.0
+    kept = {name for name, _ in model.named_buffers() if "bias" in name}
+    for name, values in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]:
+        drawn = rng.standard_normal(tuple(values.shape))
+        if values.ndim > 1:
+            drawn *= 0.5 if "emb" in name else 1.2 / np.sqrt(values.shape[-1])
+        else:
+            drawn = 0.1 * drawn + (norm_mean if "norm" in name.lower() and name.endswith("weight") else 0.0)
+        with torch.no_grad():
+            values.copy_(torch.from_numpy(drawn.astype(np.float32)))
