@@ -10,7 +10,7 @@ from typing import Any
 
 from kvarn.backends.native import _native
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import RunningText
+from kvarn.evaluation.text import RunningText, TextFiles
 from kvarn.formats.gguf.writer import Streamed, alignment_of, gguf_size, padded
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.hub import OnProgress
@@ -61,13 +61,15 @@ def plan_mix(source: ModelSource, mix: str, matrix: ImportanceMatrix | None, *, 
 
 @dataclass(frozen=True, slots=True)
 class SizePlanner:
-    """A size to hit for one source; text: what divergence is measured on."""
+    """A size to hit for one source; text: what divergence is measured on, of these files."""
 
     path: Path
     target: SizeTarget
     text: RunningText
+    text_files: TextFiles
     threads: int
     progress: OnProgress | None
+    measures_result: bool = True  # run the whole choice at the end, as it will be written
 
     def plan(self, source: ModelSource, metadata: dict[str, Any], matrix: ImportanceMatrix) -> QuantizationPlan:
         """Measure, then choose the types."""
@@ -77,7 +79,7 @@ class SizePlanner:
         with closing(DivergenceProbe(self.path, self.text, self.threads)) as probe:
             measurement = Measurement(probe, matrix, team)
             types = allocate(measurement.run(source.weights, matrices, self.progress), budget)
-            kl = measurement.divergence(types)
+            kl = measurement.divergence(types) if self.measures_result else None
         changes = [
             _change(info, types[info.name], types[info.name], matrix)
             if info.name in types
@@ -95,7 +97,7 @@ class SizePlanner:
         options = ImatrixOptions(chunks=IMATRIX_CHUNKS, threads=self.threads)
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "imatrix.gguf"
-            return collect_imatrix(self.path, output, text=self.target.text, options=options, progress=self.progress)
+            return collect_imatrix(self.path, output, text=self.text_files, options=options, progress=self.progress)
 
     def _budget(self, source: ModelSource, metadata: dict[str, Any]) -> Budget:
         """What is left for the matrices when everything else has its place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvarn.backends.native import _native
 from kvarn.checks import check_parameter
 from kvarn.config import MAX_THREADS, is_offline
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import read_text
+from kvarn.evaluation.text import TextFiles, read_text
 from kvarn.formats.gguf.writer import Streamed, write_gguf
 from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress, resolve
@@ -21,12 +21,17 @@ from kvarn.machine import choose_threads
 from kvarn.quantization.allocation.allocate import SizeTarget
 from kvarn.quantization.blocks import Bytes, Float32, requantized
 from kvarn.quantization.disk import require_room, require_writable
+from kvarn.quantization.feedback import FeedbackJob, Spool
+from kvarn.quantization.folding.fold import FoldJob
+from kvarn.quantization.folding.folds import folded_imatrix
 from kvarn.quantization.imatrix import DIGESTS, ImportanceMatrix, read_imatrix, require_match
 from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
 from kvarn.quantization.recipes import is_quantizable, mix_name
 from kvarn.quantization.report import QuantizationReport, TensorChange
 from kvarn.quantization.source import ModelSource, open_source
 
+METHODS = ("rtn", "imatrix", "awq", "gptq", "smoothquant")
+FOLDING = ("awq", "smoothquant")
 QUANTIZATION_VERSION = 2  # of the block layouts, as GGUF counts them
 
 
@@ -34,7 +39,8 @@ QUANTIZATION_VERSION = 2  # of the block layouts, as GGUF counts them
 class QuantizeOptions:
     """imatrix: a file of `kvarn imatrix`. pure: the one type for every matrix. requantize: also from quantised types.
 
-    force: replace an output that exists.
+    force: replace an output that exists. method: one of METHODS; None: imatrix where one is given, else rtn.
+    text: files for a size and for gptq, which measure; never the ones to judge the result by.
     """
 
     imatrix: str | os.PathLike[str] | None = None
@@ -42,9 +48,35 @@ class QuantizeOptions:
     requantize: bool = False
     force: bool = False
     threads: int | None = None
+    method: str | None = None
+    text: TextFiles = ()
 
     def __post_init__(self) -> None:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
+        check_parameter.one_of("method", self.method, METHODS, optional=True)
+        if self.method == "rtn" and self.imatrix is not None:
+            raise ConfigError("rtn rounds without an importance matrix; give no imatrix, or another method")
+
+    @property
+    def has_text(self) -> bool:
+        return isinstance(self.text, str | os.PathLike) or len(self.text) > 0
+
+    def check_for(self, type: str | SizeTarget) -> None:
+        """Refuse what does not go together with a type or a size."""
+        if self.pure and isinstance(type, SizeTarget):
+            raise ConfigError("pure gives every matrix one type, a size many; give a type or no pure (--pure)")
+        measures = isinstance(type, SizeTarget) or self.method in ("gptq", *FOLDING)
+        if measures and not self.has_text:
+            what = "a size" if isinstance(type, SizeTarget) else self.method
+            raise ConfigError(f"{what} needs a text to measure on; give one (--text FILE)")
+        if self.has_text and not measures:
+            raise ConfigError(
+                "a text is for a size (--bytes, --bpw) and for awq, gptq and smoothquant; weigh errors with an imatrix"
+            )
+        if self.method == "imatrix" and self.imatrix is None and not isinstance(type, SizeTarget):
+            raise ConfigError("the method imatrix needs an imatrix; give one (--imatrix FILE), or another method")
+        if isinstance(type, SizeTarget) and self.method in ("rtn", *FOLDING):
+            raise ConfigError(f"a size goes with the methods imatrix and gptq, not with {self.method}; give a type")
 
 
 def quantize(
@@ -61,8 +93,7 @@ def quantize(
     """
     started = time.perf_counter()
     chosen, wanted = options or QuantizeOptions(), type if isinstance(type, SizeTarget) else mix_name(type)
-    if chosen.pure and isinstance(wanted, SizeTarget):
-        raise ConfigError("pure gives every matrix one type, a size many; give a type or no pure (--pure)")
+    chosen.check_for(wanted)
     path = resolve(os.fspath(source), offline=is_offline(), on_progress=progress)
     target = Path(output)
     require_writable(target, path, force=chosen.force)
@@ -92,7 +123,7 @@ class _Job:
     def __init__(self, path: Path, source: ModelSource, options: QuantizeOptions, progress: OnProgress | None) -> None:
         self._path, self._source, self._options, self._progress = path, source, options, progress
         self._threads = options.threads or choose_threads().count
-        self._digests: tuple[str, ...] = ()
+        self._text = read_text(options.text) if options.has_text else None
         self.matrix = None if options.imatrix is None else read_imatrix(options.imatrix)
         if self.matrix is not None:
             require_match(self.matrix, source.weights.tensors)
@@ -106,20 +137,45 @@ class _Job:
     def plan_size(self, target: SizeTarget) -> QuantizationPlan:
         matrices = [info for info in self._source.weights.tensors.values() if is_quantizable(info)]
         refuse_requantizing(self._source, matrices, confirmed=self._options.requantize)
-        text = read_text(target.text)
-        planner = SizePlanner(self._path, target, text, self._threads, self._progress)
-        self._digests = text.digests
+        assert self._text is not None
+        planner = SizePlanner(
+            self._path,
+            target,
+            self._text,
+            self._options.text,
+            self._threads,
+            self._progress,
+            measures_result=self._options.method != "gptq",
+        )
         planner.check(self._source, self._metadata(0))
         if self.matrix is None:
             self.matrix = planner.imatrix()
         return planner.plan(self._source, self._metadata(0), self.matrix)
 
     def write(self, target: Path, plan: QuantizationPlan) -> None:
-        weights, team = self._source.weights, _native.ThreadTeam(self._threads)
-        require_room(target, sum(change.num_bytes for change in plan.changes))
-        tensors = {change.source.name: _streamed(weights, change, self.matrix, team) for change in plan.changes}
+        plan, weights, matrix = self._folded(plan)
+        team = _native.ThreadTeam(self._threads)
+        num_bytes = sum(change.num_bytes for change in plan.changes)
+        require_room(target, num_bytes if self._options.method != "gptq" else 2 * num_bytes)
+        tensors = {change.source.name: _streamed(weights, change, matrix, team) for change in plan.changes}
+        if self._options.method == "gptq" and self._text is not None:
+            job = FeedbackJob(self._path, weights, self._text, self.matrix, self._threads, self._progress)
+            spool = job.run(plan.changes, target.parent)
+            tensors |= {name: _spooled(tensors[name], spool, name) for name in spool.names}
         progress = None if self._progress is None else _labelled(self._progress, target.name)
         write_gguf(target, self._metadata(plan.file_type), tensors, progress=progress)
+
+    def _folded(self, plan: QuantizationPlan) -> tuple[QuantizationPlan, WeightSource, ImportanceMatrix | None]:
+        """What is rounded: the source, or the source with the scales of a method folded in."""
+        method = self._options.method
+        if method not in FOLDING or self._text is None:
+            return plan, self._source.weights, self.matrix
+        has_imatrix = self.matrix is not None
+        job = FoldJob(self._path, self._source, self._text, self._threads, self._progress, has_imatrix)
+        weights = job.run(method, {change.source.name: change.type for change in plan.changes})
+        changes = tuple(replace(change, source=weights.tensors[change.source.name]) for change in plan.changes)
+        matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
+        return replace(plan, changes=changes), weights, matrix
 
     def _metadata(self, file_type: int) -> dict[str, Any]:
         """What the file will say: the source's metadata, how it was quantised, and by which texts."""
@@ -127,7 +183,7 @@ class _Job:
             "general.quantization_version": QUANTIZATION_VERSION,
             "general.file_type": file_type,
         }
-        matrix, digests = self.matrix, self._digests
+        matrix, digests = self.matrix, () if self._text is None else self._text.digests
         if matrix is not None:
             changed |= {
                 "quantize.imatrix.file": os.path.basename(matrix.path),
@@ -158,6 +214,10 @@ def _streamed(
         weights.verify_unchanged()
 
     return Streamed(change.type, info.shape, make)
+
+
+def _spooled(tensor: Streamed, spool: Spool, name: str) -> Streamed:
+    return Streamed(tensor.type, tensor.shape, lambda: iter([spool.read(name)]))
 
 
 def _labelled(progress: OnProgress, label: str) -> Callable[[int, int], None]:

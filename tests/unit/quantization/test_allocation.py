@@ -44,6 +44,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text(tmp_path_factory.mktemp("text") / "calibration.txt", seed=1)
 
 
+def of_size(source: Path, text: Path, output: Path, **size: float) -> kvarn.QuantizationReport:
+    target = kvarn.SizeTarget(**size)  # type: ignore[arg-type]
+    return kvarn.quantize(source, target, output, options=kvarn.QuantizeOptions(text=text))
+
+
 def types(path: Path) -> dict[str, TensorType]:
     return {name: info.type for name, info in GGUFFile(path).tensors.items()}
 
@@ -72,19 +77,19 @@ def test_the_choice_is_the_best_of_all(seed: int) -> None:
 def test_a_size_is_hit_from_below_and_twice_the_same(source: Path, text: Path, tmp_path: Path, share: float) -> None:
     size = int(share * source.stat().st_size)
     for name in ("a", "b"):
-        report = kvarn.quantize(source, kvarn.SizeTarget(text, num_bytes=size), tmp_path / name)
+        report = of_size(source, text, tmp_path / name, num_bytes=size)
         assert report.kl is not None
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert 0.995 * size <= (tmp_path / "a").stat().st_size <= size
 
 
 def test_bits_per_weight_are_hit_from_below(source: Path, text: Path, tmp_path: Path) -> None:
-    report = kvarn.quantize(source, kvarn.SizeTarget(text, bits_per_weight=6.0), tmp_path / "out.gguf")
+    report = of_size(source, text, tmp_path / "out.gguf", bits_per_weight=6.0)
     assert 0.995 * 6 <= report.bits_per_weight <= 6
 
 
 def test_what_changes_no_prediction_gets_the_fewest_bits(source: Path, text: Path, tmp_path: Path) -> None:
-    kvarn.quantize(source, kvarn.SizeTarget(text, bits_per_weight=7.0), tmp_path / "out.gguf")
+    of_size(source, text, tmp_path / "out.gguf", bits_per_weight=7.0)
     found = types(tmp_path / "out.gguf")
     ignored = {found[f"blk.{IGNORED}.{kind}.weight"] for kind in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")}
     assert {type.num_bytes(32) for type in ignored} == {18}
@@ -95,7 +100,7 @@ def test_more_bytes_give_less_divergence(source: Path, text: Path, tmp_path: Pat
     held_out = write_text(tmp_path / "held-out.txt", seed=2)
     found = []
     for number, bits in enumerate((4.8, 6.0, 8.0)):
-        kvarn.quantize(source, kvarn.SizeTarget(text, bits_per_weight=bits), tmp_path / str(number))
+        of_size(source, text, tmp_path / str(number), bits_per_weight=bits)
         options = kvarn.EvaluationOptions(chunks=4, context=128)
         report = kvarn.evaluate(tmp_path / str(number), text=held_out, against=source, options=options)
         assert report.divergence is not None
@@ -107,31 +112,37 @@ def test_a_size_below_the_smallest_possible_is_refused_with_the_number(
     source: Path, text: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"too small by ([\d,]+) bytes") as refusal:
-        kvarn.quantize(source, kvarn.SizeTarget(text, num_bytes=100_000), tmp_path / "out.gguf")
+        of_size(source, text, tmp_path / "out.gguf", num_bytes=100_000)
     missing = int(str(refusal.value).split("too small by ")[1].split(" bytes")[0].replace(",", ""))
     assert list(tmp_path.iterdir()) == []
-    report = kvarn.quantize(source, kvarn.SizeTarget(text, num_bytes=100_000 + missing + 600), tmp_path / "out.gguf")
+    report = of_size(source, text, tmp_path / "out.gguf", num_bytes=100_000 + missing + 600)
     assert report.num_bytes <= 100_000 + missing + 600
 
 
 def test_the_text_of_a_size_may_not_judge_the_file(source: Path, text: Path, tmp_path: Path) -> None:
-    kvarn.quantize(source, kvarn.SizeTarget(text, bits_per_weight=6), tmp_path / "out.gguf")
+    of_size(source, text, tmp_path / "out.gguf", bits_per_weight=6)
     with pytest.raises(InvalidParameter, match="calibrated with"):
         kvarn.evaluate(tmp_path / "out.gguf", text=text, against=source)
 
 
 def test_sizes_that_say_nothing_are_refused(source: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exactly one"):
-        kvarn.SizeTarget(text)
+        kvarn.SizeTarget()
     with pytest.raises(ConfigError, match="exactly one"):
-        kvarn.SizeTarget(text, num_bytes=1000, bits_per_weight=4)
+        kvarn.SizeTarget(num_bytes=1000, bits_per_weight=4)
     with pytest.raises(InvalidParameter, match="bpw is nan"):
-        kvarn.SizeTarget(text, bits_per_weight=float("nan"))
-    with pytest.raises(ConfigError, match="needs a text"):
-        kvarn.SizeTarget((), bits_per_weight=4)
-    target = kvarn.SizeTarget(text, bits_per_weight=6)
-    with pytest.raises(ConfigError, match="pure"):
-        kvarn.quantize(source, target, tmp_path / "out.gguf", options=kvarn.QuantizeOptions(pure=True))
+        kvarn.SizeTarget(bits_per_weight=float("nan"))
+    target = kvarn.SizeTarget(bits_per_weight=6)
+    for options, message in (
+        (kvarn.QuantizeOptions(), "needs a text"),
+        (kvarn.QuantizeOptions(pure=True, text=text), "pure"),
+        (kvarn.QuantizeOptions(method="rtn", text=text), "rtn"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            kvarn.quantize(source, target, tmp_path / "out.gguf", options=options)
+    with pytest.raises(ConfigError, match="a text is for a size"):
+        kvarn.quantize(source, "Q4_0", tmp_path / "out.gguf", options=kvarn.QuantizeOptions(text=text))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_short_text_and_a_quantised_source_are_refused_before_any_work(
@@ -140,13 +151,14 @@ def test_a_short_text_and_a_quantised_source_are_refused_before_any_work(
     short = tmp_path / "short.txt"
     short.write_text("to be or not to be")
     with pytest.raises((InvalidParameter, ConfigError), match=r"short\.txt"):
-        kvarn.quantize(source, kvarn.SizeTarget(short, bits_per_weight=6), tmp_path / "out.gguf")
-    kvarn.quantize(source, "Q8_0", tmp_path / "q8.gguf")
+        of_size(source, short, tmp_path / "out.gguf", bits_per_weight=6)
+    quantised = tmp_path / "q8.gguf"
+    kvarn.quantize(source, "Q8_0", quantised)
     with pytest.raises(ConfigError, match="--requantize"):
-        kvarn.quantize(tmp_path / "q8.gguf", kvarn.SizeTarget(text, bits_per_weight=6), tmp_path / "out.gguf")
-    confirmed = kvarn.QuantizeOptions(requantize=True)
-    target = kvarn.SizeTarget(text, bits_per_weight=6)
-    report = kvarn.quantize(tmp_path / "q8.gguf", target, tmp_path / "out.gguf", options=confirmed)
+        of_size(quantised, text, tmp_path / "out.gguf", bits_per_weight=6)
+    confirmed = kvarn.QuantizeOptions(requantize=True, text=text)
+    target = kvarn.SizeTarget(bits_per_weight=6)
+    report = kvarn.quantize(quantised, target, tmp_path / "out.gguf", options=confirmed)
     assert report.bits_per_weight <= 6
 
 

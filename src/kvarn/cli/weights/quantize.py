@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvarn.quantization.allocation.allocate import SizeTarget
+    from kvarn.quantization.quantize import QuantizeOptions
     from kvarn.quantization.report import QuantizationReport
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; it appears when it is whole.")]
@@ -28,9 +29,6 @@ class SizeFlags:
 
     num_bytes: Annotated[int | None, typer.Option("--bytes", metavar="N", help="Size of the file, from below.")] = None
     bpw: Annotated[float | None, typer.Option("--bpw", metavar="X", help="Bits per weight, from below.")] = None
-    text: Annotated[
-        list[Path] | None, typer.Option("--text", help="Measure divergence on this text; repeat for more.")
-    ] = None
 
     def target(self, type: str | None) -> str | SizeTarget:
         """The type, or the size; exactly one of them must have been given."""
@@ -40,11 +38,7 @@ class SizeFlags:
         given = [name for name, value in values.items() if value is not None]
         if len(given) != 1:
             raise ConfigError(f"{' and '.join(given) or 'no type and no size'} given; give one of TYPE, --bytes, --bpw")
-        if type is not None:
-            if self.text:
-                raise ConfigError("--text is for --bytes and --bpw, which measure; weigh errors with --imatrix")
-            return type
-        return SizeTarget(self.text or (), self.num_bytes, self.bpw)
+        return SizeTarget(self.num_bytes, self.bpw) if type is None else type
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +54,23 @@ class QuantizeFlags:
     ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False
     threads: Threads = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method", help="rtn, imatrix, awq, gptq, smoothquant. [default: imatrix with --imatrix, else rtn]"
+        ),
+    ] = None
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", help="Measure on this text: a size, awq, gptq, smoothquant; repeat for more."),
+    ] = None
+
+    def options(self) -> QuantizeOptions:
+        """The same for the function behind the command."""
+        from kvarn.quantization.quantize import QuantizeOptions
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return QuantizeOptions(**values | {"text": tuple(self.text or ())})
 
 
 def quantize(
@@ -87,15 +98,15 @@ def quantize(
     With --bytes or --bpw every tensor gets a type of its own: the divergence that the rounding of each one causes on
     --text is measured, and the types are chosen that cause the least. Without --imatrix one is made of --text.
 
+    --method gptq --text FILE lets the columns of a matrix make good each other's errors: slower, much better.
+
     Example: kvarn quantize model-f16.gguf Q4_K_M --imatrix model.imatrix -o model-q4.gguf
 
     Example: kvarn quantize model-f16.gguf --bpw 4.8 --text wiki.txt --imatrix model.imatrix -o model-48.gguf
     """
-    from kvarn.quantization.quantize import QuantizeOptions
     from kvarn.quantization.quantize import quantize as write
 
-    wanted = size.target(type)
-    options = QuantizeOptions(flags.imatrix, flags.pure, flags.requantize, flags.force, flags.threads)
+    wanted, options = size.target(type), flags.options()
     with download_bar() as draw:
         report = write(source, wanted, output, options=options, progress=draw)
     if as_json:

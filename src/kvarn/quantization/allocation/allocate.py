@@ -4,7 +4,6 @@ chosen whose measured divergences have the least sum. The model is loaded meanwh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +13,6 @@ import numpy as np
 from kvarn.backends.native import _native
 from kvarn.checks import check_parameter
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import TextFiles
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.hub import OnProgress
@@ -30,12 +28,8 @@ MAX_BITS_PER_WEIGHT = 32.0
 
 @dataclass(frozen=True, slots=True)
 class SizeTarget:
-    """A size to hit from below: num_bytes of the file, or bits_per_weight of its tensors.
+    """A size to hit from below: num_bytes of the file, or bits_per_weight of its tensors."""
 
-    text: files on which divergence from the source is measured; never the ones to judge the result by.
-    """
-
-    text: TextFiles
     num_bytes: int | None = None
     bits_per_weight: float | None = None
 
@@ -44,8 +38,6 @@ class SizeTarget:
             raise ConfigError("a size is given either in bytes or in bits per weight; give exactly one of them")
         check_parameter.integer("bytes", self.num_bytes, 1, 1 << 60, optional=True)
         check_parameter.number("bpw", self.bits_per_weight, 0.1, MAX_BITS_PER_WEIGHT, optional=True)
-        if not isinstance(self.text, str | os.PathLike) and not self.text:
-            raise ConfigError("a size needs a text to measure divergence on; give one (--text FILE)")
 
 
 @dataclass(frozen=True, slots=True)
