@@ -11,14 +11,18 @@ import pytest
 import kvarn
 from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
+from kvarn.errors import ConfigError
+from kvarn.evaluation.text import read_text
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.describe import describe
 from kvarn.models.spec import ModelSpec
+from kvarn.quantization.folding.fold import FoldJob
 from kvarn.quantization.folding.folds import FoldedWeights, folded_imatrix, folds
 from kvarn.quantization.folding.scales import SMOOTHING, AwqSearch, InputFacts, smoothquant_scales
 from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics
+from kvarn.quantization.source import open_source
 from tests.float_model import write_float_model, write_text
 from tests.running import all_logits, layout_of, scattered_table
 from tests.tiny_models import VOCAB, tiny_model
@@ -49,6 +53,17 @@ def test_a_fold_changes_no_logits(arch: str, tmp_path: Path) -> None:
     touched = [name for name in folded.tensors if not np.array_equal(folded.array(name), found.weights.array(name))]
     assert {name.split(".")[2] for name in touched} >= {"attn_norm", "attn_q", "attn_v", "attn_output", "ffn_down"}
     np.testing.assert_allclose(logits(found.spec, folded), logits(found.spec, found.weights), atol=1e-4)
+
+
+def test_matrices_that_a_file_fuses_are_left_alone(tmp_path: Path) -> None:
+    path = tiny_model("phi3", tmp_path, "gguf")
+    source = open_source(path)
+    assert "blk.0.attn_qkv.weight" in source.weights.tensors
+    found = list(folds(source.spec, source.weights.tensors))
+    assert not found, "scales of one part would be taken for those of the whole"
+    words = read_text(write_text(tmp_path / "text.txt"))
+    with pytest.raises(ConfigError, match="use gptq"):
+        FoldJob(path, source, words, 1, None, has_imatrix=False).run("awq", {})
 
 
 def test_statistics_follow_the_fold(tmp_path: Path) -> None:

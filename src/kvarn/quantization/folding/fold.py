@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvarn.backends.native import _native
+from kvarn.errors import ConfigError
 from kvarn.evaluation.text import RunningText
 from kvarn.formats.weights import TensorType
 from kvarn.hub import OnProgress
@@ -33,6 +34,8 @@ class FoldJob:
         weights = self.source.weights
         search = AwqSearch(weights, types, _native.ThreadTeam(self.threads), has_imatrix=self.has_imatrix)
         wanted = {(fold.layer, fold.input): fold for fold in folds(self.source.spec, weights.tensors)}
+        if not wanted:
+            raise ConfigError(f"{weights.path} has no weights to fold scales of {method} into; use gptq or imatrix")
         scales: dict[Fold, Float32] = {}
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:
             for band in collector.bands():

@@ -7,14 +7,14 @@ Biases of what writes are divided, too; heads that share keys and values share t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
-from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.models.spec import Block, FeedForward, ModelSpec
 from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics
 
@@ -44,13 +44,15 @@ class Fold:
         return means
 
 
-def folds(spec: ModelSpec, names: Iterable[str]) -> Iterator[Fold]:
-    """All folds of a model whose tensors have these names, layer by layer."""
-    known = frozenset(names)
+def folds(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[Fold]:
+    """All folds that a file's tensors admit, layer by layer; matrices that the file fuses (phi3's) admit none."""
     for layer, block in enumerate(spec.blocks):
         for fold in _of_block(spec, layer, block):
-            writers = tuple(name for name in fold.writers if name in known)
-            if writers and all(name in known for name in fold.readers):
+            writers = tuple(name for name in fold.writers if name in tensors)
+            fits = all(tensors[name].shape[0] == fold.channels for name in writers)
+            columns = fold.channels * fold.shares
+            reads = all(name in tensors and tensors[name].shape[-1] == columns for name in fold.readers)
+            if writers and fits and reads:
                 yield replace(fold, writers=writers)
 
 
