@@ -6,11 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include "../base/check.h"
 #include "../kernels/cpu.h"
-#include "batch.h"
-#include "sampling.h"
-#include "spec.h"
+#include "native_model.h"
 
 namespace kvarn {
 
@@ -19,216 +16,6 @@ using namespace nb::literals;
 void bind_kernels(nb::module_& m);   // kernels.cpp
 void bind_probe(nb::module_& m);     // probe.cpp
 void bind_quantize(nb::module_& m);  // quantize.cpp
-
-namespace {
-
-// A forward pass under way with the arrays it reads.
-struct RunningForward {
-    Batch batch;
-    ResumableForward state;
-
-    double piece_s() const { return state.piece_s(); }
-};
-
-// A loaded model with its cache, head and sampler. Arrays for results are made by Python.
-class NativeModel {
-public:
-    NativeModel(nb::handle spec, std::shared_ptr<ThreadTeam> pool, const std::string& isa)
-        : kernels_(select_table(isa.c_str())), model_(read_spec(spec), kernels_, pool),
-          chooser_(model_, kernels_, pool->num_threads()), pool_(std::move(pool)) {}
-
-    const char* isa() const { return kernels_.name; }
-
-    void reserve_weights(size_t bytes) { model_.weights().reserve(bytes); }
-
-    void add_matrices(const std::string& name, int type, int parts, int rows, int columns, In1<uint8_t> raw) {
-        Type t = checked_type(type);
-        BlockShape shape = block_shape(t);
-        size_t values = static_cast<size_t>(parts) * static_cast<size_t>(rows) * static_cast<size_t>(columns);
-        require(parts > 0 && rows > 0 && columns > 0 &&
-                    raw.size() == values / static_cast<size_t>(shape.values) * static_cast<size_t>(shape.bytes),
-                name + ": the tensor's bytes do not match its shape");
-        nb::gil_scoped_release release;
-        model_.weights().add_matrices(name, t, parts, rows, columns, raw.data(), *pool_);
-    }
-
-    void add_vector(const std::string& name, In1<float> values) {
-        model_.weights().add_vector(name, {values.data(), values.data() + values.size()});
-    }
-
-    void finish_loading() { model_.finish_loading(); }
-
-    void reserve_kv(const std::vector<std::pair<int, int>>& layers, const std::string& dtype, int num_blocks,
-                    size_t block_bytes) {
-        require(layers.size() == model_.spec().blocks.size(), "the KV layout must name every layer");
-        for (size_t i = 0; i < layers.size(); ++i) {
-            const AttentionSpec& a = model_.spec().blocks[i].attention;
-            require(layers[i] == std::pair(a.num_kv_heads, a.head_dim), "the KV layout does not match the model");
-        }
-        require(num_blocks > 0, "the cache needs at least one block");
-        model_.cache().reserve(layers, kv_type_named(dtype), num_blocks, block_bytes);
-    }
-
-    void copy_block(int source, int target) {
-        check_block(source);
-        check_block(target);
-        model_.cache().copy(source, target);
-    }
-
-    void return_block(int block) {
-        check_block(block);
-        model_.cache().release_pages(block);
-    }
-
-    void forward(nb::handle python_batch, Out2<float> out) {
-        const Batch batch(python_batch);
-        check_states(batch.output_rows().size(), out);
-        const BatchView view = batch.view();
-        nb::gil_scoped_release release;
-        model_.forward(view, batch.output_rows(), out.data());
-    }
-
-    RunningForward begin(nb::handle python_batch) {
-        Batch batch(python_batch);
-        ResumableForward state = [&] {
-            nb::gil_scoped_release release;
-            return model_.begin(batch.view(), batch.output_rows());
-        }();
-        return {std::move(batch), std::move(state)};
-    }
-
-    bool advance(RunningForward& forward, double seconds, Out2<float> out) {
-        check_states(forward.batch.output_rows().size(), out);
-        nb::gil_scoped_release release;
-        return model_.advance(forward.state, seconds, out.data());
-    }
-
-    void logits(In2<float> hidden, Out2<float> out) {
-        check_hidden(hidden);
-        require(out.shape(0) == hidden.shape(0) && out.shape(1) == static_cast<size_t>(chooser_.vocab_size()),
-                "the output array has the wrong shape");
-        std::vector<HeadRow> rows = all_rows(hidden);
-        nb::gil_scoped_release release;
-        chooser_.logits(rows, out.data());
-    }
-
-    // arrays: of each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
-    void sample(In2<float> hidden, In1<int32_t> rows, In1<int32_t> partners, const SamplingArrays& arrays,
-                bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids,
-                Out2<float> top_logprobs) {
-        check_hidden(hidden);
-        const std::vector<RowSampling> params = read_sampling(arrays);
-        require(params.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
-                "sampling parameters are needed for each row");
-        require(ids.size() == rows.size() && logprobs.size() == rows.size() && entropy.size() == rows.size(),
-                "the arrays for the results have the wrong length");
-        for (const RowSampling& row : params) check_params(row);
-        check_top(rows.size(), top_ids, top_logprobs);
-        std::vector<HeadRow> states;
-        for (size_t i = 0; i < rows.size(); ++i) {
-            int partner = partners.size() == 0 ? -1 : partners.data()[i];
-            states.push_back({state_of(hidden, rows.data()[i]), partner < 0 ? nullptr : state_of(hidden, partner),
-                              params[i].cfg_scale + 1, params[i].bias_ids, params[i].bias_values});
-        }
-        nb::gil_scoped_release release;
-        chooser_.sample(states, params, want_logprobs,
-                        {ids.data(), logprobs.data(), entropy.data(), top_ids.data(), top_logprobs.data(),
-                         static_cast<int>(top_ids.shape(1))});
-    }
-
-    void score(In2<float> hidden, In1<int32_t> targets, Out1<float> logprobs, Out2<int32_t> top_ids,
-               Out2<float> top_logprobs) {
-        check_hidden(hidden);
-        require(targets.size() == hidden.shape(0) && logprobs.size() == targets.size(),
-                "one target is needed for each row");
-        for (int32_t id : view(targets)) check_token(id);
-        check_top(hidden.shape(0), top_ids, top_logprobs);
-        std::vector<HeadRow> rows = all_rows(hidden);
-        nb::gil_scoped_release release;
-        chooser_.score(rows, view(targets),
-                       {nullptr, logprobs.data(), nullptr, top_ids.data(), top_logprobs.data(),
-                        static_cast<int>(top_ids.shape(1))});
-    }
-
-    void observe_inputs() {
-        std::lock_guard turn(pool_->turn());
-        model_.observe_inputs();
-    }
-
-    // Sums over the rows that a matrix has read since observe_inputs: squares, magnitudes, the largest, and rows.
-    void read_inputs(size_t layer, const std::string& input, Out2<double> squares, Out2<double> magnitudes,
-                     Out2<float> largest, Out1<uint64_t> rows) {
-        require(layer < model_.spec().blocks.size(), "no such layer");
-        const LayerInputs& inputs = model_.observed(layer);
-        const std::map<std::string, const ColumnSums*> by_name = {{"qkv", &inputs.qkv},
-                                                                  {"attention_output", &inputs.attention_output},
-                                                                  {"ffn_in", &inputs.ffn_in},
-                                                                  {"expert_in", &inputs.expert_in},
-                                                                  {"ffn_down", &inputs.ffn_down}};
-        require(by_name.contains(input), "no such input: " + input);
-        const ColumnSums& sums = *by_name.at(input);
-        require(squares.size() == sums.squares.size() && magnitudes.size() == sums.squares.size() &&
-                    largest.size() == sums.squares.size() && rows.size() == sums.rows.size(),
-                "the arrays for the sums have the wrong shape");
-        std::copy(sums.squares.begin(), sums.squares.end(), squares.data());
-        std::copy(sums.magnitudes.begin(), sums.magnitudes.end(), magnitudes.data());
-        std::copy(sums.largest.begin(), sums.largest.end(), largest.data());
-        std::copy(sums.rows.begin(), sums.rows.end(), rows.data());
-    }
-
-    size_t scratch_bytes() const { return model_.scratch_bytes(); }
-    size_t logit_bytes() const { return chooser_.logit_bytes(); }
-
-private:
-    void check_states(size_t rows, const Out2<float>& out) const {
-        require(out.shape(0) == rows && out.shape(1) == static_cast<size_t>(model_.spec().width),
-                "the output array has the wrong shape");
-    }
-    static Type checked_type(int type) {
-        require(type >= 0 && type < kNumTypes, "unknown tensor type");
-        block_shape(static_cast<Type>(type));
-        return static_cast<Type>(type);
-    }
-    void check_block(int block) {
-        require(block >= 0 && block < model_.cache().num_blocks(),
-                "block id " + std::to_string(block) + " is outside the cache");
-    }
-    void check_token(int32_t id) const {
-        require(id >= 0 && id < chooser_.vocab_size(),
-                [&] { return "token id " + std::to_string(id) + " is outside the vocabulary"; });
-    }
-    void check_hidden(const In2<float>& hidden) const {
-        require(model_.plan().head != nullptr, "this model has no language-model head");
-        require(hidden.shape(1) == static_cast<size_t>(model_.spec().width), "hidden states have the wrong width");
-    }
-    void check_params(const RowSampling& row) const {
-        for (int32_t id : row.bias_ids) check_token(id);
-        for (int32_t id : row.seen_ids) check_token(id);
-        size_t words = (static_cast<size_t>(chooser_.vocab_size()) + 31) / 32;
-        require(row.mask.empty() || row.mask.size() == words, "a mask does not fit the vocabulary");
-    }
-    void check_top(size_t rows, const Out2<int32_t>& ids, const Out2<float>& logprobs) const {
-        require(ids.shape(0) == rows && logprobs.shape(0) == rows && ids.shape(1) == logprobs.shape(1) &&
-                    ids.shape(1) <= static_cast<size_t>(chooser_.vocab_size()),
-                "the arrays for the most probable tokens have the wrong shape");
-    }
-    static const float* state_of(const In2<float>& hidden, int32_t row) {
-        require(row >= 0 && static_cast<size_t>(row) < hidden.shape(0), "a row to sample is outside the hidden states");
-        return hidden.data() + static_cast<size_t>(row) * hidden.shape(1);
-    }
-    static std::vector<HeadRow> all_rows(const In2<float>& hidden) {
-        std::vector<HeadRow> rows;
-        for (size_t row = 0; row < hidden.shape(0); ++row) rows.push_back({hidden.data() + row * hidden.shape(1)});
-        return rows;
-    }
-
-    const KernelTable& kernels_;
-    Model model_;
-    Chooser chooser_;
-    std::shared_ptr<ThreadTeam> pool_;
-};
-
-}  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Kvarn's native CPU core";
@@ -251,17 +38,23 @@ NB_MODULE(_native, m) {
         .def("add_matrices", &NativeModel::add_matrices)
         .def("add_vector", &NativeModel::add_vector)
         .def("finish_loading", &NativeModel::finish_loading)
+        .def("replace_matrices", &NativeModel::replace_matrices)
+        .def("restore_matrices", &NativeModel::restore_matrices)
         .def("reserve_kv", &NativeModel::reserve_kv)
         .def("copy_block", &NativeModel::copy_block)
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)
+        .def("forward_from", &NativeModel::forward_from)
         .def("begin", &NativeModel::begin)
         .def("advance", &NativeModel::advance)
         .def("logits", &NativeModel::logits)
         .def("sample", &NativeModel::sample)
         .def("score", &NativeModel::score)
         .def("observe_inputs", &NativeModel::observe_inputs)
-        .def("read_inputs", &NativeModel::read_inputs);
+        .def("read_inputs", &NativeModel::read_inputs)
+        .def("keep_rows", &NativeModel::keep_rows)
+        .def("num_kept", &NativeModel::num_kept)
+        .def("take_rows", &NativeModel::take_rows);
     m.def("packed_bytes", [](int type, int parts, int rows, int columns) {
         require(type >= 0 && type < kNumTypes && parts > 0 && rows > 0 && columns > 0, "bad matrix shape");
         return Weights::packed_bytes(static_cast<Type>(type), parts, rows, columns);

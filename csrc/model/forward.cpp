@@ -35,12 +35,16 @@ void sharpen(const AttentionSpec& spec, int position, int n, float* q) {
 
 }  // namespace
 
-void Model::forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out) {
+void Model::forward_from(size_t first, const BatchView& batch, std::span<const int32_t> output_rows, float* out,
+                         float* states) {
     check(batch, output_rows);
     if (batch.num_tokens == 0) return;
     std::lock_guard turn(pool_->turn());
     StepBuffers buffers = prepare_step(arena_, batch);
-    for (size_t index = 0; index < plan_.layers.size(); ++index) {
+    const size_t layer_size = offset(batch.num_tokens, spec_.width);
+    if (first > 0) std::copy_n(states + first * layer_size, layer_size, buffers.x);
+    for (size_t index = first; index < plan_.layers.size(); ++index) {
+        if (first == 0 && states != nullptr) std::copy_n(buffers.x, layer_size, states + index * layer_size);
         compute_qkv(index, batch, buffers);
         run_attention(index, batch, buffers, buffers.runs);
         finish_attention(index, batch, buffers);

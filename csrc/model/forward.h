@@ -25,10 +25,16 @@ public:
 
     // From now on sum up what every matrix reads, beginning at zero.
     void observe_inputs();
-    const LayerInputs& observed(size_t layer) const { return observed_.at(layer); }
+    LayerInputs& observed(size_t layer) { return observed_.at(layer); }
 
     // out is (output_rows, width): the states after the output norm.
-    void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out);
+    void forward(const BatchView& batch, std::span<const int32_t> output_rows, float* out) {
+        forward_from(0, batch, output_rows, out, nullptr);
+    }
+    // The layers from `first` on. states (layers, tokens, width), or null: what each layer reads. From layer 0 on they
+    // are written; from a later one on, its states are where the pass begins.
+    void forward_from(size_t first, const BatchView& batch, std::span<const int32_t> output_rows, float* out,
+                      float* states);
 
     // The same in pieces: compute for that many seconds on average, at least one piece; true when out is filled.
     // The buffers lie in a second arena: a new resumable pass ends the one before it.

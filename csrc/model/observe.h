@@ -1,6 +1,7 @@
 // Statistics of what the matrices of a model read, column by column: the raw material of importance matrices.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "project.h"
@@ -13,6 +14,8 @@ struct ColumnSums {
     std::vector<double> squares, magnitudes;  // (parts, columns)
     std::vector<float> largest;
     std::vector<uint64_t> rows;  // (parts)
+    bool keeps_rows = false;     // also keep the rows themselves, until they are taken
+    std::vector<std::vector<float>> kept;
 
     ColumnSums() = default;
     ColumnSums(int parts, int columns);
@@ -24,6 +27,9 @@ struct ColumnSums {
 // The four inputs of a layer; down and expert_in have one part for each expert of a mixture.
 struct LayerInputs {
     ColumnSums qkv, attention_output, ffn_in, expert_in, ffn_down;
+
+    ColumnSums& named(const std::string& input);  // throws where there is none
+    void keep_rows(bool keep);
 };
 
 }  // namespace kvarn

@@ -1,5 +1,6 @@
 // Packed weights of one model, by name: one huge-page region for the matrices, plain floats for the vectors.
 #pragma once
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -29,6 +30,9 @@ public:
     // Pack a row-major (parts, rows, columns) tensor as stored in a file, in turn with the steps of other models.
     void add_matrices(const std::string& name, Type type, int parts, int rows, int columns, const uint8_t* source,
                       ThreadTeam& pool);
+    // Put another form of a loaded stack in its place, of the same shape; restore_matrices puts the first one back.
+    void replace_matrices(const std::string& name, Type type, std::span<const uint8_t> source, ThreadTeam& pool);
+    void restore_matrices(const std::string& name);
     void add_vector(const std::string& name, std::vector<float> values) { vectors_[name] = std::move(values); }
 
     const Matrix& matrix(const std::string& name, int rows, int columns) const;  // throws unless it is exactly so
@@ -36,8 +40,14 @@ public:
     const float* vector(const std::string& name, int size) const;
 
 private:
+    struct Replaced {
+        PageRegion region;
+        std::vector<Matrix> original;
+    };
+
     PageRegion region_;
     size_t used_ = 0;
+    std::unordered_map<std::string, Replaced> replaced_;
     std::unordered_map<std::string, std::vector<Matrix>> matrices_;
     std::unordered_map<std::string, std::vector<float>> vectors_;
 };

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
     from kvarn.evaluation.report import Divergence, EvaluationReport
     from kvarn.llm import LLM
+    from kvarn.quantization.allocation.allocate import SizeTarget
     from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
     from kvarn.quantization.quantize import QuantizeOptions, quantize
     from kvarn.quantization.report import QuantizationReport
@@ -69,6 +70,7 @@ _HOMES = {
     "ImatrixOptions": "kvarn.quantization.collect",
     "QuantizationReport": "kvarn.quantization.report",
     "QuantizeOptions": "kvarn.quantization.quantize",
+    "SizeTarget": "kvarn.quantization.allocation.allocate",
     "collect_imatrix": "kvarn.quantization.collect",
     "quantize": "kvarn.quantization.quantize",
     "EngineConfig": "kvarn.config",
@@ -133,6 +135,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RequestState",
     "RetrievalError",
     "SamplingParams",
+    "SizeTarget",
     "SparseConfig",
     "StorageError",
     "TemplateError",

@@ -49,7 +49,7 @@ def token_states(
     name = f"states-{next(_names)}"
     try:
         for start in range(0, len(ids), chunk):
-            batch = _batch(kv, [name], [ids[start : start + chunk]], start)
+            batch = batch_of(kv, [name], [ids[start : start + chunk]], start)
             wanted = batch.output_rows[max(first - start, 0) :]
             hidden = backend.forward(replace(batch, output_rows=wanted))
             if len(wanted):
@@ -62,7 +62,7 @@ def embed_group(backend: Backend, kv: KVCache, texts: Sequence[Sequence[int]], p
     """One vector per text, (n, width), in one batch."""
     names = [f"embed-{next(_names)}" for _ in texts]
     try:
-        batch = _batch(kv, names, [np.asarray(ids, np.int32) for ids in texts], 0)
+        batch = batch_of(kv, names, [np.asarray(ids, np.int32) for ids in texts], 0)
         vectors = backend.pool(backend.forward(batch), batch.row_starts, pooling)
     finally:
         for name in names:
@@ -88,7 +88,7 @@ def groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iter
         yield group
 
 
-def _batch(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.int32]], start: int) -> Batch:
+def batch_of(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.int32]], start: int) -> Batch:
     """A batch of every row of every part, each part at positions from start on."""
     for name, part in zip(names, parts, strict=True):
         if kv.extend(name, len(part)) is None:

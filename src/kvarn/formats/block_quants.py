@@ -23,8 +23,8 @@ Floats = npt.NDArray[Any]
 
 # The sixteen levels of IQ4_NL, in units of d: part of the format.
 IQ4_NL_VALUES: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_LEVELS = np.array(IQ4_NL_VALUES, dtype=np.float32)
-_MIDPOINTS = (_LEVELS[1:] + _LEVELS[:-1]) / 2
+IQ4_NL_LEVELS = np.array(IQ4_NL_VALUES, dtype=np.float32)
+_MIDPOINTS = (IQ4_NL_LEVELS[1:] + IQ4_NL_LEVELS[:-1]) / 2
 
 
 def decode_q4_0(stored: Bytes) -> Floats:
@@ -50,31 +50,31 @@ def decode_q8_0(stored: Bytes) -> Floats:
 
 
 def decode_iq4_nl(stored: Bytes) -> Floats:
-    return read_half(stored, 0) * _LEVELS[_nibbles(stored[:, 2:])]
+    return read_half(stored, 0) * IQ4_NL_LEVELS[_nibbles(stored[:, 2:])]
 
 
 def encode_q4_0(values: Floats) -> Bytes:
     scale = to_half(peak(values) / -8)  # the largest magnitude becomes -8 exactly
     quants = rounded(values * inverse(scale) + 8, 0, 15)
-    return np.hstack([half_bytes(scale), _pack_nibbles(quants)])
+    return np.hstack([half_bytes(scale), pack_nibbles(quants)])
 
 
 def encode_q4_1(values: Floats) -> Bytes:
     scale, low = _scale_and_low(values, 15)
     quants = rounded((values - low) * inverse(scale), 0, 15)
-    return np.hstack([half_bytes(scale), half_bytes(low), _pack_nibbles(quants)])
+    return np.hstack([half_bytes(scale), half_bytes(low), pack_nibbles(quants)])
 
 
 def encode_q5_0(values: Floats) -> Bytes:
     scale = to_half(peak(values) / -16)
     quants = rounded(values * inverse(scale) + 16, 0, 31)
-    return np.hstack([half_bytes(scale), _pack_bits(quants >> 4), _pack_nibbles(quants & 15)])
+    return np.hstack([half_bytes(scale), pack_bits(quants >> 4), pack_nibbles(quants & 15)])
 
 
 def encode_q5_1(values: Floats) -> Bytes:
     scale, low = _scale_and_low(values, 31)
     quants = rounded((values - low) * inverse(scale), 0, 31)
-    return np.hstack([half_bytes(scale), half_bytes(low), _pack_bits(quants >> 4), _pack_nibbles(quants & 15)])
+    return np.hstack([half_bytes(scale), half_bytes(low), pack_bits(quants >> 4), pack_nibbles(quants & 15)])
 
 
 def encode_q8_0(values: Floats) -> Bytes:
@@ -86,7 +86,7 @@ def encode_q8_0(values: Floats) -> Bytes:
 def encode_iq4_nl(values: Floats) -> Bytes:
     scale = to_half(peak(values) / -127)
     quants = np.searchsorted(_MIDPOINTS, values * inverse(scale)).astype(np.uint8)
-    return np.hstack([half_bytes(scale), _pack_nibbles(quants)])
+    return np.hstack([half_bytes(scale), pack_nibbles(quants)])
 
 
 def read_half(stored: Bytes, at: int) -> Floats:
@@ -131,7 +131,7 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.hstack([packed & 15, packed >> 4])
 
 
-def _pack_nibbles(quants: Bytes) -> Bytes:
+def pack_nibbles(quants: Bytes) -> Bytes:
     packed: Bytes = quants[:, :16] | quants[:, 16:] << 4
     return packed
 
@@ -140,5 +140,5 @@ def _bits(packed: Bytes) -> Bytes:
     return np.unpackbits(packed, axis=1, bitorder="little")
 
 
-def _pack_bits(bits: Bytes) -> Bytes:
+def pack_bits(bits: Bytes) -> Bytes:
     return np.packbits(bits, axis=1, bitorder="little")

@@ -29,18 +29,18 @@ def decode_q2_k(stored: Bytes) -> Floats:
 
 
 def decode_q3_k(stored: Bytes) -> Floats:
-    scales = read_half(stored, 108) * (_scales_q3_k(stored[:, 96:108]).astype(np.float32) - 32)
+    scales = read_half(stored, 108) * (scales_q3_k(stored[:, 96:108]).astype(np.float32) - 32)
     quants = _spread(stored[:, 32:96], 32, 2) | _spread(stored[:, :32], 32, 1) << 2
     return _scaled(quants.astype(np.float32) - 4, scales)
 
 
 def decode_q4_k(stored: Bytes) -> Floats:
-    scales, mins = _scales_and_mins(stored)
+    scales, mins = scales_and_mins(stored)
     return _affine(_spread(stored[:, 16:], 32, 4), scales, mins)
 
 
 def decode_q5_k(stored: Bytes) -> Floats:
-    scales, mins = _scales_and_mins(stored)
+    scales, mins = scales_and_mins(stored)
     quants = _spread(stored[:, 48:], 32, 4) | _spread(stored[:, 16:48], 32, 1) << 4
     return _affine(quants, scales, mins)
 
@@ -53,29 +53,29 @@ def decode_q6_k(stored: Bytes) -> Floats:
 
 def encode_q2_k(values: Floats) -> Bytes:
     quants, scales, mins, halves = _fit_affine(values.reshape(-1, 16, 16), 3, 15)
-    return np.hstack([scales | mins << 4, _gather(quants, 32, 2), halves])
+    return np.hstack([scales | mins << 4, gather(quants, 32, 2), halves])
 
 
 def encode_q3_k(values: Floats) -> Bytes:
     quants, scales, half = _fit_symmetric(values.reshape(-1, 16, 16), 4, 32)
     packed = _pack_scales_q3_k((scales + 32).astype(np.uint8))
-    return np.hstack([_gather(quants >> 2, 32, 1), _gather(quants & 3, 32, 2), packed, half])
+    return np.hstack([gather(quants >> 2, 32, 1), gather(quants & 3, 32, 2), packed, half])
 
 
 def encode_q4_k(values: Floats) -> Bytes:
     quants, scales, mins, halves = _fit_affine(values.reshape(-1, 8, 32), 15, 63)
-    return np.hstack([halves, _pack_scales_and_mins(scales, mins), _gather(quants, 32, 4)])
+    return np.hstack([halves, _pack_scales_and_mins(scales, mins), gather(quants, 32, 4)])
 
 
 def encode_q5_k(values: Floats) -> Bytes:
     quants, scales, mins, halves = _fit_affine(values.reshape(-1, 8, 32), 31, 63)
     packed = _pack_scales_and_mins(scales, mins)
-    return np.hstack([halves, packed, _gather(quants >> 4, 32, 1), _gather(quants & 15, 32, 4)])
+    return np.hstack([halves, packed, gather(quants >> 4, 32, 1), gather(quants & 15, 32, 4)])
 
 
 def encode_q6_k(values: Floats) -> Bytes:
     quants, scales, half = _fit_symmetric(values.reshape(-1, 16, 16), 32, 128)
-    low, high = _gather(quants & 15, 64, 4), _gather(quants >> 4, 32, 2)
+    low, high = gather(quants & 15, 64, 4), gather(quants >> 4, 32, 2)
     return np.hstack([low, high, scales.astype(np.int8).view(np.uint8), half])
 
 
@@ -86,7 +86,7 @@ def _spread(packed: Bytes, run: int, bits: int) -> Bytes:
     return fields.reshape(len(packed), 256)
 
 
-def _gather(quants: Bytes, run: int, bits: int) -> Bytes:
+def gather(quants: Bytes, run: int, bits: int) -> Bytes:
     """Pack fields: the inverse of _spread."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     fields: Bytes = quants.reshape(len(quants), -1, 8 // bits, run) << shifts
@@ -103,7 +103,7 @@ def _scaled(quants: Floats, scales: Floats) -> Floats:
     return (scales[..., None] * quants.reshape(*scales.shape, -1)).reshape(len(quants), 256)
 
 
-def _scales_and_mins(stored: Bytes) -> tuple[Floats, Floats]:
+def scales_and_mins(stored: Bytes) -> tuple[Floats, Floats]:
     """Q4_K and Q5_K: 8 scales and 8 minimums of 6 bits in bytes 4..15.
 
     Bytes 0..3 and 4..7 hold scales and minimums 0..3 in their low 6 bits; bytes 8..11 the low 4 bits of
@@ -122,7 +122,7 @@ def _pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
     return np.hstack([first, second, third])
 
 
-def _scales_q3_k(packed: Bytes) -> Bytes:
+def scales_q3_k(packed: Bytes) -> Bytes:
     """Q3_K: 16 scales of 6 bits. Byte j < 8 holds the low 4 bits of j and j + 8; byte 8 + j the upper 2 bits
     of j, j + 4, j + 8 and j + 12."""
     low = np.hstack([packed[:, :8] & 15, packed[:, :8] >> 4])

@@ -121,7 +121,7 @@ class _Collection:
     def _chunks(self) -> Chunks:
         options = self._options
         chunks = cut_chunks(self._words, self._model.tokenizer, options.context, options.chunks)
-        if len(chunks.ids) < MIN_CHUNKS and options.chunks is None:
+        if len(chunks.ids) < min(MIN_CHUNKS, options.chunks or MIN_CHUNKS):
             raise ConfigError(
                 f"{', '.join(self._words.names)} gives {len(chunks.ids)} chunks of {options.context:,} tokens, which "
                 f"says little about a model; give at least {MIN_CHUNKS}, some hundred are usual"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,25 @@ from kvarn.backends.native import _native
 from kvarn.checks import check_parameter
 from kvarn.config import MAX_THREADS, is_offline
 from kvarn.errors import ConfigError
+from kvarn.evaluation.text import TextFiles, read_text
 from kvarn.formats.gguf.writer import Streamed, write_gguf
-from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import choose_threads
-from kvarn.models.spec import MixtureOfExperts, ModelSpec
-from kvarn.quantization.blocks import FLOATS, Bytes, Float32, requantized
+from kvarn.quantization.allocation.allocate import SizeTarget
+from kvarn.quantization.blocks import Bytes, Float32, requantized
 from kvarn.quantization.disk import require_room, require_writable
+from kvarn.quantization.feedback import FeedbackJob, Spool
+from kvarn.quantization.folding.fold import FoldJob
+from kvarn.quantization.folding.folds import folded_imatrix
 from kvarn.quantization.imatrix import DIGESTS, ImportanceMatrix, read_imatrix, require_match
-from kvarn.quantization.recipes import (
-    FILE_TYPES,
-    MIXES,
-    RecipeModel,
-    fitting_type,
-    is_quantizable,
-    mix_name,
-    wanted_type,
-)
+from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
+from kvarn.quantization.recipes import is_quantizable, mix_name
 from kvarn.quantization.report import QuantizationReport, TensorChange
 from kvarn.quantization.source import ModelSource, open_source
 
+METHODS = ("rtn", "imatrix", "awq", "gptq", "smoothquant")
+FOLDING = ("awq", "smoothquant")
 QUANTIZATION_VERSION = 2  # of the block layouts, as GGUF counts them
 
 
@@ -40,7 +39,8 @@ QUANTIZATION_VERSION = 2  # of the block layouts, as GGUF counts them
 class QuantizeOptions:
     """imatrix: a file of `kvarn imatrix`. pure: the one type for every matrix. requantize: also from quantised types.
 
-    force: replace an output that exists.
+    force: replace an output that exists. method: one of METHODS; None: imatrix where one is given, else rtn.
+    text: files for a size and for gptq, which measure; never the ones to judge the result by.
     """
 
     imatrix: str | os.PathLike[str] | None = None
@@ -48,81 +48,153 @@ class QuantizeOptions:
     requantize: bool = False
     force: bool = False
     threads: int | None = None
+    method: str | None = None
+    text: TextFiles = ()
 
     def __post_init__(self) -> None:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
+        check_parameter.one_of("method", self.method, METHODS, optional=True)
+        if self.method == "rtn" and self.imatrix is not None:
+            raise ConfigError("rtn rounds without an importance matrix; give no imatrix, or another method")
+
+    @property
+    def has_text(self) -> bool:
+        return isinstance(self.text, str | os.PathLike) or len(self.text) > 0
+
+    def check_for(self, type: str | SizeTarget) -> None:
+        """Refuse what does not go together with a type or a size."""
+        if self.pure and isinstance(type, SizeTarget):
+            raise ConfigError("pure gives every matrix one type, a size many; give a type or no pure (--pure)")
+        measures = isinstance(type, SizeTarget) or self.method in ("gptq", *FOLDING)
+        if measures and not self.has_text:
+            what = "a size" if isinstance(type, SizeTarget) else self.method
+            raise ConfigError(f"{what} needs a text to measure on; give one (--text FILE)")
+        if self.has_text and not measures:
+            raise ConfigError(
+                "a text is for a size (--bytes, --bpw) and for awq, gptq and smoothquant; weigh errors with an imatrix"
+            )
+        if self.method == "imatrix" and self.imatrix is None and not isinstance(type, SizeTarget):
+            raise ConfigError("the method imatrix needs an imatrix; give one (--imatrix FILE), or another method")
+        if isinstance(type, SizeTarget) and self.method in ("rtn", *FOLDING):
+            raise ConfigError(f"a size goes with the methods imatrix and gptq, not with {self.method}; give a type")
 
 
 def quantize(
     source: str | os.PathLike[str],
-    type: str,
+    type: str | SizeTarget,
     output: str | os.PathLike[str],
     *,
     options: QuantizeOptions | None = None,
     progress: OnProgress | None = None,
 ) -> QuantizationReport:
-    """Write a model as GGUF in a type (Q8_0) or a mix of llama.cpp (Q4_K_M); the file appears when it is whole."""
+    """Write a model as GGUF in a type (Q8_0), a mix of llama.cpp (Q4_K_M) or types measured for a size (SizeTarget).
+
+    The file appears when it is whole.
+    """
     started = time.perf_counter()
-    chosen, mix = options or QuantizeOptions(), mix_name(type)
+    chosen, wanted = options or QuantizeOptions(), type if isinstance(type, SizeTarget) else mix_name(type)
+    chosen.check_for(wanted)
     path = resolve(os.fspath(source), offline=is_offline(), on_progress=progress)
     target = Path(output)
     require_writable(target, path, force=chosen.force)
-    matrix = None if chosen.imatrix is None else read_imatrix(chosen.imatrix)
     opened = open_source(path)
     try:
-        changes = plan_changes(opened, mix, chosen, matrix)
-        _refuse_requantizing(opened.weights, changes, chosen)
-        require_room(target, sum(change.num_bytes for change in changes))
-        team = _native.ThreadTeam(chosen.threads or choose_threads().count)
-        tensors = {change.source.name: _streamed(opened.weights, change, matrix, team) for change in changes}
-        metadata = _metadata(opened.metadata(), mix, matrix)
-        on_write = None if progress is None else _labelled(progress, target.name)
-        write_gguf(target, metadata, tensors, progress=on_write)
+        job = _Job(path, opened, chosen, progress)
+        plan = job.plan_mix(wanted) if isinstance(wanted, str) else job.plan_size(wanted)
+        job.write(target, plan)
     finally:
         opened.close()
     return QuantizationReport(
         source=str(path),
         output=str(target),
-        mix=mix,
+        mix=plan.mix,
         num_bytes=target.stat().st_size,
         source_bytes=opened.num_bytes,
         seconds=time.perf_counter() - started,
-        changes=tuple(changes),
-        imatrix=None if matrix is None else matrix.path,
+        changes=plan.changes,
+        imatrix=None if job.matrix is None else job.matrix.path,
+        kl=plan.kl,
     )
 
 
-def plan_changes(
-    source: ModelSource, mix: str, options: QuantizeOptions, matrix: ImportanceMatrix | None
-) -> list[TensorChange]:
-    """The type of every tensor, in the order of the file."""
-    if matrix is not None:
-        require_match(matrix, source.weights.tensors)
-    model = recipe_model(source.spec)
-    changes = []
-    for name, info in source.weights.tensors.items():
-        if not is_quantizable(info):
-            # llama.cpp reads norms, biases and routers as F32 only; a GGUF source has them as they should be.
-            type = info.type if source.is_gguf else TensorType.F32
-            changes.append(TensorChange(info, type, type))
-            continue
-        has_imatrix = matrix is not None
-        wanted = MIXES[mix] if options.pure else wanted_type(mix, info, model, has_imatrix=has_imatrix)
-        type = fitting_type(wanted, info.shape[-1])
-        is_weighted = matrix is not None and name in matrix.entries and type not in (*FLOATS, TensorType.Q8_0)
-        changes.append(TensorChange(info, wanted, type, is_weighted))
-    return changes
+class _Job:
+    """One source on its way to a file."""
 
+    def __init__(self, path: Path, source: ModelSource, options: QuantizeOptions, progress: OnProgress | None) -> None:
+        self._path, self._source, self._options, self._progress = path, source, options, progress
+        self._threads = options.threads or choose_threads().count
+        self._text = read_text(options.text) if options.has_text else None
+        self.matrix = None if options.imatrix is None else read_imatrix(options.imatrix)
+        if self.matrix is not None:
+            require_match(self.matrix, source.weights.tensors)
 
-def recipe_model(spec: ModelSpec) -> RecipeModel:
-    """What recipes look at."""
-    attention, ffn = spec.blocks[0].attention, spec.blocks[0].feed_forward
-    return RecipeModel(
-        num_layers=len(spec.blocks),
-        queries_per_kv_head=attention.num_heads // attention.num_kv_heads,
-        num_experts=ffn.num_experts if isinstance(ffn, MixtureOfExperts) else 0,
-        is_tied=spec.head is not None and spec.head.tied,
-    )
+    def plan_mix(self, mix: str) -> QuantizationPlan:
+        plan = plan_mix(self._source, mix, self.matrix, pure=self._options.pure)
+        changed = [change.source for change in plan.changes if not change.is_copy]
+        refuse_requantizing(self._source, changed, confirmed=self._options.requantize)
+        return plan
+
+    def plan_size(self, target: SizeTarget) -> QuantizationPlan:
+        matrices = [info for info in self._source.weights.tensors.values() if is_quantizable(info)]
+        refuse_requantizing(self._source, matrices, confirmed=self._options.requantize)
+        assert self._text is not None
+        planner = SizePlanner(
+            self._path,
+            target,
+            self._text,
+            self._options.text,
+            self._threads,
+            self._progress,
+            measures_result=self._options.method != "gptq",
+        )
+        planner.check(self._source, self._metadata(0))
+        if self.matrix is None:
+            self.matrix = planner.imatrix()
+        return planner.plan(self._source, self._metadata(0), self.matrix)
+
+    def write(self, target: Path, plan: QuantizationPlan) -> None:
+        plan, weights, matrix = self._folded(plan)
+        team = _native.ThreadTeam(self._threads)
+        num_bytes = sum(change.num_bytes for change in plan.changes)
+        require_room(target, num_bytes if self._options.method != "gptq" else 2 * num_bytes)
+        tensors = {change.source.name: _streamed(weights, change, matrix, team) for change in plan.changes}
+        if self._options.method == "gptq" and self._text is not None:
+            job = FeedbackJob(self._path, weights, self._text, self.matrix, self._threads, self._progress)
+            spool = job.run(plan.changes, target.parent)
+            tensors |= {name: _spooled(tensors[name], spool, name) for name in spool.names}
+        progress = None if self._progress is None else _labelled(self._progress, target.name)
+        write_gguf(target, self._metadata(plan.file_type), tensors, progress=progress)
+
+    def _folded(self, plan: QuantizationPlan) -> tuple[QuantizationPlan, WeightSource, ImportanceMatrix | None]:
+        """What is rounded: the source, or the source with the scales of a method folded in."""
+        method = self._options.method
+        if method not in FOLDING or self._text is None:
+            return plan, self._source.weights, self.matrix
+        has_imatrix = self.matrix is not None
+        job = FoldJob(self._path, self._source, self._text, self._threads, self._progress, has_imatrix)
+        weights = job.run(method, {change.source.name: change.type for change in plan.changes})
+        changes = tuple(replace(change, source=weights.tensors[change.source.name]) for change in plan.changes)
+        matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
+        return replace(plan, changes=changes), weights, matrix
+
+    def _metadata(self, file_type: int) -> dict[str, Any]:
+        """What the file will say: the source's metadata, how it was quantised, and by which texts."""
+        changed: dict[str, Any] = {
+            "general.quantization_version": QUANTIZATION_VERSION,
+            "general.file_type": file_type,
+        }
+        matrix, digests = self.matrix, () if self._text is None else self._text.digests
+        if matrix is not None:
+            changed |= {
+                "quantize.imatrix.file": os.path.basename(matrix.path),
+                "quantize.imatrix.dataset": ", ".join(matrix.datasets),
+                "quantize.imatrix.entries_count": len(matrix.entries),
+                "quantize.imatrix.chunks_count": matrix.num_chunks,
+            }
+            digests = tuple(dict.fromkeys((*matrix.digests, *digests)))
+        if digests:
+            changed[DIGESTS] = list(digests)
+        return {**self._source.metadata(), **changed}
 
 
 def _streamed(
@@ -144,33 +216,8 @@ def _streamed(
     return Streamed(change.type, info.shape, make)
 
 
-def _metadata(stored: Mapping[str, Any], mix: str, matrix: ImportanceMatrix | None) -> dict[str, Any]:
-    changed: dict[str, Any] = {
-        "general.quantization_version": QUANTIZATION_VERSION,
-        "general.file_type": FILE_TYPES[mix],
-    }
-    if matrix is not None:
-        changed |= {
-            "quantize.imatrix.file": os.path.basename(matrix.path),
-            "quantize.imatrix.dataset": ", ".join(matrix.datasets),
-            "quantize.imatrix.entries_count": len(matrix.entries),
-            "quantize.imatrix.chunks_count": matrix.num_chunks,
-        }
-        if matrix.digests:
-            changed[DIGESTS] = list(matrix.digests)
-    return {**stored, **changed}
-
-
-def _refuse_requantizing(weights: WeightSource, changes: list[TensorChange], options: QuantizeOptions) -> None:
-    """A second rounding adds its error to the first one's, which a better source would not have."""
-    lossy = [change for change in changes if not change.is_copy and change.source.type not in FLOATS]
-    if lossy and not options.requantize:
-        first = lossy[0].source
-        raise ConfigError(
-            f"{weights.path} is quantised already: {len(lossy):,} of its tensors, {first.name} ({first.type.name}) the "
-            "first, would be rounded a second time and keep the errors of both; start from F16, BF16 or F32, "
-            "or confirm with requantize (--requantize)"
-        )
+def _spooled(tensor: Streamed, spool: Spool, name: str) -> Streamed:
+    return Streamed(tensor.type, tensor.shape, lambda: iter([spool.read(name)]))
 
 
 def _labelled(progress: OnProgress, label: str) -> Callable[[int, int], None]:

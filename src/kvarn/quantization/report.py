@@ -33,7 +33,7 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """A file that was written. num_bytes: of the whole file; bits_per_weight: of its tensors."""
+    """A file that was written. mix: or the size asked for. num_bytes: of the file; bits_per_weight: of its tensors."""
 
     source: str
     output: str
@@ -43,6 +43,7 @@ class QuantizationReport:
     seconds: float
     changes: tuple[TensorChange, ...]
     imatrix: str | None = None
+    kl: float | None = None  # mean divergence on the text of a size, with all tensors in their types
 
     @property
     def bits_per_weight(self) -> float:

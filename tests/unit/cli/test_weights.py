@@ -49,6 +49,16 @@ def test_from_a_source_to_a_judged_file(kvarn: Kvarn, source: Path, texts: tuple
     assert b"calibrated with" in refused.stderr
 
 
+def test_a_file_of_a_size_is_made_by_measurement(
+    kvarn: Kvarn, source: Path, texts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    small, size = tmp_path / "small.gguf", source.stat().st_size * 4 // 10
+    done = kvarn("quantize", str(source), "--bytes", str(size), "--text", str(texts[0]), "-o", str(small))
+    assert done.returncode == 0, done.stderr
+    assert b"on the text" in done.stdout
+    assert 0.995 * size <= small.stat().st_size <= size
+
+
 def test_json_of_a_quantised_file_lists_every_tensor(kvarn: Kvarn, source: Path, tmp_path: Path) -> None:
     done = kvarn("quantize", str(source), "q8_0", "-o", str(tmp_path / "out.gguf"), "--json")
     report = json.loads(done.stdout)
@@ -63,6 +73,16 @@ def test_json_of_a_quantised_file_lists_every_tensor(kvarn: Kvarn, source: Path,
         (["Q9_X"], b"Q4_K_M"),
         (["Q4_0", "--imatrix", "/no/such/file"], b"no such file"),
         (["Q4_0", "--threads", "0"], b"threads"),
+        ([], b"give one of TYPE, --bytes, --bpw"),
+        (["Q4_0", "--bytes", "100000"], b"TYPE and --bytes given"),
+        (["--bytes", "0", "--text", "/no/such/file"], b"bytes is 0"),
+        (["--bpw", "0.5"], b"--text"),
+        (["Q4_0", "--text", "/no/such/file"], b"imatrix"),
+        (["Q4_0", "--method", "gptq"], b"--text"),
+        (["Q4_0", "--method", "magic"], b"gptq"),
+        (["Q4_0", "--method", "imatrix"], b"--imatrix"),
+        (["Q4_0", "--method", "rtn", "--imatrix", "/no/such/file"], b"rtn"),
+        (["--bpw", "5", "--text", "/no/such/file"], b"No such file"),
     ],
 )
 def test_wrong_usage_is_one_sentence(

@@ -11,7 +11,7 @@ import pytest
 
 from kvarn.backends.native import _native
 from kvarn.errors import FormatError
-from kvarn.formats.k_quants import _scales_and_mins
+from kvarn.formats.k_quants import scales_and_mins
 from kvarn.formats.quants import dequantize, quantize
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.quantization.blocks import requantized
@@ -90,7 +90,7 @@ def test_k_quants_with_minimum_choose_the_scales_of_the_numpy_search(
     mean = np.sqrt(sequential_sum(parts * parts) / F(32))
     scale, minimum = (found.reshape(-1, 8) for found in affine(parts, mean[:, None] + np.abs(parts), steps))
     stored = np.frombuffer(encode(x, type), np.uint8).reshape(-1, type.block_bytes)
-    got_scale, got_minimum = _scales_and_mins(stored)
+    got_scale, got_minimum = scales_and_mins(stored)
     for found, wanted in ((got_scale, scale), (got_minimum, minimum)):
         unit = (wanted.max(1, keepdims=True) / F(63)).astype(np.float16).astype(np.float32)
         largest = wanted.max(1, keepdims=True)

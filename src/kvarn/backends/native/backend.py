@@ -30,7 +30,7 @@ from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, vector
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
-from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.models.spec import ModelSpec, Norm, Pooling
 
 
@@ -131,6 +131,22 @@ class NativeBackend:
         self._core.forward(batch, hidden)
         return hidden
 
+    def forward_from(self, first: int, batch: Batch, states: Float32) -> Float32:
+        """Run the layers from `first` on. states (layers, tokens, width) is what each layer reads.
+
+        A pass from layer 0 on fills it, a later one begins with the states of its first layer.
+        """
+        hidden = np.empty((len(batch.output_rows), self._width), np.float32)
+        self._core.forward_from(first, batch, hidden, states.reshape(-1))
+        return hidden
+
+    def replace_matrix(self, name: str, type: TensorType, raw: npt.NDArray[np.uint8]) -> None:
+        """Run with other bytes in place of a loaded matrix, until restore_matrix."""
+        self._core.replace_matrices(name, type.id, raw)
+
+    def restore_matrix(self, name: str) -> None:
+        self._core.restore_matrices(name)
+
     def begin(self, batch: Batch) -> NativeResumableForward:
         """Start a batch that goes through the layers in pieces."""
         return NativeResumableForward(self._core, batch, self._width)
@@ -189,6 +205,16 @@ class NativeBackend:
         sums = InputSums(np.empty(shape), np.empty(shape), np.empty(shape, np.float32), np.empty(parts, np.uint64))
         self._core.read_inputs(layer, input, sums.squares, sums.magnitudes, sums.largest, sums.rows)
         return sums
+
+    def keep_rows(self, layer: int, *, keep: bool) -> None:
+        """Whether the inputs of a layer's matrices are kept, beside their sums; only while they are observed."""
+        self._core.keep_rows(layer, keep)
+
+    def take_rows(self, layer: int, input: str, part: int, columns: int) -> Float32:
+        """The rows that were kept since the last call, (rows, columns)."""
+        rows = np.empty(self._core.num_kept(layer, input, part), np.float32)
+        self._core.take_rows(layer, input, part, rows)
+        return rows.reshape(-1, columns)
 
     def close(self) -> None:
         self._model = None

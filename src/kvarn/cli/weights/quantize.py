@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,12 +12,33 @@ import typer
 from kvarn.cli.terminal.options import Threads
 from kvarn.cli.terminal.progress import download_bar
 from kvarn.cli.terminal.text import printable
+from kvarn.errors import ConfigError
 
 if TYPE_CHECKING:
+    from kvarn.quantization.allocation.allocate import SizeTarget
+    from kvarn.quantization.quantize import QuantizeOptions
     from kvarn.quantization.report import QuantizationReport
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; it appears when it is whole.")]
 MAX_NAMED_FALLBACKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFlags:
+    """A size instead of a type."""
+
+    num_bytes: Annotated[int | None, typer.Option("--bytes", metavar="N", help="Size of the file, from below.")] = None
+    bpw: Annotated[float | None, typer.Option("--bpw", metavar="X", help="Bits per weight, from below.")] = None
+
+    def target(self, type: str | None) -> str | SizeTarget:
+        """The type, or the size; exactly one of them must have been given."""
+        from kvarn.quantization.allocation.allocate import SizeTarget
+
+        values = {"TYPE": type, "--bytes": self.num_bytes, "--bpw": self.bpw}
+        given = [name for name, value in values.items() if value is not None]
+        if len(given) != 1:
+            raise ConfigError(f"{' and '.join(given) or 'no type and no size'} given; give one of TYPE, --bytes, --bpw")
+        return SizeTarget(self.num_bytes, self.bpw) if type is None else type
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +54,33 @@ class QuantizeFlags:
     ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False
     threads: Threads = None
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method", help="rtn, imatrix, awq, gptq, smoothquant. [default: imatrix with --imatrix, else rtn]"
+        ),
+    ] = None
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", help="Measure on this text: a size, awq, gptq, smoothquant; repeat for more."),
+    ] = None
+
+    def options(self) -> QuantizeOptions:
+        """The same for the function behind the command."""
+        from kvarn.quantization.quantize import QuantizeOptions
+
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return QuantizeOptions(**values | {"text": tuple(self.text or ())})
 
 
 def quantize(
+    *,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="F32, F16 or BF16 model: a GGUF file or a folder.")],
-    type: Annotated[str, typer.Argument(metavar="TYPE", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, IQ4_NL, F16, ...")],
+    type: Annotated[
+        str | None, typer.Argument(metavar="[TYPE]", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, IQ4_NL, F16, ...")
+    ] = None,
     output: Output,
+    size: SizeFlags,
     flags: QuantizeFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every tensor.")] = False,
 ) -> None:
@@ -53,14 +95,20 @@ def quantize(
     `kvarn evaluate OUT --against SOURCE --text FILE`. Where rows are no multiple of a type's block, a tensor gets the
     next larger type that fits; which ones is told. Ctrl-C leaves nothing behind.
 
+    With --bytes or --bpw every tensor gets a type of its own: the divergence that the rounding of each one causes on
+    --text is measured, and the types are chosen that cause the least. Without --imatrix one is made of --text.
+
+    --method gptq --text FILE lets the columns of a matrix make good each other's errors: slower, much better.
+
     Example: kvarn quantize model-f16.gguf Q4_K_M --imatrix model.imatrix -o model-q4.gguf
+
+    Example: kvarn quantize model-f16.gguf --bpw 4.8 --text wiki.txt --imatrix model.imatrix -o model-48.gguf
     """
-    from kvarn.quantization.quantize import QuantizeOptions
     from kvarn.quantization.quantize import quantize as write
 
-    options = QuantizeOptions(flags.imatrix, flags.pure, flags.requantize, flags.force, flags.threads)
+    wanted, options = size.target(type), flags.options()
     with download_bar() as draw:
-        report = write(source, type, output, options=options, progress=draw)
+        report = write(source, wanted, output, options=options, progress=draw)
     if as_json:
         print(json.dumps(report.as_dict()))
     else:
@@ -104,6 +152,8 @@ def _print_report(report: QuantizationReport) -> None:
         f"{report.bits_per_weight:.3f} bits per weight, {report.seconds:.1f} s"
     )
     print(f"  {counts}")
+    if report.kl is not None:
+        print(f"  KL {report.kl:.5f} on the text; judge the file by another one with `kvarn evaluate`")
     for change in report.fallbacks[:MAX_NAMED_FALLBACKS]:
         rows = f"rows of {change.source.shape[-1]:,}"
         name = printable(change.source.name)

@@ -102,6 +102,23 @@ def write_gguf(
     return _write_all(files, progress)
 
 
+def gguf_size(metadata: Mapping[str, Any], tensors: Mapping[str, Stored | Streamed]) -> int:
+    """The bytes of a file of these, before it is written."""
+    alignment = alignment_of(metadata)
+    sizes = [sum(len(part) for part in _header(metadata, tensors)), *(tensor.num_bytes for tensor in tensors.values())]
+    return sum(padded(size, alignment) for size in sizes)
+
+
+def alignment_of(metadata: Mapping[str, Any]) -> int:
+    """What the places of tensors in a file are multiples of."""
+    return int(metadata.get("general.alignment", limits.DEFAULT_ALIGNMENT))
+
+
+def padded(num_bytes: int, alignment: int) -> int:
+    """The bytes a tensor takes in a file, with those up to the next one's place."""
+    return -(-num_bytes // alignment) * alignment
+
+
 def _alignment_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in metadata.items() if key == "general.alignment"}
 
@@ -160,16 +177,9 @@ def _write_file(
     tensors: Mapping[str, Stored | Streamed],
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    alignment = int(metadata.get("general.alignment", limits.DEFAULT_ALIGNMENT))
-    file.write(struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(metadata)))
-    for key, value in metadata.items():
-        file.write(_string(key) + _value(key, np.uint32(value) if key == "general.alignment" else value))
-    offset = 0
-    for name, tensor in tensors.items():
-        dimensions = tensor.shape[::-1]
-        file.write(_string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions))
-        file.write(struct.pack("<IQ", tensor.type.id, offset))
-        offset += -(-tensor.num_bytes // alignment) * alignment
+    alignment = alignment_of(metadata)
+    for part in _header(metadata, tensors):
+        file.write(part)
     done, total = 0, sum(tensor.num_bytes for tensor in tensors.values())
     for tensor in tensors.values():
         file.write(bytes(-file.tell() % alignment))
@@ -181,6 +191,18 @@ def _write_file(
                 progress(done, total)
         assert done == end, "the pieces of a tensor are not its bytes"
     file.write(bytes(-file.tell() % alignment))
+
+
+def _header(metadata: Mapping[str, Any], tensors: Mapping[str, Stored | Streamed]) -> Iterator[bytes]:
+    alignment, offset = alignment_of(metadata), 0
+    yield struct.pack("<4sIQQ", b"GGUF", _VERSION, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        yield _string(key) + _value(key, np.uint32(value) if key == "general.alignment" else value)
+    for name, tensor in tensors.items():
+        dimensions = tensor.shape[::-1]
+        yield _string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+        yield struct.pack("<IQ", tensor.type.id, offset)
+        offset += padded(tensor.num_bytes, alignment)
 
 
 def _string(text: str | bytes) -> bytes:

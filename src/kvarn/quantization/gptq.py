@@ -1,0 +1,99 @@
+"""GPTQ's error feedback on the grids of stored blocks: what rounding a column gets wrong, the next columns make good.
+
+Scales come from the usual search. The columns are then rounded one after another to their block's grid, the most
+important ones first, and each error is spread over the columns still to come as H, the second moments of what the
+matrix reads, says: w_rest -= error / U_jj * U_j,rest with U the upper Cholesky factor of the inverse of H.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.formats.stored_grids import StoredGrid, grid_of, with_quants
+from kvarn.formats.weights import TensorType
+
+Float32 = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+DAMPING = 0.01  # of H's mean diagonal, added to it: what the text has not shown is not thought impossible
+COLUMNS_AT_ONCE = 32  # later columns are corrected after so many: products of matrices instead of vectors
+ROWS_AT_ONCE = 2048
+TRIANGLE = 64  # columns of a triangular matrix that is inverted in one go
+
+
+class ErrorFeedback:
+    """For matrices that read one input. moments: (columns, columns), the mean of x x^T."""
+
+    def __init__(self, moments: npt.NDArray[np.float32]) -> None:
+        matrix = moments.astype(np.float64)
+        diagonal = matrix.diagonal().copy()
+        mean = float(diagonal.mean()) or 1.0
+        matrix[np.diag_indices_from(matrix)] += DAMPING * mean
+        self._order = np.argsort(-diagonal, kind="stable")
+        ordered = matrix[np.ix_(self._order, self._order)]
+        # Reversed, H = L L^T: the inverse of L, reversed back, is then the upper factor of H's inverse.
+        lower = np.linalg.cholesky(ordered[::-1, ::-1]).astype(np.float64, copy=False)
+        upper = _inverse_lower(lower)[::-1, ::-1]
+        self._upper: Float32 = np.ascontiguousarray(upper, np.float32)
+
+    def rounded(self, values: Float32, stored: Bytes, type: TensorType) -> Bytes:
+        """Bytes with the scales of `stored` and quants that answer each other's errors; values: (rows, columns)."""
+        pieces = [
+            self._rounded(values[at : at + ROWS_AT_ONCE], piece, type)
+            for at, piece in _slices(stored.reshape(len(values), -1))
+        ]
+        return np.concatenate(pieces)
+
+    def _rounded(self, values: Float32, stored: Bytes, type: TensorType) -> Bytes:
+        blocks = stored.reshape(-1, type.block_bytes)
+        grid, shape = grid_of(blocks, type), values.shape
+        columns = _Columns(values, grid, self._order)
+        for begin in range(0, shape[1], COLUMNS_AT_ONCE):
+            columns.round(begin, min(begin + COLUMNS_AT_ONCE, shape[1]), self._upper)
+        quants = np.empty(shape[::-1], np.uint8)
+        quants[self._order] = columns.quants
+        return with_quants(blocks, type, np.ascontiguousarray(quants.T).reshape(-1, type.block_values)).reshape(-1)
+
+
+class _Columns:
+    """A matrix column by column, in the order they are rounded: every array is (columns, rows)."""
+
+    def __init__(self, values: Float32, grid: StoredGrid, order: npt.NDArray[np.int64]) -> None:
+        self._w = np.ascontiguousarray(values.T[order])
+        self._scale = grid.scale.reshape(values.shape).T[order]
+        self._low = grid.low.reshape(values.shape).T[order]
+        self._levels, self._middles = grid.levels, (grid.levels[1:] + grid.levels[:-1]) / 2
+        self.quants = np.empty(self._w.shape, np.uint8)
+
+    def round(self, begin: int, end: int, upper: Float32) -> None:
+        """Round columns begin .. end and correct all after them."""
+        errors = np.empty((end - begin, self._w.shape[1]), np.float32)
+        for j in range(begin, end):
+            errors[j - begin] = (self._w[j] - self._nearest(j)) / upper[j, j]
+            self._w[j + 1 : end] -= np.outer(upper[j, j + 1 : end], errors[j - begin])
+        self._w[end:] -= upper[begin:end, end:].T @ errors
+
+    def _nearest(self, j: int) -> Float32:
+        scale, low = self._scale[j], self._low[j]
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+        quants = np.searchsorted(self._middles, (self._w[j] - low) * inverse)
+        self.quants[j] = quants
+        found: Float32 = scale * self._levels[quants] + low
+        return found
+
+
+def _slices(stored: Bytes) -> list[tuple[int, Bytes]]:
+    return [(at, stored[at : at + ROWS_AT_ONCE].reshape(-1)) for at in range(0, len(stored), ROWS_AT_ONCE)]
+
+
+def _inverse_lower(lower: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The inverse of a lower triangular matrix, by halves: products of matrices do nearly all the work."""
+    if len(lower) <= TRIANGLE:
+        return np.tril(np.linalg.inv(lower))
+    half = len(lower) // 2
+    inverse = np.zeros_like(lower)
+    inverse[:half, :half] = _inverse_lower(lower[:half, :half])
+    inverse[half:, half:] = _inverse_lower(lower[half:, half:])
+    inverse[half:, :half] = -inverse[half:, half:] @ lower[half:, :half] @ inverse[:half, :half]
+    return inverse
