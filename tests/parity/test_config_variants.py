@@ -194,7 +194,7 @@ def test_what_a_config_leaves_out_has_the_value_that_transformers_gives_it(model
     for key, value in FAMILIES[model_type].items():
         if value is not None and hasattr(theirs, key) and not key.startswith(("rope", "sliding_window_p")):
             usual = getattr(theirs, key)
-            turned_off = key == "sliding_window" and usual is None and not getattr(theirs, "use_sliding_window", True)
+            turned_off = key == "sliding_window" and not usual and not getattr(theirs, "use_sliding_window", True)
             assert usual == value or turned_off, key
 
 

@@ -67,7 +67,7 @@ _COHERE: Final = (
     | _BIAS
     | {"logit_scale": 0.0625, "tie_word_embeddings": True, "rotary_pct": 1.0, "use_gated_activation": True}
 )
-_VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None}
+_VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None, "max_window_layers": 80}
 _MASK: Final = {"mask_token_id": None}
 _LLADA: Final = {
     **dict.fromkeys(("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "max_sequence_length")),
@@ -138,7 +138,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | _EXPERTS
     | {"attention_bias": False, "partial_rotary_factor": 0.5, "use_qk_norm": False, "norm_topk_prob": True}
     | {"n_routed_experts": None, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
-    | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0, "scoring_func": None},
+    | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, "scoring_func": None},
     "minimax_m2": _DECODER
     | {"rope_theta": 5000000.0, "head_dim": 128, "num_local_experts": None, "num_experts_per_tok": 8}
     | {"partial_rotary_factor": 1.0, "rotary_dim": None, "scoring_func": None},

@@ -25,10 +25,7 @@ from kvarn.models.spec import Rope
 Float64 = npt.NDArray[np.float64]
 
 # What config.json may say about each kind of scaling; anything else in its rope entries is refused.
-COMMON_KEYS = frozenset(
-    {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned"}
-    | {"mrope_section", "mrope_interleaved"}
-)
+COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
 SCALING_KEYS: dict[str, frozenset[str]] = {
     "none": frozenset({"factor"}),  # no scaling, whatever the factor
     "dynamic": frozenset({"factor"}),  # scales beyond max_position_embeddings, where no model is run
@@ -39,7 +36,11 @@ SCALING_KEYS: dict[str, frozenset[str]] = {
     "ntk_alpha": frozenset({"factor", "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
 }
 # Read by an architecture itself.
-OWN_KEYS = {"ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"})}
+_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
+OWN_KEYS = {
+    "ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
+}
 BY_KIND = ("gemma3", "gemma3_text", "olmo3")  # model types whose windowed layers may have a rope of their own
 # Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
 UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
@@ -193,9 +194,8 @@ def _gguf_scaling(hparams: HParams) -> Any:
 
 def _refuse_unknown(hparams: HParams, kind: str, table: Mapping[str, Any]) -> None:
     unused = UNUSED_KEYS.get(kind, frozenset()) & table.keys()
-    unknown = sorted(
-        table.keys() - COMMON_KEYS - SCALING_KEYS[kind] - unused - OWN_KEYS.get(hparams.architecture, set())
-    )
+    own = OWN_KEYS.get(hparams.architecture, frozenset())
+    unknown = sorted(table.keys() - COMMON_KEYS - {"finetuned"} - SCALING_KEYS[kind] - unused - own)
     for key in sorted(unused):
         hparams.notes[f"rope scaling {kind!r}: {key} = {short(table[key])} has no effect, as in transformers"] = None
     if unknown:

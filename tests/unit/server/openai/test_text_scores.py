@@ -72,8 +72,8 @@ class Spelled:
     def token_bytes(self, token_id: int) -> bytes:
         return self._tokens[token_id]
 
-    def is_control(self, token_id: int) -> bool:
-        return not self._tokens[token_id]
+    def token_piece(self, token_id: int) -> tuple[bytes, bool]:
+        return self._tokens[token_id], not self._tokens[token_id]
 
 
 def text_scores(*tokens: str | bytes) -> TextScores:
