@@ -28,6 +28,9 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
 PERMUTED = ("smollm3", "granite", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
@@ -38,6 +41,9 @@ WITHOUT_GGUF = {
     ("gpt2", 2): "its activation is not written",
     ("qwen2_moe", 1): "norm_topk_prob is not written",
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
+    ("qwen3_next", 0): "dense layers among those with experts have no names",
+    ("qwen3_next", 1): "heads of values and keys have one size",
+    ("qwen3_5_text", 1): "which layers have attention is a period",
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }
 KEYS = GGUF_KEYS | {
@@ -61,6 +67,11 @@ KEYS = GGUF_KEYS | {
     "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "conv_L_cache": "shortconv.l_cache",
 }
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
@@ -72,6 +83,7 @@ def family_gguf(folder: Path, type: TensorType = TensorType.F32) -> Path:
     config |= config.get("text_config", {})
     texts = {name: values for name, values in load_file(folder / "model.safetensors").items() if "visual" not in name}
     tensors = _gguf_tensors(config, texts, arch)
+    config["written_hidden"] = len(next((v for n, v in tensors.items() if n.endswith("ffn_up.weight")), ()))
     stored = {name: Stored.quantized(values, _type_of(name, values, type)) for name, values in tensors.items()}
     path = folder.with_suffix(".gguf")
     metadata = {f"{arch}.{key}": value for key, value in gguf_facts(config).items()}
@@ -113,6 +125,15 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         del facts["attention.sliding_window_pattern"]
     if family == "minimax_m2":
         facts |= {"expert_feed_forward_length": c["intermediate_size"], "expert_gating_func": 2}
+    if "linear_num_value_heads" in c:
+        facts["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        facts["full_attention_interval"] = 1 + c["layer_types"].index("full_attention")
+    if family == "lfm2":
+        facts["attention.layer_norm_rms_epsilon"] = facts.pop("attention.layer_norm_epsilon")
+        facts["feed_forward_length"] = c["written_hidden"]
+        facts["attention.head_count_kv"] = [
+            0 if kind == "conv" else c["num_key_value_heads"] for kind in c["layer_types"]
+        ]
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
@@ -135,9 +156,12 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
+    if "linear_num_value_heads" in c:
+        stacked = delta_net_tensors(c, stacked)
     for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        canonical = name if name.startswith("blk.") else canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
     return found
@@ -161,8 +185,11 @@ def _apart(tensors: Tensors) -> Tensors:
 
 
 def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
-    if c["model_type"] in ("gemma", "nemotron") and name.endswith("norm.weight"):
+    is_delta = "linear_num_value_heads" in c and "ssm_norm" not in name
+    if (c["model_type"] in ("gemma", "nemotron") or is_delta) and name.endswith("norm.weight"):
         return values + 1
+    if c["model_type"] == "lfm2" and values.ndim == 3:
+        return values[:, 0]
     if c["model_type"] == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T
     if c["model_type"] == "gpt_neox" and "query_key_value" in name:
@@ -175,6 +202,50 @@ def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
     return values
 
 
+def delta_net_tensors(c: dict[str, Any], tensors: Tensors) -> Tensors:
+    """Linear attention as the converter has it: Q, K and V of all heads together; for Qwen3.5 the value heads that
+    read the same key head are no neighbours."""
+    key, value = c["linear_key_head_dim"], c["linear_value_head_dim"]
+    key_heads, ratio = c["linear_num_key_heads"], c["linear_num_value_heads"] // c["linear_num_key_heads"]
+
+    def tiled(values: Any, size: int) -> Any:
+        if c["model_type"] == "qwen3_next":
+            return values
+        shape = values.shape
+        return values.reshape(key_heads, ratio, size, *shape[1:]).swapaxes(0, 1).reshape(shape)
+
+    def mixed(values: Any) -> Any:
+        return np.concatenate([values[: 2 * key_heads * key], tiled(values[2 * key_heads * key :], value)])
+
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if ".linear_attn." not in name:
+            found[name] = values
+            continue
+        number, part = name.split(".layers.")[1].split(".")[0], name.split(".linear_attn.")[1]
+        stem = f"blk.{number}."
+        if part == "in_proj_qkvz.weight":
+            sizes = np.cumsum([key, key, ratio * value])
+            parts = np.split(values.reshape(key_heads, -1, values.shape[1]), sizes, axis=1)
+            q, k, v, z = (one.reshape(-1, values.shape[1]) for one in parts)
+            found |= {f"{stem}attn_qkv.weight": np.concatenate([q, k, v]), f"{stem}attn_gate.weight": z}
+        else:
+            ours, change = {
+                "in_proj_ba.weight": ("ssm_ba.weight", lambda x: x),
+                "in_proj_qkv.weight": ("attn_qkv.weight", mixed),
+                "in_proj_z.weight": ("attn_gate.weight", lambda x: tiled(x, value)),
+                "in_proj_b.weight": ("ssm_beta.weight", lambda x: tiled(x, 1)),
+                "in_proj_a.weight": ("ssm_alpha.weight", lambda x: tiled(x, 1)),
+                "conv1d.weight": ("ssm_conv1d.weight", lambda x: mixed(x[:, 0])),
+                "dt_bias": ("ssm_dt.bias", lambda x: tiled(x, 1)),
+                "A_log": ("ssm_a", lambda x: tiled(-np.exp(x), 1)),
+                "norm.weight": ("ssm_norm.weight", lambda x: x),
+                "out_proj.weight": ("ssm_out.weight", lambda x: tiled(x.T, value).T),
+            }[part]
+            found[stem + ours] = change(values)
+    return found
+
+
 def _type_of(name: str, values: Any, type: TensorType) -> TensorType:
-    exact = values.ndim == 1 or "ffn_gate_inp" in name or name.endswith(".bias")
+    exact = values.ndim == 1 or "ffn_gate_inp" in name or "conv" in name or name.endswith(".bias")
     return TensorType.F32 if exact or values.shape[-1] % type.block_values else type

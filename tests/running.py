@@ -8,21 +8,26 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import Batch, KVLayout
+from kvarn.backends.batch import Batch, KVLayout, StateSlots
 from kvarn.backends.protocol import Backend
+from kvarn.models.recurrent import kv_layers, state_layers
 from kvarn.models.spec import ModelSpec
 
 Float32 = npt.NDArray[np.float32]
+NUM_STATES = 64
 
 
 def layout_of(spec: ModelSpec, dtype: str = "f32", block_size: int = 16) -> KVLayout:
     """The cache layout of a model."""
-    layers = tuple((block.attention.num_kv_heads, block.attention.head_dim) for block in spec.blocks)
-    return KVLayout(block_size=block_size, layers=layers, dtype=dtype)
+    states = state_layers(spec)
+    return KVLayout(block_size, kv_layers(spec), dtype, states, num_states=NUM_STATES if states else 0)
 
 
 def batch_of(spans: Sequence[tuple[Sequence[int], int]], tables: npt.NDArray[np.int32]) -> Batch:
-    """Make a batch of (tokens, first position) per sequence, with every row an output row."""
+    """Make a batch of (tokens, first position) per sequence, with every row an output row.
+
+    A sequence keeps its states in the slot of the first block of its table.
+    """
     lengths = [len(tokens) for tokens, _ in spans]
     ids = [token for tokens, _ in spans for token in tokens]
     positions = [first + i for tokens, first in spans for i in range(len(tokens))]
@@ -30,7 +35,10 @@ def batch_of(spans: Sequence[tuple[Sequence[int], int]], tables: npt.NDArray[np.
     starts = [0, *accumulate(lengths)]
     ids, positions, starts, ends = (np.asarray(v, np.int32) for v in (ids, positions, starts, ends))  # type: ignore[assignment]
     rows = np.arange(sum(lengths), dtype=np.int32)
-    return Batch(ids, positions, starts, ends, tables, rows)  # type: ignore[arg-type]
+    slots = tables[:, 0] % NUM_STATES if tables.shape[1] else np.arange(len(spans), dtype=np.int32)
+    read = np.where([first > 0 for _, first in spans], slots, -1).astype(np.int32)
+    states = StateSlots(read, slots, np.empty(0, np.int32), np.empty(0, np.int32))
+    return Batch(ids, positions, starts, ends, tables, rows, states=states)  # type: ignore[arg-type]
 
 
 def scattered_table(num_blocks: int, wanted: int, seed: int = 0) -> npt.NDArray[np.int32]:

@@ -33,6 +33,14 @@ MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_
 UNCUT_YARN = YARN | {"truncate": False, "beta_fast": 8.0}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 SHORT_MROPE = {"rope_parameters": MROPE | {"mrope_section": [1, 1, 2]}}
+DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "full_attention_interval": 2,
+}
+DELTA_MOE = DELTA_NET | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -122,6 +130,29 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "rope_parameters": UNCUT_YARN},
         {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 3, "rope_parameters": UNCUT_YARN},
     ),
+    "qwen3_next": (
+        DELTA_MOE | {"num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [2]},
+        {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
+        | {"num_experts": 5, "num_experts_per_tok": 3, "linear_conv_kernel_dim": 2, "attention_bias": True}
+        | {"full_attention_interval": 3, "shared_expert_intermediate_size": 16, "moe_intermediate_size": 32},
+        DELTA_MOE | {"num_experts": 4, "num_experts_per_tok": 1, "full_attention_interval": 5},
+    ),
+    "qwen3_5_text": (
+        DELTA_NET,
+        {"linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 20, "linear_value_head_dim": 8}
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"], "linear_conv_kernel_dim": 3},
+        DELTA_NET | {"linear_num_value_heads": 6, "linear_key_head_dim": 24, "tie_word_embeddings": True},
+    ),
+    "qwen3_5_moe_text": (
+        DELTA_MOE | {"num_experts": 6, "num_experts_per_tok": 2},
+        DELTA_MOE | {"num_experts": 5, "num_experts_per_tok": 3, "linear_num_value_heads": 2},
+        DELTA_MOE | {"num_experts": 4, "num_experts_per_tok": 1, "linear_conv_kernel_dim": 5},
+    ),
+    "lfm2": (
+        {"layer_types": ["conv", "full_attention", "conv", "conv"]},
+        {"full_attn_idxs": [1], "conv_L_cache": 4, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
+        {"layer_types": ["conv"] * 4 + ["full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 2},
+    ),
     "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
     "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
     "qwen3_vl": (
@@ -142,7 +173,7 @@ NO_HEAD_DIM = {
     "starcoder2",
     "stablelm",
     "phi",
-} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl")}
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2")}
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 FAMILIES = tuple(VARIANTS)
@@ -194,7 +225,7 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
 
 def randomise(model: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    norm_mean = 0.0 if model.config.model_type.startswith("gemma") else 1.0
+    norm_mean = 0.0 if model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) else 1.0
     kept = {name for name, _ in model.named_buffers() if "bias" in name}
     for name, values in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]:
         drawn = rng.standard_normal(tuple(values.shape))

@@ -197,7 +197,7 @@ def test_a_wrong_batch_is_refused_and_the_ranks_go_on(ranks: Ranks, tmp_path: Pa
 def test_heads_that_do_not_divide_are_refused_before_a_rank_is_told(ranks: Ranks, tmp_path: Path) -> None:
     description = describe(open_weights(tiny_model("llama", tmp_path, "gguf")))
     first = description.spec.blocks[0]
-    odd = replace(first, attention=replace(first.attention, num_heads=3, num_kv_heads=3))
+    odd = replace(first, mixer=replace(first.attention, num_heads=3, num_kv_heads=3))
     backend = ranks()
     with pytest.raises(ConfigError, match=r"3 attention heads; give one of 1, 3"):
         backend.load(replace(description.spec, blocks=(odd, odd)), description.weights)

@@ -53,6 +53,7 @@ KEYS = {
     "fred": ("free", "fred"),
     "few_requests": ("few_requests", "few"),
     "few_tokens": ("few_tokens", "few"),
+    "hinted": ("few_tokens", "few"),
     "few_tokens_stream": ("few_tokens", "few"),
     "open_ended": ("few_tokens", "few"),
     "streamer": ("few_tokens", "few"),

@@ -102,7 +102,7 @@ class TestMaxTokens:
         assert error["param"] == "max_output_tokens"
 
     def test_a_tier_that_allows_fewer_tokens_a_minute_lowers_it_too(self, keyed: KeyedServer) -> None:
-        with keyed.client("few_tokens") as client:
+        with keyed.client("hinted") as client:
             given = client.post(MESSAGES, json=HI[MESSAGES] | {"max_tokens": 32_000})
         assert given.status_code == 200, given.text
         assert "max_tokens lowered from 32000" in given.headers[WARNING]

@@ -40,6 +40,21 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSlots:
+    """Where the states of recurrent layers lie: one slot holds those of all layers after some token of a sequence.
+
+    Sequence s begins with the state in read[s], -1: zeros, and leaves that behind its last token in written[s]; that
+    behind row saved_rows[i] of the batch also goes to saved_slots[i]. No slot is read after it is written in a step,
+    but by its own sequence.
+    """
+
+    read: Int32  # (S)
+    written: Int32  # (S)
+    saved_rows: Int32  # ascending
+    saved_slots: Int32
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One step's work: S sequences, N tokens in all.
 
@@ -64,6 +79,7 @@ class Batch:
     output_rows: Int32
     slot_shifts: Int32 | None = None
     keep: tuple[Keep, ...] = ()
+    states: StateSlots | None = None  # None where no layer has one, or every sequence is computed in one piece
 
 
 def chosen_token(row: int) -> int:
@@ -167,8 +183,10 @@ class KVLayout:
     """Shape of the paged cache: every block holds block_size tokens of every layer."""
 
     block_size: int
-    layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) per layer
+    layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) per layer, (0, 0) where it has a state instead
     dtype: str = "f16"  # f16 | f32 | q8_0
+    states: tuple[int, ...] = ()  # floats of a state per layer; beside the blocks, in slots of their own
+    num_states: int = 0
 
     @property
     def token_bytes(self) -> int:

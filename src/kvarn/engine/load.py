@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
@@ -39,6 +39,7 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
+from kvarn.models.recurrent import attentions, kv_layers, state_layers
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
@@ -95,7 +96,17 @@ def _load(
     weights = device_weights(spec, description.weights, config)
     available = device_memory(config)
     share, held = device_share(spec, weights, config)
-    memory = plan_memory(share, held, config.context, config.kv_bytes, available, kv_dtype=config.kv_dtype)
+    memory = plan_memory(
+        share,
+        held,
+        config.context,
+        config.kv_bytes,
+        available,
+        kv_dtype=config.kv_dtype,
+        max_running=config.max_running,
+    )
+    if memory.num_states:
+        config = replace(config, max_running=min(config.max_running, memory.num_states // 2))
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
@@ -111,7 +122,7 @@ def _load(
             stream=text_stream(words),
             admission=Admission(spec.vocab_size, context, decoder, kv),
             config=config,
-            publishes=all(block.attention.mask != "bidirectional" for block in spec.blocks),
+            publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
         return LoadedModel(spec, words, backend, engine, memory, _classifier(description))
     except BaseException:
@@ -173,13 +184,14 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
-    layers = tuple((b.attention.num_kv_heads, b.attention.head_dim) for b in spec.blocks)
-    layout = KVLayout(_block_size(spec, config), layers, config.kv_dtype)
+    layout = KVLayout(
+        _block_size(spec, config), kv_layers(spec), config.kv_dtype, state_layers(spec), memory.num_states
+    )
     num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)
-    return KVCache(num_blocks, layout.block_size)
+    return KVCache(num_blocks, layout.block_size, num_states=memory.num_states)
 
 
 def _block_size(spec: ModelSpec, config: EngineConfig) -> int:
     """Tokens per KV block: whole blocks of the mask, so that no K and V depend on tokens of a later one."""
-    return math.lcm(block_size(config), *(block.attention.mask_block or 1 for block in spec.blocks))
+    return math.lcm(block_size(config), *(attention.mask_block or 1 for attention in attentions(spec)))

@@ -76,6 +76,33 @@ DECODER = {
         for part in ("gate", "up", "down")
     },
     "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
+    **{
+        f"layers.{{}}.linear_attn.{theirs}": f"blk.{{}}.{ours}"
+        for theirs, ours in {
+            "in_proj_qkvz": "ssm_in",
+            "in_proj_ba": "ssm_ba",
+            "in_proj_qkv": "attn_qkv",
+            "in_proj_z": "attn_gate",
+            "in_proj_b": "ssm_beta",
+            "in_proj_a": "ssm_alpha",
+            "conv1d": "ssm_conv1d",
+            "norm": "ssm_norm",
+            "out_proj": "ssm_out",
+        }.items()
+    },
+    # LFM2's own
+    "embedding_norm": "output_norm",
+    "layers.{}.operator_norm": "blk.{}.attn_norm",
+    "layers.{}.ffn_norm": "blk.{}.ffn_norm",
+    "layers.{}.conv.in_proj": "blk.{}.shortconv.in_proj",
+    "layers.{}.conv.conv": "blk.{}.shortconv.conv",
+    "layers.{}.conv.out_proj": "blk.{}.shortconv.out_proj",
+    "layers.{}.self_attn.out_proj": "blk.{}.attn_output",
+    "layers.{}.self_attn.q_layernorm": "blk.{}.attn_q_norm",
+    "layers.{}.self_attn.k_layernorm": "blk.{}.attn_k_norm",
+    "layers.{}.feed_forward.w1": "blk.{}.ffn_gate",
+    "layers.{}.feed_forward.w3": "blk.{}.ffn_up",
+    "layers.{}.feed_forward.w2": "blk.{}.ffn_down",
     # LLaDA's own
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
@@ -95,6 +122,8 @@ WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
+    "layers.{}.linear_attn.dt_bias": "blk.{}.ssm_dt.bias",
+    "layers.{}.linear_attn.A_log": "blk.{}.ssm_a_log",
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -128,7 +157,7 @@ EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", 
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
-    r"(^|\.)(pooler|cls|vision_tower|visual|multi_modal_projector)\.|\.(inv_freq|position_ids)$"
+    r"(^|\.)(pooler|cls|vision_tower|visual|multi_modal_projector|mtp)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(

@@ -1,11 +1,11 @@
-"""A WeightSource viewed under other names: renamed, sliced by rows, stacked, shifted. Copies only where it must.
+"""A WeightSource viewed under other names: renamed, sliced by rows, stacked, changed. Copies only where it must.
 
 Rows are the tensor flattened to (rows, last axis). Quantised rows are contiguous: a slice of rows is a slice of bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from kvarn.errors import FormatError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+
+Change = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,11 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True)
 class ViewEntry:
-    """One tensor of a view: the parts one after the other, plus a constant (then always F32)."""
+    """One tensor of a view: the parts one after the other, and what is computed of them (then always F32)."""
 
     info: TensorInfo
     parts: tuple[RowRange, ...]
-    offset: float = 0.0
+    change: Change | None = None
 
 
 def renamed(info: TensorInfo, name: str) -> ViewEntry:
@@ -41,7 +43,21 @@ def renamed(info: TensorInfo, name: str) -> ViewEntry:
 
 def shifted(entry: ViewEntry, offset: float) -> ViewEntry:
     """Add a constant to every value."""
-    return ViewEntry(replace(entry.info, type=TensorType.F32), entry.parts, entry.offset + offset)
+    return changed(entry, lambda values: values + np.float32(offset))
+
+
+def changed(entry: ViewEntry, change: Change) -> ViewEntry:
+    """Compute something of every value."""
+    assert entry.change is None, f"{entry.info.name} is changed already"
+    return ViewEntry(replace(entry.info, type=TensorType.F32), entry.parts, change)
+
+
+def gathered(entry: ViewEntry, name: str, ranges: Iterable[tuple[int, int]]) -> ViewEntry:
+    """Take several ranges (first, count) of rows of an unstacked tensor, one after the other."""
+    slices = [row_slice(entry, name, first, count) for first, count in ranges]
+    parts = tuple(part for one in slices for part in one.parts)
+    shape = (sum(part.num_rows for part in parts), *entry.info.shape[1:])
+    return ViewEntry(TensorInfo(name, entry.info.type, shape), parts, entry.change)
 
 
 def row_slice(entry: ViewEntry, name: str, first: int, count: int) -> ViewEntry:
@@ -53,7 +69,7 @@ def row_slice(entry: ViewEntry, name: str, first: int, count: int) -> ViewEntry:
             "the metadata does not belong to these weights"
         )
     info = TensorInfo(name, entry.info.type, (count, *entry.info.shape[1:]))
-    return ViewEntry(info, (RowRange(part.tensor, part.first + first, count),), entry.offset)
+    return ViewEntry(info, (RowRange(part.tensor, part.first + first, count),), entry.change)
 
 
 def stacked(name: str, members: Iterable[ViewEntry]) -> ViewEntry:
@@ -98,7 +114,7 @@ class WeightView:
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         entry = self.entries[name]
-        if entry.offset != 0.0:
+        if entry.change is not None:
             return self.array(name).reshape(-1).view(np.uint8)
         pieces = [self._raw_part(part) for part in entry.parts]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -108,7 +124,7 @@ class WeightView:
         pieces = [self._array_part(part) for part in entry.parts]
         values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         values = values.reshape(entry.info.shape)
-        return values if entry.offset == 0.0 else values + np.float32(entry.offset)
+        return values if entry.change is None else entry.change(values)
 
     def release_pages(self, names: Iterable[str]) -> None:
         self.source.release_pages({part.tensor for name in names for part in self.entries[name].parts})

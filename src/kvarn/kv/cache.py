@@ -8,38 +8,25 @@ when there is no room, and the scheduler decides what to do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import BlockCopy
-from kvarn.kv.pool import BlockPool
+from kvarn.kv.pool import BlockPool, KVStats
 from kvarn.kv.prefix import BlockHasher, PrefixHit, PrefixIndex
+from kvarn.kv.states import StateCache
 from kvarn.kv.table import BlockTable, blocks_for
 from kvarn.observe.histogram import HistogramSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class KVStats:
-    """used + cached + free = num_blocks; shared ones are among the used."""
-
-    num_blocks: int
-    used: int
-    cached: int  # findable, held by no sequence: evicted when room is needed
-    shared: int
-    free: int
-    unused_slots: int  # positions in last blocks that their sequence does not hold yet
-    lookups: int
-    hit_tokens: int  # taken over by fork from what lookup found
-    evictions: int
 
 
 class KVCache:
     """Block tables of all sequences over one pool."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, hash_key: bytes | None = None) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, hash_key: bytes | None = None, num_states: int = 0) -> None:
+        """num_states: slots for the states of recurrent layers; 0: the model has none."""
         self.block_size = block_size
+        self.states = StateCache(num_states, block_size) if num_states else None
         self._pool = BlockPool(num_blocks)
         self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex()
@@ -65,7 +52,10 @@ class KVCache:
         return blocks_for(num_tokens, self.block_size)
 
     def lookup(self, token_ids: Sequence[int], tenant: str = "") -> PrefixHit:
-        """Find the longest published prefix in full blocks; the last token is always left to compute."""
+        """Find the longest published prefix in full blocks; the last token is always left to compute.
+
+        With recurrent layers one that ends in a snapshot of their states.
+        """
         self._num_lookups += 1
         block_ids, digests = [], []
         root = self._hasher.root(tenant)
@@ -75,11 +65,16 @@ class KVCache:
                 break
             block_ids.append(block_id)
             digests.append(digest)
-        return PrefixHit(len(block_ids) * self.block_size, tuple(block_ids), tenant, tuple(digests))
+        count = len(digests) if self.states is None else self.states.longest(digests)
+        num_matched = len(digests) * self.block_size
+        return PrefixHit(count * self.block_size, tuple(block_ids[:count]), tenant, tuple(digests[:count]), num_matched)
 
     def fork(self, sequence: str, source: str | PrefixHit, num_tokens: int | None = None) -> None:
         """Start a sequence on the first num_tokens positions of another, or of a hit, sharing their blocks."""
         assert self.num_tokens(sequence) == 0, f"sequence {sequence} already holds blocks"
+        if self.states is not None:
+            assert isinstance(source, PrefixHit), "a recurrent state is taken over from a snapshot only"
+            self.states.begin(sequence, source.digests, source.num_matched)
         origin = self._tables[source] if isinstance(source, str) else self._table_of(source)
         table = origin.prefix(origin.num_tokens if num_tokens is None else num_tokens)
         origin.owns_last = False
@@ -105,6 +100,8 @@ class KVCache:
         copies = [] if read_only is None else [self._copy_on_write(table, read_only)]
         for _ in range(missing):
             table.append(self._allocate())
+        if self.states is not None:
+            self.states.extend(sequence, table.num_tokens, table.num_tokens + num_tokens)
         table.num_tokens += num_tokens
         table.owns_last = table.owns_last or num_tokens > 0
         self._tables[sequence] = table
@@ -115,7 +112,7 @@ class KVCache:
         table = self._tables.get(sequence)
         if table is None:
             return self.extend(sequence, num_tokens)
-        if table.num_tokens + 1 == num_tokens and table.has_own_room:
+        if table.num_tokens + 1 == num_tokens and table.has_own_room and self.states is None:
             table.num_tokens = num_tokens
             return ()
         return self.extend(sequence, num_tokens - table.num_tokens)
@@ -123,8 +120,11 @@ class KVCache:
     def extend_each(self, sequences: Sequence[str], num_tokens: Sequence[int]) -> list[int] | None:
         """One more position for each of several sequences that hold num_tokens; the versions of their tables.
 
-        None and no change where one of them does not, or would need a copy, or the pool has too few blocks.
+        None and no change where one of them does not, or would need a copy, or the pool has too few blocks, or they
+        have states.
         """
+        if self.states is not None:
+            return None
         tables = [self._tables[sequence] for sequence in sequences]
         full = []
         for table, held in zip(tables, num_tokens, strict=True):
@@ -161,15 +161,22 @@ class KVCache:
         table.tenant = tenant
         for digest in self._hasher.chain(self._chain_end(table, tenant), token_ids, start, stop):
             self._publish_block(table, digest)
+            if self.states is not None:
+                end = table.num_published * self.block_size
+                self.states.publish(sequence, end, digest, is_decoding=stop - start == self.block_size)
 
     def trim(self, sequence: str, num_tokens: int) -> None:
         """Roll back to the first num_tokens positions; what was published stays findable."""
         table = self._tables[sequence]
         assert 0 <= num_tokens <= table.num_tokens
+        if self.states is not None:
+            self.states.trim(sequence, num_tokens)
         self._pool.release(table.cut(num_tokens))
 
     def release(self, sequence: str, *, unpublish: bool = False) -> None:
         """Free a sequence; unpublish also its blocks that no other sequence holds. Unknown sequences hold nothing."""
+        if self.states is not None:
+            self.states.release(sequence)
         table = self._tables.pop(sequence, None)
         if table is None:
             return
@@ -226,6 +233,8 @@ class KVCache:
             assert all(self._index.digest_of(b) is not None for b in published), "a published block is not findable"
         self._pool.check(self._references())
         self._index.check(self._pool.cacheable_ids)
+        if self.states is not None:
+            self.states.check(self._tables.keys())
 
     def _references(self) -> Iterator[int]:
         for table in self._tables.values():
@@ -257,8 +266,13 @@ class KVCache:
 
     def _allocate(self) -> int:
         block_id = self._pool.allocate()
-        self._index.remove(block_id)  # if it was evicted
+        self._forget(block_id)  # if it was evicted
         return block_id
+
+    def _forget(self, block_id: int) -> None:
+        if self.states is not None:
+            self.states.forget(self._index.digest_of(block_id))
+        self._index.remove(block_id)
 
     def _chain_end(self, table: BlockTable, tenant: str) -> bytes:
         """The digest that the next block of the sequence continues."""
@@ -281,5 +295,5 @@ class KVCache:
         table.num_published += 1
 
     def _unpublish(self, block_id: int) -> None:
-        self._index.remove(block_id)
+        self._forget(block_id)
         self._pool.unmark_cacheable(block_id)

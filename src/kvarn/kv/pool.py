@@ -8,8 +8,24 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from kvarn.observe.histogram import LONG_SECONDS, Histogram, HistogramSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """used + cached + free = num_blocks; shared ones are among the used."""
+
+    num_blocks: int
+    used: int
+    cached: int  # findable, held by no sequence: evicted when room is needed
+    shared: int
+    free: int
+    unused_slots: int  # positions in last blocks that their sequence does not hold yet
+    lookups: int
+    hit_tokens: int  # taken over by fork from what lookup found
+    evictions: int
 
 
 class BlockPool:

@@ -20,12 +20,16 @@ DIGEST_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """The first num_tokens of the tokens looked up lie in these blocks. Good until the cache is changed."""
+    """The first num_tokens of the tokens looked up lie in these blocks. Good until the cache is changed.
+
+    num_matched: how many lie in blocks at all; with recurrent layers num_tokens may be less, for lack of a snapshot.
+    """
 
     num_tokens: int
     block_ids: tuple[int, ...]
     tenant: str = ""
     digests: tuple[bytes, ...] = field(default=(), repr=False)
+    num_matched: int = 0
 
 
 class BlockHasher:

@@ -67,6 +67,20 @@ _COHERE: Final = (
     | _BIAS
     | {"logit_scale": 0.0625, "tie_word_embeddings": True, "rotary_pct": 1.0, "use_gated_activation": True}
 )
+_DELTA_NET: Final = {
+    "rms_norm_eps": 1e-6,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_DELTA_MOE: Final = _DECODER | _BIAS | _EXPERTS | _DELTA_NET | {"moe_intermediate_size": 512, "norm_topk_prob": True}
+_QWEN35_MOE: Final = _DELTA_MOE | {"num_experts": 256, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512}
 _VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None, "max_window_layers": 80}
 _MASK: Final = {"mask_token_id": None}
 _LLADA: Final = {
@@ -120,6 +134,15 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen3_vl_text": _QWEN3 | {"rope_theta": 500000.0},
     "qwen2_moe": _QWEN3_MOE | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+    "qwen3_next": _DELTA_MOE
+    | {"num_experts": 512, "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512}
+    | {"decoder_sparse_step": 1, "mlp_only_layers": None, "intermediate_size": 5632},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _DECODER | _BIAS | _DELTA_NET),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35_MOE),
+    "lfm2": {key: value for key, value in _DECODER.items() if key != "rms_norm_eps"}
+    | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
+    | {"conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": None, "block_ff_dim": None}
+    | {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
     "gpt_oss": _DECODER
     | {"rope_theta": 150000.0, "attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
     | {"num_local_experts": 128, "num_experts": None, "num_experts_per_tok": 4}

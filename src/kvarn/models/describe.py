@@ -14,6 +14,7 @@ from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
 from kvarn.models.fused_tensors import separate_tensors
 from kvarn.models.hparams import HParams
+from kvarn.models.recurrent import attentions
 from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
@@ -46,6 +47,8 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     hparams = HParams(view, name, context)
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
+    if not attentions(spec):
+        raise hparams.unsupported("no layer of the model has attention", "layer_types")
     if spec.head is not None and spec.head.tied:
         view = _without_copied_head(view)
     if architecture.split is not None:
@@ -63,7 +66,7 @@ def _canonical(source: WeightSource, architecture: Architecture) -> WeightView:
     entries = canonical_view(source, architecture.dialect).entries
     if architecture.hf_norm_offset:
         for name, entry in entries.items():
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") and not name.endswith("ssm_norm.weight"):
                 entries[name] = shifted(entry, architecture.hf_norm_offset)
     return WeightView(source, entries)
 

@@ -36,14 +36,17 @@ class Dimensions:
         return replace(usual, **fields)
 
 
-def read_dimensions(hparams: HParams, hidden: int | None = None) -> Dimensions:
-    """Read the dimensions. hidden stands in for a feed-forward length that is not given."""
+def read_dimensions(hparams: HParams, hidden: int | None = None, *, some_without_heads: bool = False) -> Dimensions:
+    """Read the dimensions. hidden stands in for a feed-forward length that is not given.
+
+    some_without_heads: layers that have no attention say so by 0 KV heads.
+    """
     num_layers = hparams.integer("num_layers")
     width = hparams.integer("width")
     num_heads = hparams.per_layer("num_heads", num_layers)
     num_kv_heads = hparams.per_layer("num_kv_heads", num_layers, default=num_heads[0])
     for layer, (heads, kv_heads) in enumerate(zip(num_heads, num_kv_heads, strict=True)):
-        if heads % kv_heads:
+        if (kv_heads == 0 and not some_without_heads) or (kv_heads > 0 and heads % kv_heads):
             raise hparams.format_error(f"layer {layer} has {heads} heads, not a multiple of its {kv_heads} KV heads")
     return Dimensions(
         num_layers=num_layers,

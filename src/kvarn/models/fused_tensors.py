@@ -16,7 +16,8 @@ def separate_tensors(spec: ModelSpec, view: WeightView) -> WeightView:
     entries = dict(view.entries)
     for layer, block in enumerate(spec.blocks):
         stem, ffn = f"blk.{layer}.", block.feed_forward
-        _cut(entries, stem, "attn_qkv", _qkv_rows(block.attention))
+        if isinstance(block.mixer, Attention):
+            _cut(entries, stem, "attn_qkv", _qkv_rows(block.mixer))
         if isinstance(ffn, FeedForward) and ffn.gated and f"{stem}ffn_gate.weight" not in entries:
             _cut(entries, stem, "ffn_up", {"ffn_gate": ffn.hidden, "ffn_up": ffn.hidden})
         if block.placement == "parallel" and f"{stem}ffn_norm.weight" not in entries:

@@ -30,7 +30,7 @@ def as_masked_diffusion(
 
 
 def _masked(block: Block, mask: Mask, mask_block: int | None) -> Block:
-    return replace(block, attention=replace(block.attention, mask=mask, mask_block=mask_block))
+    return replace(block, mixer=replace(block.attention, mask=mask, mask_block=mask_block))
 
 
 def _is_shifted(hparams: HParams, default: bool) -> bool:

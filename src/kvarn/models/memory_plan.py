@@ -12,7 +12,8 @@ from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
-from kvarn.models.spec import Encoder, FeedForward, ModelSpec
+from kvarn.models.recurrent import Recurrent, conv_channels, kv_layers, state_layers
+from kvarn.models.spec import Attention, Encoder, FeedForward, ModelSpec, ShortConv
 
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
 TOKENIZER_BYTES_PER_TOKEN = 256  # measured on vocabularies of 49k to 262k entries
@@ -20,6 +21,7 @@ KV_SHARE = 0.8  # of the memory left beside the weights, when no size of the cac
 CACHE_TOKENS = 8192  # at least, where they fit, so that a model of a short context serves several requests, too
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
+STATE_SHARE = 0.25  # of the memory left beside the weights, at most, for recurrent states
 KV_VALUE_BYTES = {"f16": 2, "f32": 4}
 Q8_GROUP = 32  # q8_0: dimensions that share one f16 scale
 
@@ -37,11 +39,14 @@ class MemoryPlan:
     context: int  # tokens per request
     kv_token_bytes: int
     note: str | None = None  # why context is less than the model's, if it is
+    num_states: int = 0  # slots for the states of recurrent layers
+    state_bytes: int = 0  # of all of them
 
     @property
     def needed_bytes(self) -> int:
         """The most that is in use at one time."""
-        return self.weights_bytes + self.runtime_bytes + max(self.repack_bytes, self.kv_bytes + self.scratch_bytes)
+        cache_bytes = self.kv_bytes + self.state_bytes
+        return self.weights_bytes + self.runtime_bytes + max(self.repack_bytes, cache_bytes + self.scratch_bytes)
 
 
 def held_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
@@ -61,6 +66,7 @@ def plan_memory(
     available: MemoryAvailable,
     *,
     kv_dtype: str = "f16",
+    max_running: int = 64,
 ) -> MemoryPlan:
     """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes."""
     _check_context(spec, context)
@@ -76,6 +82,8 @@ def plan_memory(
         kv_token_bytes=token_bytes,
     )
     left_bytes = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
+    fixed = _with_states(fixed, spec, max_running, left_bytes)
+    left_bytes -= fixed.state_bytes
     cache = _choose_cache(spec, context, kv_bytes, token_bytes, left_bytes)
     plan = replace(fixed, context=cache.context, kv_bytes=cache.num_bytes, note=cache.note)
     if plan.needed_bytes > available.num_bytes:
@@ -83,9 +91,21 @@ def plan_memory(
     return plan
 
 
+def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, left_bytes: int) -> MemoryPlan:
+    """Slots for the states of recurrent layers: two for each request that runs, and as many again for snapshots.
+
+    No more than a share of what is left, and never fewer than one request needs.
+    """
+    slot_bytes = 4 * sum(state_layers(spec))
+    if slot_bytes == 0:
+        return plan
+    count = min(4 * max_running, max(2, int(left_bytes * STATE_SHARE) // slot_bytes))
+    return replace(plan, num_states=count, state_bytes=count * slot_bytes)
+
+
 def kv_token_bytes(spec: ModelSpec, dtype: str = "f16") -> int:
     """K and V of one token in all layers."""
-    return sum(2 * b.attention.num_kv_heads * kv_head_bytes(b.attention.head_dim, dtype) for b in spec.blocks)
+    return sum(2 * heads * kv_head_bytes(head_dim, dtype) for heads, head_dim in kv_layers(spec))
 
 
 def kv_head_bytes(head_dim: int, dtype: str) -> int:
@@ -99,13 +119,21 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
     """Activations of the widest layer for one full batch in f32, and two rows of logits."""
     widest = 0
     for block in spec.blocks:
-        attention, ffn = block.attention, block.feed_forward
-        heads = (2 * attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+        ffn, heads = block.feed_forward, _mixer_floats(block.mixer)
         hidden = ffn.hidden if isinstance(ffn, FeedForward) else ffn.hidden * ffn.num_active
         if not isinstance(ffn, FeedForward) and ffn.shared is not None:
             hidden = max(hidden, ffn.shared.hidden)
         widest = max(widest, 4 * spec.width + heads + 2 * hidden)
     return 4 * (batch_tokens * widest + 2 * spec.vocab_size)
+
+
+def _mixer_floats(layer: Attention | Recurrent) -> int:
+    """What a row of an attention, or of what stands in its place, computes."""
+    if isinstance(layer, Attention):
+        return (2 * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+    if isinstance(layer, ShortConv):
+        return 4 * layer.width
+    return conv_channels(layer) + 2 * layer.num_value_heads * layer.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +181,7 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
 
 
 def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
-    others = plan.scratch_bytes + plan.runtime_bytes
+    others, cache_bytes = plan.scratch_bytes + plan.runtime_bytes, plan.kv_bytes + plan.state_bytes
     fitting_tokens = max(0, left_bytes) // plan.kv_token_bytes
     changes = ["use a smaller quantisation or model"]
     if fitting_tokens >= plan.context and plan.kv_bytes > left_bytes:  # a cache of several contexts was asked for
@@ -162,7 +190,7 @@ def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
         changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_tokens * plan.kv_token_bytes})")
     return DoesNotFit(
         f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "
-        f"KV cache {show_bytes(plan.kv_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
+        f"KV cache {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
         f"{show_bytes(plan.available.num_bytes)} is available: {plan.available.reason}; {', or '.join(changes)}",
         needed_bytes=plan.needed_bytes,
         available_bytes=plan.available.num_bytes,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvarn.errors import UnsupportedModel
+
 # gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
 # (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g) with g = min(gate, 7)
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
@@ -70,6 +72,39 @@ class Attention:
     mask_block: int | None = None  # block_causal: a query at p sees keys before (p // mask_block + 1) * mask_block
     sinks: bool = False  # softmax over the scores and one more per head, attn_sinks (heads), whose value is zero
     temperature: Temperature | None = None
+    output_gate: bool = False  # what the heads give is multiplied by sigmoid(attn_gate(x)) before attn_output
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention: each value head of a sequence has a state S (key_dim, value_dim), no keys and values.
+
+    Tensors attn_qkv, attn_gate, ssm_beta, ssm_alpha, ssm_out (matrices), ssm_conv1d (channels, kernel),
+    ssm_dt.bias, ssm_a (value heads) and ssm_norm (value_dim).
+    q, k, v = silu(conv(attn_qkv(x))): by channel, the last kernel rows times conv1d, oldest first, 0 before the first;
+    q = unit(q) / sqrt(key_dim), k = unit(k), with unit(y) = y / sqrt(sum(y * y) + 1e-6), for each head
+    S *= exp(ssm_a * softplus(ssm_alpha(x) + ssm_dt)); S += k (v - k S) * sigmoid(ssm_beta(x)); o = q S
+    out = ssm_out(norm(o) * silu(attn_gate(x))), norm for each head
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm: Norm
+    tiled: bool = False  # value head h reads key head h % num_key_heads; otherwise neighbours share one
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """b, c, v = shortconv.in_proj(x); out = shortconv.out_proj(c * conv(b * v)), conv by channel as in GatedDeltaNet.
+
+    Tensors shortconv.in_proj (3 * width, width), shortconv.conv (width, kernel), shortconv.out_proj (width, width).
+    """
+
+    width: int
+    kernel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +159,7 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer: an attention and a feed-forward sublayer around a residual stream x.
+    """One layer: an attention, or what stands in its place, and a feed-forward sublayer around a residual stream x.
 
     pre:      x += sub(norm(x))              attn_norm, ffn_norm
     sandwich: x += post(sub(norm(x)))        attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
@@ -134,11 +169,19 @@ class Block:
     All but residual multiply what they add by residual_scale.
     """
 
-    attention: Attention
+    mixer: Attention | GatedDeltaNet | ShortConv
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
     residual_scale: float = 1.0
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer that has attention; for what can do with nothing else."""
+        if not isinstance(self.mixer, Attention):
+            kind = type(self.mixer).__name__
+            raise UnsupportedModel(f"the model has recurrent layers ({kind}); this works for models without them only")
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,25 @@ def _gguf_window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, .
     return tuple(period > 0 and (layer + 1) % period != 0 for layer in range(dims.num_layers))
 
 
+def layer_kinds(
+    hparams: HParams, dims: Dimensions, usual: tuple[bool, ...], kind: str, gguf: str | None
+) -> tuple[bool, ...]:
+    """Return which layers are of a kind beside full_attention: as the file says by layer, else the usual ones."""
+    given = hparams.raw(gguf, "layer_types")
+    if given is None:
+        return usual
+    if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str) or len(given) < dims.num_layers:
+        raise hparams.format_error(f"layer_types must have one entry for each of the {dims.num_layers} layers")
+    if hparams.is_gguf:
+        return tuple(bool(one) for one in given[: dims.num_layers])
+    for one in given:
+        if one not in ("full_attention", kind):
+            raise hparams.unsupported(f"layer_types has {one!r:.60}; known are full_attention, {kind}", "layer_types")
+    if len(given) != dims.num_layers:
+        raise hparams.format_error(f"layer_types has {len(given)} entries for {dims.num_layers} layers")
+    return tuple(one == kind for one in given)
+
+
 def every_nth_full(dims: Dimensions, period: int) -> tuple[bool, ...]:
     """Windows in all layers but every n-th."""
     return tuple((layer + 1) % period != 0 for layer in range(dims.num_layers))

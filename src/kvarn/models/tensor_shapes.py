@@ -6,7 +6,19 @@ from collections.abc import Iterator
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import Attention, Block, Encoder, FeedForward, MixtureOfExperts, ModelSpec, Norm, SharedExpert
+from kvarn.models.recurrent import conv_channels
+from kvarn.models.spec import (
+    Attention,
+    Block,
+    Encoder,
+    FeedForward,
+    GatedDeltaNet,
+    MixtureOfExperts,
+    ModelSpec,
+    Norm,
+    SharedExpert,
+    ShortConv,
+)
 
 Shape = tuple[int | None, ...]  # None: any length
 # Folded into the spec when it was described.
@@ -72,7 +84,12 @@ def _norm(name: str, norm: Norm, length: int) -> Iterator[tuple[str, Shape]]:
 def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
     for name in BLOCK_NORMS[block.placement]:
         yield from _norm(name, block.norm, width)
-    yield from _attention(block.attention, width)
+    if isinstance(block.mixer, GatedDeltaNet):
+        yield from _gated_delta_net(block.mixer, width)
+    elif isinstance(block.mixer, ShortConv):
+        yield from _short_conv(block.mixer, width)
+    else:
+        yield from _attention(block.mixer, width)
     if isinstance(block.feed_forward, MixtureOfExperts):
         yield from _experts(block.feed_forward, width)
     else:
@@ -84,12 +101,33 @@ def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
     for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
         yield from _matrix(name, rows, width, attention.qkv_bias)
     yield from _matrix("attn_output", width, q, attention.output_bias)
+    if attention.output_gate:
+        yield from _matrix("attn_gate", q, width, attention.qkv_bias)
     if attention.sinks:
         yield "attn_sinks.weight", (attention.num_heads,)
     if attention.qk_norm is not None:
         is_row = attention.qk_norm_span == "row"
         yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
         yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
+
+
+def _gated_delta_net(layer: GatedDeltaNet, width: int) -> Iterator[tuple[str, Shape]]:
+    values, channels = layer.num_value_heads * layer.value_dim, conv_channels(layer)
+    for name, rows in (("attn_qkv", channels), ("attn_gate", values)):
+        yield f"{name}.weight", (rows, width)
+    for name in ("ssm_beta", "ssm_alpha"):
+        yield f"{name}.weight", (layer.num_value_heads, width)
+    yield "ssm_conv1d.weight", (channels, layer.kernel)
+    yield "ssm_dt.bias", (layer.num_value_heads,)
+    yield "ssm_a", (layer.num_value_heads,)
+    yield from _norm("ssm_norm", layer.norm, layer.value_dim)
+    yield "ssm_out.weight", (width, values)
+
+
+def _short_conv(layer: ShortConv, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "shortconv.in_proj.weight", (3 * layer.width, width)
+    yield "shortconv.conv.weight", (layer.width, layer.kernel)
+    yield "shortconv.out_proj.weight", (width, layer.width)
 
 
 def _feed_forward(ffn: FeedForward, width: int) -> Iterator[tuple[str, Shape]]:

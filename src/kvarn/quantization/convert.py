@@ -150,7 +150,7 @@ def _comparable(spec: ModelSpec) -> ModelSpec:
         replace(
             block,
             norm=replace(block.norm, eps=float(np.float32(block.norm.eps))),
-            attention=replace(
+            mixer=replace(
                 block.attention,
                 rope=None,
                 qk_norm=None

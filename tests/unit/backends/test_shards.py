@@ -111,7 +111,7 @@ def test_columns_and_kv_heads_that_do_not_divide_are_named(tmp_path: Path) -> No
     odd = replace(second, feed_forward=replace(second.feed_forward, hidden=98))
     with pytest.raises(ConfigError, match=r"98 columns of the feed-forward; give one of 1, 2,"):
         check_divides(replace(spec, blocks=(first, odd)), ParallelShape(4))
-    three = replace(second, attention=replace(second.attention, num_heads=6, num_kv_heads=3))
+    three = replace(second, mixer=replace(second.attention, num_heads=6, num_kv_heads=3))
     with pytest.raises(ConfigError, match=r"3 KV heads"):
         check_divides(replace(spec, blocks=(three,)), ParallelShape(2))
 

@@ -21,7 +21,7 @@ MIB = 1 << 20
 ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=64, scale=1.0, rope=None)
 SPEC = replace(
     fake_spec(vocab_size=1000, context_length=8192),
-    blocks=(replace(fake_spec().blocks[0], attention=ATTENTION),) * 8,
+    blocks=(replace(fake_spec().blocks[0], mixer=ATTENTION),) * 8,
 )
 TOKEN_BYTES = 8 * 2 * 4 * 64 * 2
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, Keep, KVLayout
 from kvarn.backends.reference.keep import Slots, kept_slots
-from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, softcap, softmax
+from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, sigmoid, softcap, softmax
 from kvarn.models.memory_plan import Q8_GROUP
 from kvarn.models.spec import Attention, Rope, Temperature
 
@@ -133,7 +133,10 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
         if attention.sinks:
             scores = _with_sinks(scores, weights[f"{stem}.attn_sinks.weight"])
         out[rows] = _mix(scores, values)
-    return linear(out.reshape(len(x), -1), weights, f"{stem}.attn_output", attention.output_bias)
+    mixed = out.reshape(len(x), -1)
+    if attention.output_gate:
+        mixed = mixed * sigmoid(linear(x, weights, f"{stem}.attn_gate", attention.qkv_bias))
+    return linear(mixed, weights, f"{stem}.attn_output", attention.output_bias)
 
 
 def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:

@@ -23,11 +23,12 @@ from kvarn.backends.reference.layers import (
     normalise,
     softcap,
 )
+from kvarn.backends.reference.recurrent import RecurrentLayer, recur
 from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
-from kvarn.models.spec import Block, ModelSpec, Pooling
+from kvarn.models.spec import Attention, Block, ModelSpec, Pooling
 
 
 class ReferenceBackend:
@@ -44,6 +45,7 @@ class ReferenceBackend:
         self._spec: ModelSpec | None = None
         self._weights: Weights = {}
         self._cache: PagedCache | None = None
+        self._states: list[Float32] = []
 
     def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002 - the definition runs everything
         return []
@@ -67,6 +69,7 @@ class ReferenceBackend:
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         num_blocks = budget_bytes // layout.block_bytes
         self._cache = PagedCache(layout, num_blocks)
+        self._states = [np.zeros((layout.num_states, floats), np.float32) for floats in layout.states]
         return num_blocks
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -108,7 +111,7 @@ class ReferenceBackend:
         return softcap(y * np.float32(head.scale), head.softcap)
 
     def close(self) -> None:
-        self._spec, self._weights, self._cache = None, {}, None
+        self._spec, self._weights, self._cache, self._states = None, {}, None, []
 
     def _block(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
         stem, weights = f"blk.{layer}", self._weights
@@ -117,7 +120,10 @@ class ReferenceBackend:
             return normalise(y, weights, f"{stem}.{name}", block.norm)
 
         def attention(y: Float32) -> Float32:
-            return attend(y, weights, Layer(layer, block.attention, self._cache), batch)
+            if isinstance(block.mixer, Attention):
+                return attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
+            slots = self._states[layer] if self._states else None
+            return recur(y, weights, RecurrentLayer(stem, block.mixer, slots), batch)
 
         def ffn(y: Float32) -> Float32:
             return feed_forward(y, weights, stem, block.feed_forward)

@@ -96,7 +96,7 @@ class LaunchedSteps:
         if plan.decodes is not None:
             return True
         runs_ahead = self._decoder.runs_ahead and self._decoder.backend.runs_ahead
-        is_plain = plan.batch is not None and plan.layerwise is None
+        is_plain = plan.batch is not None and plan.layerwise is None and plan.batch.states is None
         return runs_ahead and is_plain and self._decoder.can_launch(plan.spans)
 
     def launch(self, plan: StepPlan) -> None:

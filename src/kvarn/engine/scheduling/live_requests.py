@@ -63,7 +63,8 @@ class LiveRequests:
     def start_forks(self, leader: Request, max_running: int) -> Iterator[Request]:
         """The leader's prompt is computed: start its other choices on it, or queue them when too many run."""
         for follower in self.forks.take(leader):
-            if leader.num_prompt == 1 or len(self.running) >= max_running:
+            # A recurrent state cannot go back to before the last token of the prompt.
+            if leader.num_prompt == 1 or len(self.running) >= max_running or self.kv.states is not None:
                 self.waiting.push(follower)
                 continue
             self.kv.fork(follower.id, leader.id, leader.num_prompt - 1)

@@ -9,9 +9,17 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep
+from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep, StateSlots
 from kvarn.decoding.decoder import Span
 from kvarn.request import Request
+
+
+class EntryStates(NamedTuple):
+    """The slots of recurrent states that a span reads and writes; saved: (row of the span, slot)."""
+
+    read: int
+    written: int
+    saved: Sequence[tuple[int, int]]
 
 
 class BatchEntry(NamedTuple):
@@ -22,6 +30,7 @@ class BatchEntry(NamedTuple):
     copies: Sequence[BlockCopy] = ()
     kept_table: Int32 | None = None  # where the span's kept keys and values go
     companion: BatchEntry | None = None  # of the span's companion
+    states: EntryStates | None = None  # where the model has recurrent layers
 
 
 Draft = dict[str, BatchEntry]  # a step being planned: by request id, in the order of planning
@@ -115,6 +124,7 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         output_rows=outputs + np.repeat(starts[:-1], [len(span.outputs) for span in spans]),
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
+        states=_state_slots([entry.states for entry in parts], starts),
     )
     return StepPlan(tuple(entries), batch, layerwise)
 
@@ -125,6 +135,21 @@ def _parts(entries: Sequence[BatchEntry]) -> Iterator[BatchEntry]:
         yield entry
         if entry.companion is not None:
             yield entry.companion
+
+
+def _state_slots(states: Sequence[EntryStates | None], starts: Int32) -> StateSlots | None:
+    held = [state for state in states if state is not None]
+    if not held:
+        return None
+    saved = [
+        (first + row, slot) for first, state in zip(starts.tolist(), held, strict=False) for row, slot in state.saved
+    ]
+    return StateSlots(
+        read=np.array([state.read for state in held], np.int32),
+        written=np.array([state.written for state in held], np.int32),
+        saved_rows=np.array([row for row, _ in saved], np.int32),
+        saved_slots=np.array([slot for _, slot in saved], np.int32),
+    )
 
 
 def _slot_shifts(parts: Sequence[BatchEntry]) -> Int32 | None:

@@ -37,13 +37,14 @@ class PrefixReuse:
         """
         num_shared = request.num_prompt - 1
         is_new = request.num_output == 0 and request.num_preemptions == 0
-        if leader is not None and is_new and 0 < num_shared <= leader.num_computed:
+        can_fork = is_new and self._kv.states is None
+        if leader is not None and can_fork and 0 < num_shared <= leader.num_computed:
             self._kv.fork(request.id, leader.id, num_shared)
             return num_shared
         if not self.may_share(request):
             return 0
         hit = self._kv.lookup(request.token_ids, request.tenant)
-        if hit.num_tokens:
+        if hit.num_matched:
             self._kv.fork(request.id, hit)
         return hit.num_tokens
 

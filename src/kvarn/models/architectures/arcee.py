@@ -26,7 +26,7 @@ def _describe(hparams: HParams, norm: Norm, *, is_permuted: bool) -> ModelSpec:
     activation = hparams.activation("relu2")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=FeedForward(dims.hidden[layer], activation, gated=False),
             norm=norm,
         )

@@ -31,7 +31,7 @@ def describe(hparams: HParams) -> ModelSpec:
     attention = dims.attention(0, None, mask="bidirectional", qkv_bias=True, output_bias=True)
     blocks = tuple(
         Block(
-            attention=attention,
+            mixer=attention,
             feed_forward=FeedForward(hidden, hparams.activation("gelu"), gated=False, bias=True),
             norm=norm,
             placement="residual",

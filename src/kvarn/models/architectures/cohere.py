@@ -26,7 +26,7 @@ def describe(hparams: HParams) -> ModelSpec:
     qkv_bias, output_bias = attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 rope if window is None or windowed[layer] else None,
                 window=window if windowed[layer] else None,

@@ -18,7 +18,7 @@ def describe(hparams: HParams) -> ModelSpec:
         has_bias = hparams.flag(None, "use_bias", default=False)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=has_bias, output_bias=has_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=has_bias, output_bias=has_bias),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu"), bias=has_bias),
             norm=norm,
         )

@@ -19,7 +19,7 @@ def describe(hparams: HParams) -> ModelSpec:
     windowed = window_layers(hparams, dims, _usual_windows(hparams, dims, window))
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 rope if window is None or windowed[layer] else None,
                 window=window if windowed[layer] else None,

@@ -20,7 +20,7 @@ def describe(hparams: HParams) -> ModelSpec:
         activation = "gelu_tanh"  # what its first config.json meant
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )

@@ -22,7 +22,7 @@ def describe(hparams: HParams) -> ModelSpec:
     scale, activation = query_scale(hparams, dims, LAYERS_OF_27B), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, scale=scale, softcap=cap, window=window if windowed[layer] else None),
+            mixer=dims.attention(layer, rope, scale=scale, softcap=cap, window=window if windowed[layer] else None),
             feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
             placement="sandwich",

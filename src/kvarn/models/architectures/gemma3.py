@@ -26,7 +26,7 @@ def describe(hparams: HParams) -> ModelSpec:
     scale, activation = query_scale(hparams, dims, LAYERS_OF_27B), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 ropes[windowed[layer]],
                 scale=scale,

@@ -18,7 +18,7 @@ def describe(hparams: HParams) -> ModelSpec:
         has_bias = hparams.flag(None, "attention_bias", default=True)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=has_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=has_bias),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
             norm=norm,
             placement="sandwich",

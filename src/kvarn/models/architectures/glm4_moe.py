@@ -30,7 +30,7 @@ def describe(hparams: HParams) -> ModelSpec:
     num_dense = hparams.integer("num_dense_layers", default=0)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=has_bias, qk_norm=norm if has_norm else None),
+            mixer=dims.attention(layer, rope, qkv_bias=has_bias, qk_norm=norm if has_norm else None),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu"))
             if layer < num_dense
             else _experts(hparams),

@@ -24,7 +24,7 @@ def describe(hparams: HParams) -> ModelSpec:
         raise hparams.unsupported("scores are scaled layer by layer", "scale_attn_by_inverse_layer_idx")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, None, qkv_bias=True, output_bias=True),
+            mixer=dims.attention(layer, None, qkv_bias=True, output_bias=True),
             feed_forward=FeedForward(dims.hidden[layer], activation, gated=False, bias=True),
             norm=norm,
         )

@@ -21,7 +21,7 @@ def describe(hparams: HParams) -> ModelSpec:
     activation = hparams.activation("gelu")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=has_bias, output_bias=has_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=has_bias, output_bias=has_bias),
             feed_forward=FeedForward(dims.hidden[layer], activation, gated=False, bias=True),
             norm=norm,
             placement="parallel" if is_parallel else "pre",

@@ -42,7 +42,7 @@ def describe(hparams: HParams) -> ModelSpec:
     experts = replace(experts, activation="swiglu_oai", router_bias=True, expert_bias=True)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 rope,
                 window=window if windowed[layer] else None,

@@ -17,7 +17,7 @@ def describe(hparams: HParams) -> ModelSpec:
     scale, residual = hparams.number("attention_scale"), hparams.number("residual_scale", default=1.0)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
+            mixer=dims.attention(layer, rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
             norm=norm,
             residual_scale=residual,

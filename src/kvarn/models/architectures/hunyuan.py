@@ -16,7 +16,7 @@ def describe(hparams: HParams) -> ModelSpec:
     qkv_bias, output_bias = attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer, rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=norm, qk_norm_after_rope=True
             ),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),

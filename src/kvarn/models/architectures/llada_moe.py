@@ -22,7 +22,7 @@ def describe(hparams: HParams) -> ModelSpec:
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=False)
     experts = mixture_of_experts(hparams, hparams.integer("num_experts"), hidden, renormalise=renormalise)
     blocks = tuple(
-        Block(attention=dims.attention(layer, rope, qk_norm=norm), feed_forward=experts, norm=norm)
+        Block(mixer=dims.attention(layer, rope, qk_norm=norm), feed_forward=experts, norm=norm)
         for layer in range(dims.num_layers)
     )
     return as_masked_diffusion(hparams, decoder(hparams, dims, blocks, norm), shift=False, mask_id=MASK_ID)

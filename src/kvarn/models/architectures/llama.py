@@ -16,7 +16,7 @@ def describe(hparams: HParams) -> ModelSpec:
     window, (qkv_bias, output_bias) = one_window(hparams, dims), attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias),
+            mixer=dims.attention(layer, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=_feed_forward(hparams, dims, layer),
             norm=norm,
         )

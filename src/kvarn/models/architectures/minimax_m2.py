@@ -23,7 +23,7 @@ def describe(hparams: HParams) -> ModelSpec:
     experts = replace(experts, scoring="sigmoid", selection_bias=True)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qk_norm=norm, qk_norm_span="row"),
+            mixer=dims.attention(layer, rope, qk_norm=norm, qk_norm_span="row"),
             feed_forward=experts,
             norm=norm,
         )

@@ -19,7 +19,7 @@ def describe(hparams: HParams) -> ModelSpec:
     windowed = window_layers(hparams, dims, (window is not None,) * dims.num_layers)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, window=window if windowed[layer] else None, temperature=temperature),
+            mixer=dims.attention(layer, rope, window=window if windowed[layer] else None, temperature=temperature),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
             norm=norm,
         )

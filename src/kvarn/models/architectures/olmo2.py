@@ -23,7 +23,7 @@ def describe(hparams: HParams) -> ModelSpec:
     qkv_bias, output_bias = attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 ropes[windowed[layer]],
                 window=window if windowed[layer] else None,

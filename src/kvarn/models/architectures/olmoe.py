@@ -20,7 +20,7 @@ def describe(hparams: HParams) -> ModelSpec:
     experts = mixture_of_experts(hparams, hparams.integer("num_experts"), hidden, renormalise=renormalise)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer, rope, qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=norm, qk_norm_span="row"
             ),
             feed_forward=experts,

@@ -16,7 +16,7 @@ def describe(hparams: HParams) -> ModelSpec:
     activation = hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=True, output_bias=True),
+            mixer=dims.attention(layer, rope, qkv_bias=True, output_bias=True),
             feed_forward=FeedForward(dims.hidden[layer], activation, gated=False, bias=True),
             norm=norm,
             placement="parallel",

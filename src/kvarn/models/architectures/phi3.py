@@ -16,7 +16,7 @@ def describe(hparams: HParams) -> ModelSpec:
     window, activation = one_window(hparams, dims), hparams.activation("silu")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, window=window),
+            mixer=dims.attention(layer, rope, window=window),
             feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )

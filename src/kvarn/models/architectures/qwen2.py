@@ -17,7 +17,7 @@ def describe(hparams: HParams) -> ModelSpec:
     hparams.raw(None, "attention_bias")  # Q, K and V have biases, the output has none, whatever it says
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, window=windows[layer], qkv_bias=True),
+            mixer=dims.attention(layer, rope, window=windows[layer], qkv_bias=True),
             feed_forward=FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )

@@ -24,7 +24,7 @@ def describe(hparams: HParams) -> ModelSpec:
     qkv_bias = hparams.flag(None, "qkv_bias", default=True)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=qkv_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=qkv_bias),
             feed_forward=_feed_forward(hparams, dims, layer),
             norm=norm,
         )

@@ -18,7 +18,7 @@ def describe(hparams: HParams) -> ModelSpec:
     windows, (qkv_bias, output_bias) = late_windows(hparams, dims), attention_biases(hparams)
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 rope,
                 window=windows[layer],

@@ -19,7 +19,7 @@ def describe(hparams: HParams) -> ModelSpec:
         output_bias = hparams.flag(None, "attention_out_bias", default=False)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
             norm=norm,
         )

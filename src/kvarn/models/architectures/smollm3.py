@@ -22,7 +22,7 @@ def describe(hparams: HParams) -> ModelSpec:
     windowed = window_layers(hparams, dims, tuple(window is not None and not one for one in rotates))
     blocks = tuple(
         Block(
-            attention=dims.attention(
+            mixer=dims.attention(
                 layer,
                 rope if rotates[layer] else None,
                 window=window if windowed[layer] else None,

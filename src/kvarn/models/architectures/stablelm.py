@@ -21,7 +21,7 @@ def describe(hparams: HParams) -> ModelSpec:
         is_parallel = hparams.flag(None, "use_parallel_residual", default=False)
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, qkv_bias=has_bias),
+            mixer=dims.attention(layer, rope, qkv_bias=has_bias),
             feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
             norm=norm,
             placement="parallel" if is_parallel else "pre",

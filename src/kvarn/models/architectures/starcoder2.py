@@ -19,7 +19,7 @@ def describe(hparams: HParams) -> ModelSpec:
     window, activation = one_window(hparams, dims), hparams.activation("gelu_tanh")
     blocks = tuple(
         Block(
-            attention=dims.attention(layer, rope, window=window, qkv_bias=has_bias, output_bias=has_bias),
+            mixer=dims.attention(layer, rope, window=window, qkv_bias=has_bias, output_bias=has_bias),
             feed_forward=FeedForward(dims.hidden[layer], activation, gated=False, bias=has_bias),
             norm=norm,
         )

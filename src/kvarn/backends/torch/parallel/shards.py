@@ -202,7 +202,7 @@ def _shard_block(block: Block, tensor: int) -> Block:
     ffn = replace(ffn, hidden=ffn.hidden // tensor)
     if isinstance(ffn, MixtureOfExperts) and ffn.shared is not None:
         ffn = replace(ffn, shared=replace(ffn.shared, hidden=ffn.shared.hidden // tensor))
-    return replace(block, attention=replace(attention, num_heads=heads, num_kv_heads=kv_heads), feed_forward=ffn)
+    return replace(block, mixer=replace(attention, num_heads=heads, num_kv_heads=kv_heads), feed_forward=ffn)
 
 
 def _cut_axis(stored: TensorInfo, info: TensorInfo) -> int | None:

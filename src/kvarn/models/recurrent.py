@@ -1,0 +1,43 @@
+"""Layers that carry a state from token to token: which they are, and how large it is."""
+
+from __future__ import annotations
+
+from kvarn.models.spec import Attention, GatedDeltaNet, ModelSpec, ShortConv
+
+Recurrent = GatedDeltaNet | ShortConv
+
+
+def conv_channels(layer: Recurrent) -> int:
+    """Channels whose last kernel - 1 rows are part of the state."""
+    if isinstance(layer, ShortConv):
+        return layer.width
+    return 2 * layer.num_key_heads * layer.key_dim + layer.num_value_heads * layer.value_dim
+
+
+def state_floats(layer: Attention | Recurrent) -> int:
+    """Floats of one sequence's state: (kernel - 1, channels), then (value heads, key_dim, value_dim)."""
+    if isinstance(layer, Attention):
+        return 0
+    rows = (layer.kernel - 1) * conv_channels(layer)
+    if isinstance(layer, ShortConv):
+        return rows
+    return rows + layer.num_value_heads * layer.key_dim * layer.value_dim
+
+
+def state_layers(spec: ModelSpec) -> tuple[int, ...]:
+    """Floats of a state, layer by layer; empty where no layer has one."""
+    floats = tuple(state_floats(block.mixer) for block in spec.blocks)
+    return floats if any(floats) else ()
+
+
+def kv_layers(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
+    """(KV heads, head_dim) layer by layer; (0, 0) where nothing is cached for each token."""
+    return tuple(
+        (layer.num_kv_heads, layer.head_dim) if isinstance(layer, Attention) else (0, 0)
+        for layer in (block.mixer for block in spec.blocks)
+    )
+
+
+def attentions(spec: ModelSpec) -> tuple[Attention, ...]:
+    """Of the layers that have one, in order."""
+    return tuple(block.mixer for block in spec.blocks if isinstance(block.mixer, Attention))
