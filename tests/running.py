@@ -14,7 +14,7 @@ from kvarn.models.recurrent import kv_layers, state_layers
 from kvarn.models.spec import ModelSpec
 
 Float32 = npt.NDArray[np.float32]
-NUM_STATES = 64
+NUM_STATES = 101
 
 
 def layout_of(spec: ModelSpec, dtype: str = "f32", block_size: int = 16) -> KVLayout:
@@ -26,7 +26,7 @@ def layout_of(spec: ModelSpec, dtype: str = "f32", block_size: int = 16) -> KVLa
 def batch_of(spans: Sequence[tuple[Sequence[int], int]], tables: npt.NDArray[np.int32]) -> Batch:
     """Make a batch of (tokens, first position) per sequence, with every row an output row.
 
-    A sequence keeps its states in the slot of the first block of its table.
+    The slots of states follow from the first block of a sequence's table and its number of tokens.
     """
     lengths = [len(tokens) for tokens, _ in spans]
     ids = [token for tokens, _ in spans for token in tokens]
@@ -35,9 +35,11 @@ def batch_of(spans: Sequence[tuple[Sequence[int], int]], tables: npt.NDArray[np.
     starts = [0, *accumulate(lengths)]
     ids, positions, starts, ends = (np.asarray(v, np.int32) for v in (ids, positions, starts, ends))  # type: ignore[assignment]
     rows = np.arange(sum(lengths), dtype=np.int32)
-    slots = tables[:, 0] % NUM_STATES if tables.shape[1] else np.arange(len(spans), dtype=np.int32)
-    read = np.where([first > 0 for _, first in spans], slots, -1).astype(np.int32)
-    states = StateSlots(read, slots, np.empty(0, np.int32), np.empty(0, np.int32))
+    owners = 37 * (tables[:, 0] if tables.shape[1] else np.arange(len(spans)))
+    starts_at = np.array([first for _, first in spans])
+    read = np.where(starts_at > 0, (owners + starts_at) % NUM_STATES, -1).astype(np.int32)
+    written = ((owners + ends) % NUM_STATES).astype(np.int32)
+    states = StateSlots(read, written, np.empty(0, np.int32), np.empty(0, np.int32))
     return Batch(ids, positions, starts, ends, tables, rows, states=states)  # type: ignore[arg-type]
 
 

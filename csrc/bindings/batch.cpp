@@ -26,11 +26,21 @@ Batch::Batch(nb::handle batch)
       output_rows_(field<In1<int32_t>>(batch, "output_rows")) {
     if (nb::object shifts = batch.attr("slot_shifts"); !shifts.is_none()) slot_shifts_ = nb::cast<In1<int32_t>>(shifts);
     for (nb::handle keep : batch.attr("keep")) keep_.push_back(read_keep(keep));
+    if (nb::object states = batch.attr("states"); !states.is_none()) read_states(states);
     size_t sequences = context_lens_.size();
     require(positions_.size() == token_ids_.size() && row_starts_.size() == sequences + 1 &&
                 block_tables_.shape(0) == sequences && sequences > 0 &&
-                (!slot_shifts_ || slot_shifts_->size() == sequences),
+                (!slot_shifts_ || slot_shifts_->size() == sequences) &&
+                (!state_read_ || (state_read_->size() == sequences && state_written_->size() == sequences)),
             "the arrays of the batch do not fit together");
+}
+
+void Batch::read_states(nb::handle states) {
+    state_read_ = field<In1<int32_t>>(states, "read");
+    state_written_ = field<In1<int32_t>>(states, "written");
+    const auto rows = field<In1<int32_t>>(states, "saved_rows"), slots = field<In1<int32_t>>(states, "saved_slots");
+    require(rows.size() == slots.size(), "every saved state needs a row and a slot");
+    for (size_t i = 0; i < rows.size(); ++i) saved_states_.emplace_back(rows.data()[i], slots.data()[i]);
 }
 
 BatchView Batch::view() const {
@@ -43,7 +53,10 @@ BatchView Batch::view() const {
             context_lens_.data(),
             block_tables_.data(),
             slot_shifts_ ? slot_shifts_->data() : nullptr,
-            keep_};
+            keep_,
+            state_read_ ? state_read_->data() : nullptr,
+            state_written_ ? state_written_->data() : nullptr,
+            saved_states_};
 }
 
 }  // namespace kvarn

@@ -17,11 +17,15 @@ public:
     std::span<const int32_t> output_rows() const { return kvarn::view(output_rows_); }
 
 private:
+    void read_states(nb::handle states);
+
     In1<int32_t> token_ids_, positions_, row_starts_, context_lens_;
     In2<int32_t> block_tables_;
     In1<int32_t> output_rows_;
     std::optional<In1<int32_t>> slot_shifts_;
     std::vector<Keep> keep_;
+    std::optional<In1<int32_t>> state_read_, state_written_;
+    std::vector<std::pair<int, int>> saved_states_;
 };
 
 }  // namespace kvarn

@@ -41,6 +41,7 @@ NB_MODULE(_native, m) {
         .def("replace_matrices", &NativeModel::replace_matrices)
         .def("restore_matrices", &NativeModel::restore_matrices)
         .def("reserve_kv", &NativeModel::reserve_kv)
+        .def("reserve_states", &NativeModel::reserve_states)
         .def("copy_block", &NativeModel::copy_block)
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)

@@ -67,6 +67,13 @@ public:
         model_.cache().reserve(layers, kv_type_named(dtype), num_blocks, block_bytes);
     }
 
+    void reserve_states(int num_slots) {
+        std::vector<size_t> floats;
+        for (const BlockSpec& block : model_.spec().blocks) floats.push_back(block.recurrent.state_floats());
+        require(num_slots > 0, "a model with states needs at least one slot");
+        model_.states().reserve(floats, num_slots);
+    }
+
     void copy_block(int source, int target) {
         check_block(source);
         check_block(target);

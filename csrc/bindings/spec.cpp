@@ -60,6 +60,7 @@ AttentionSpec read_attention(nb::handle attention) {
     a.is_qk_norm_after_rope = field<bool>(attention, "qk_norm_after_rope");
     a.softcap = or_zero<float>(attention, "softcap");
     a.has_sinks = field<bool>(attention, "sinks");
+    a.has_output_gate = field<bool>(attention, "output_gate");
     if (nb::object temperature = attention.attr("temperature"); !temperature.is_none()) {
         a.temperature_beta = field<float>(temperature, "beta");
         a.temperature_length = field<int>(temperature, "length");
@@ -128,9 +129,35 @@ Placement read_placement(nb::handle block) {
                                 : Placement::parallel;
 }
 
+RecurrentSpec read_recurrent(nb::handle mixer) {
+    RecurrentSpec r;
+    r.kernel = field<int>(mixer, "kernel");
+    if (nb::hasattr(mixer, "width")) {
+        r.conv_width = field<int>(mixer, "width");
+    } else {
+        r.num_key_heads = field<int>(mixer, "num_key_heads");
+        r.num_value_heads = field<int>(mixer, "num_value_heads");
+        r.key_dim = field<int>(mixer, "key_dim");
+        r.value_dim = field<int>(mixer, "value_dim");
+        r.is_tiled = field<bool>(mixer, "tiled");
+        r.norm = read_norm(mixer.attr("norm"));
+        require(r.num_key_heads > 0 && r.num_value_heads > 0 && r.num_value_heads % r.num_key_heads == 0 &&
+                    r.key_dim > 0 && r.value_dim > 0,
+                "value heads do not divide evenly over the key heads");
+    }
+    require(r.kernel > 0 && r.kernel <= kMaxConvKernel && r.channels() > 0, "a convolution of 1 to 64 rows is needed");
+    return r;
+}
+
 BlockSpec read_block(nb::handle block) {
-    return {read_attention(block.attr("attention")), read_feed_forward(block.attr("feed_forward")),
-            read_norm(block.attr("norm")), read_placement(block), field<float>(block, "residual_scale")};
+    nb::object mixer = block.attr("mixer");
+    const bool has_state = nb::hasattr(mixer, "kernel");
+    return {has_state ? AttentionSpec{} : read_attention(mixer),
+            has_state ? read_recurrent(mixer) : RecurrentSpec{},
+            read_feed_forward(block.attr("feed_forward")),
+            read_norm(block.attr("norm")),
+            read_placement(block),
+            field<float>(block, "residual_scale")};
 }
 
 }  // namespace

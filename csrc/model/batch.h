@@ -1,7 +1,9 @@
 // One step's sequences, as in backends/batch.py; validated before it gets to the layers.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace kvarn {
@@ -23,9 +25,15 @@ struct BatchView {
     const int32_t* block_tables;
     const int32_t* slot_shifts;  // null: all 0
     std::vector<Keep> keep;
+    const int32_t *state_read, *state_written;      // slots by sequence, -1: zeros; null: none
+    std::vector<std::pair<int, int>> saved_states;  // (row, slot), rows ascending
 
     const int32_t* blocks(int sequence) const {
         return block_tables + static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
+    }
+    // Which sequence a row belongs to.
+    int sequence_of(int row) const {
+        return static_cast<int>(std::upper_bound(row_starts, row_starts + num_sequences + 1, row) - row_starts) - 1;
     }
     int shift(int sequence) const { return slot_shifts == nullptr ? 0 : slot_shifts[sequence]; }
 };

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../base/check.h"
 #include "ffn.h"
 #include "rope.h"
 
@@ -12,12 +11,6 @@ namespace kvarn {
 namespace {
 
 size_t offset(int row, int columns) { return static_cast<size_t>(row) * static_cast<size_t>(columns); }
-
-// Which sequence a row belongs to.
-int sequence_of(const BatchView& batch, int row) {
-    const int32_t* end = batch.row_starts + batch.num_sequences + 1;
-    return static_cast<int>(std::upper_bound(batch.row_starts, end, row) - batch.row_starts) - 1;
-}
 
 // Without a norm or a factor behind the sublayer its output goes straight into the residual stream.
 float* residual_of(const LayerPlan& layer, const StepBuffers& buffers) {
@@ -56,69 +49,14 @@ void Model::forward_from(size_t first, const BatchView& batch, std::span<const i
 void Model::observe_inputs() {
     observed_.clear();
     for (const LayerPlan& layer : plan_.layers) {
-        const AttentionSpec& attention = layer.attention;
         const FeedForwardSpec& ffn = layer.feed_forward;
         const int experts = ffn.num_experts, width = spec_.width;
         observed_.push_back({.qkv = {1, width},
-                             .attention_output = {1, attention.num_heads * attention.head_dim},
+                             .attention_output = {1, layer.o->columns},
                              .ffn_in = {1, width},
                              .expert_in = experts > 0 ? ColumnSums(experts, width) : ColumnSums(),
                              .ffn_down = {std::max(experts, 1), ffn.hidden}});
     }
-}
-
-void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) const {
-    require(batch.row_starts[0] == 0 && batch.row_starts[batch.num_sequences] == batch.num_tokens,
-            "row_starts must run from 0 to the number of tokens");
-    for (int i = 0; i < batch.num_tokens; ++i) {
-        require(batch.token_ids[i] >= 0 && batch.token_ids[i] < spec_.vocab_size,
-                [&] { return "token id " + std::to_string(batch.token_ids[i]) + " is outside the vocabulary"; });
-        require(batch.positions[i] >= 0 && (spec_.num_positions == 0 || batch.positions[i] < spec_.num_positions),
-                [&] { return "position " + std::to_string(batch.positions[i]) + " is outside the model's range"; });
-    }
-    for (int s = 0; s < batch.num_sequences; ++s) check_sequence(batch, s);
-    for (const Keep& keep : batch.keep) check_keep(batch, keep);
-    for (int32_t row : output_rows) require(row >= 0 && row < batch.num_tokens, "an output row is outside the batch");
-}
-
-void Model::check_sequence(const BatchView& batch, int s) const {
-    int begin = batch.row_starts[s], end = batch.row_starts[s + 1];
-    require(0 <= begin && begin < end && end <= batch.num_tokens, "row_starts must rise and stay within the batch");
-    for (int row = begin + 1; row < end; ++row)
-        require(batch.positions[row] == batch.positions[row - 1] + 1, "positions of a sequence must be consecutive");
-    int context = batch.context_lens[s];
-    int64_t shift = batch.shift(s);
-    require(batch.positions[begin] >= shift, "slot_shifts must not exceed the positions of a sequence");
-    require(context > batch.positions[end - 1] - shift, "context_lens must cover the batch's own tokens");
-    require(context <= int64_t{batch.table_width} * kKVBlock, "the block table is shorter than the context");
-    int blocks = (context - 1) / kKVBlock + 1;
-    for (int b = 0; b < blocks; ++b) check_block(batch.blocks(s)[b]);
-}
-
-void Model::check_keep(const BatchView& batch, const Keep& keep) const {
-    require(keep.sequence >= 0 && keep.sequence < batch.num_sequences, "keep names a sequence that is not there");
-    int first = batch.row_starts[keep.sequence], last = batch.row_starts[keep.sequence + 1] - 1;
-    int context = batch.context_lens[keep.sequence];
-    require(batch.shift(keep.sequence) == 0, "what a sequence keeps is chosen in a step without a shift");
-    require(keep.block_start < keep.block_end && keep.block_start >= batch.positions[first] &&
-                keep.block_end <= batch.positions[last] + 1,
-            "keep's block must be computed in the same step");
-    require(keep.num_kept >= 0 && keep.num_kept <= context - (keep.block_end - keep.block_start),
-            "keep's num_kept is more than the keys outside its block");
-    require(keep.pool_kernel > 0 && keep.pool_kernel % 2 == 1, "keep's pool_kernel must be odd");
-    require(static_cast<size_t>(keep.num_kept) <= keep.table.size() * kKVBlock,
-            "keep's table is shorter than what it keeps");
-    const int32_t* own = batch.blocks(keep.sequence);
-    for (int block : keep.table) {
-        check_block(block);
-        require(std::find(own, own + (context - 1) / kKVBlock + 1, block) == own + (context - 1) / kKVBlock + 1,
-                "keep's table must not hold blocks of the sequence itself");
-    }
-}
-
-void Model::check_block(int block) const {
-    require(block >= 0 && block < cache_.num_blocks(),
-            [&] { return "block id " + std::to_string(block) + " is outside the cache"; });
 }
 
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
@@ -190,18 +128,37 @@ Activations Model::normed(const float* x, const NormPlan& norm, const StepBuffer
     return in;
 }
 
+// All of a layer with a state but its output projection.
+void Model::compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers) {
+    const LayerPlan& layer = plan_.layers[index];
+    const RecurrentSpec& spec = layer.recurrent;
+    const size_t heads = static_cast<size_t>(spec.num_value_heads), values = static_cast<size_t>(spec.values());
+    Projection inputs[] = {{layer.q, buffers.q, static_cast<size_t>(spec.input_width()), nullptr},
+                           {layer.output_gate, buffers.output_gate, values, nullptr},
+                           {layer.beta, buffers.beta, heads, nullptr},
+                           {layer.alpha, buffers.decay, heads, nullptr}};
+    const size_t count = spec.is_short_conv() ? 1 : 4;
+    Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, {inputs, count});
+    if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
+    project(compute(), in, {inputs, count});
+    run_recurrent(compute(), layer, states_, index, batch, buffers, mixed(index, batch, buffers));
+}
+
 // Queries, keys and values of the batch's rows; keys and values go into the cache.
 void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
+    if (layer.recurrent.exists()) return compute_recurrent(index, batch, buffers);
     const AttentionSpec& spec = layer.attention;
     size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
     size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
     Projection qkv[] = {{layer.q, buffers.q, query, layer.q_bias},
                         {layer.k, buffers.k, kv, layer.k_bias},
-                        {layer.v, buffers.v, kv, layer.v_bias}};
-    Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, qkv);
+                        {layer.v, buffers.v, kv, layer.v_bias},
+                        {layer.output_gate, buffers.output_gate, query, layer.output_gate_bias}};
+    const size_t count = layer.output_gate == nullptr ? 3 : 4;
+    Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, {qkv, count});
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
-    project(compute(), in, qkv);
+    project(compute(), in, {qkv, count});
     rotate_and_store(index, batch, buffers);
     keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
 }
@@ -209,6 +166,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                           std::span<const QueryRun> runs) const {
     const LayerPlan& layer = plan_.layers[index];
+    if (layer.recurrent.exists()) return;
     attend(compute(), layer.attention, layer.sinks, cache_, index, batch, runs, buffers.q, buffers.mixed,
            mixed(index, batch, buffers), buffers.attention);
 }
@@ -220,6 +178,12 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
     int width = spec_.width;
     if (layer.placement == Placement::parallel) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
     Activations in = mixed(index, batch, buffers);
+    if (layer.attention.has_output_gate)
+        for_rows(compute(), in.n, [&](int row) {
+            float* values = buffers.mixed + offset(row, in.k);
+            kernels_.sigmoid_mul(buffers.output_gate + offset(row, in.k), values, in.k, values);
+            in.quantize(kernels_, row, 0, in.k);
+        });
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
     project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
@@ -238,9 +202,9 @@ Projection Model::attention_output(size_t index, const StepBuffers& buffers) con
 
 // What attention makes and the output projection reads.
 Activations Model::mixed(size_t index, const BatchView& batch, const StepBuffers& buffers) const {
-    const AttentionSpec& spec = plan_.layers[index].attention;
+    const LayerPlan& layer = plan_.layers[index];
     Projection output = attention_output(index, buffers);
-    return reserve(buffers.quants, buffers.mixed, batch.num_tokens, spec.num_heads * spec.head_dim, {&output, 1});
+    return reserve(buffers.quants, buffers.mixed, batch.num_tokens, layer.o->columns, {&output, 1});
 }
 
 // Q and K of one row.
@@ -274,7 +238,7 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
         }
         if (spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
         sharpen(spec, batch.positions[row], spec.num_heads * dim, q);
-        int sequence = sequence_of(batch, row), slot = batch.positions[row] - batch.shift(sequence);
+        int sequence = batch.sequence_of(row), slot = batch.positions[row] - batch.shift(sequence);
         int block = batch.blocks(sequence)[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)
             store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache_.k(block, index, h),

@@ -6,6 +6,7 @@
 #include "keep.h"
 #include "observe.h"
 #include "resumable_forward.h"
+#include "states.h"
 #include "step.h"
 
 namespace kvarn {
@@ -17,6 +18,7 @@ public:
 
     Weights& weights() { return weights_; }
     KVCache& cache() { return cache_; }
+    StateStore& states() { return states_; }
     const ModelSpec& spec() const { return spec_; }
     const ModelPlan& plan() const { return plan_; }
     Compute compute() const { return {kernels_, *pool_}; }
@@ -46,12 +48,14 @@ public:
 private:
     void check(const BatchView& batch, std::span<const int32_t> output_rows) const;
     void check_sequence(const BatchView& batch, int sequence) const;
+    void check_states(const BatchView& batch) const;
     void check_keep(const BatchView& batch, const Keep& keep) const;
     void check_block(int block) const;
     StepBuffers prepare_step(Arena& arena, const BatchView& batch);
     void write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
     void run_piece(ResumableForward& forward);
+    void compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                        std::span<const QueryRun> runs) const;
@@ -72,6 +76,7 @@ private:
     Weights weights_;
     ModelPlan plan_;
     KVCache cache_;
+    StateStore states_;
     Keeper keeper_;
     std::vector<LayerInputs> observed_;  // empty: nobody asked
     Arena arena_, resumable_arena_;

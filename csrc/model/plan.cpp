@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvarn {
 
@@ -19,11 +20,14 @@ public:
     LayerPlan plan() {
         LayerPlan layer{};
         layer.attention = block_.attention;
+        layer.recurrent = block_.recurrent;
         layer.feed_forward = block_.feed_forward;
         layer.placement = block_.placement;
         layer.residual_scale = block_.residual_scale;
         add_norms(layer);
-        add_attention(layer);
+        if (!block_.recurrent.exists()) add_attention(layer);
+        else if (block_.recurrent.is_short_conv()) add_short_conv(layer);
+        else add_delta_net(layer);
         if (block_.feed_forward.num_experts > 0) add_experts(layer);
         else add_feed_forward(layer);
         return layer;
@@ -65,11 +69,36 @@ private:
         layer.k_bias = bias(a.has_qkv_bias, "attn_k", kv);
         layer.v_bias = bias(a.has_qkv_bias, "attn_v", kv);
         layer.o_bias = bias(a.has_output_bias, "attn_output", width_);
+        if (a.has_output_gate) layer.output_gate = matrix("attn_gate", query, width_);
+        layer.output_gate_bias = bias(a.has_output_gate && a.has_qkv_bias, "attn_gate", query);
         if (a.has_sinks) layer.sinks = weights_.vector(prefix_ + "attn_sinks.weight", a.num_heads);
         if (!a.qk_norm) return;
         bool is_row = a.is_qk_norm_over_row;
         layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_norm", is_row ? query : a.head_dim);
         layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", is_row ? kv : a.head_dim);
+    }
+
+    void add_short_conv(LayerPlan& layer) const {
+        const RecurrentSpec& r = block_.recurrent;
+        layer.q = matrix("shortconv.in_proj", 3 * r.conv_width, width_);
+        layer.o = matrix("shortconv.out_proj", width_, r.conv_width);
+        layer.conv = weights_.vector(prefix_ + "shortconv.conv.weight", r.kernel * r.conv_width);
+    }
+
+    void add_delta_net(LayerPlan& layer) const {
+        const RecurrentSpec& r = block_.recurrent;
+        layer.q = matrix("attn_qkv", r.channels(), width_);
+        layer.o = matrix("ssm_out", width_, r.values());
+        layer.output_gate = matrix("attn_gate", r.values(), width_);
+        layer.beta = matrix("ssm_beta", r.num_value_heads, width_);
+        layer.alpha = matrix("ssm_alpha", r.num_value_heads, width_);
+        layer.conv = weights_.vector(prefix_ + "ssm_conv1d.weight", r.kernel * r.channels());
+        layer.dt = weights_.vector(prefix_ + "ssm_dt.bias", r.num_value_heads);
+        layer.a = weights_.vector(prefix_ + "ssm_a", r.num_value_heads);
+        layer.state_norm = make_norm(r.norm, weights_, prefix_ + "ssm_norm", r.value_dim);
+        const size_t size = static_cast<size_t>(r.key_dim);
+        layer.key_unit.assign(size, 1.0f / std::sqrt(static_cast<float>(r.key_dim)));
+        layer.query_unit.assign(size, 1.0f / static_cast<float>(r.key_dim));
     }
 
     void add_feed_forward(LayerPlan& layer) const {
@@ -115,7 +144,12 @@ int find_or_add(std::vector<RopeSpec>& ropes, const std::optional<RopeSpec>& rop
 
 void widen(ModelPlan& plan, const LayerPlan& layer) {
     const AttentionSpec& a = layer.attention;
-    plan.max_query = std::max(plan.max_query, a.num_heads * a.head_dim);
+    const RecurrentSpec& r = layer.recurrent;
+    plan.max_query = std::max({plan.max_query, a.num_heads * a.head_dim, r.exists() ? r.input_width() : 0});
+    if (r.exists()) plan.max_channels = std::max(plan.max_channels, r.channels());
+    if (layer.output_gate != nullptr) plan.max_gate = std::max(plan.max_gate, layer.output_gate->rows);
+    plan.max_state_heads = std::max(plan.max_state_heads, r.num_value_heads);
+    plan.max_head_state = std::max(plan.max_head_state, r.key_dim * r.value_dim);
     plan.max_kv = std::max(plan.max_kv, a.num_kv_heads * a.head_dim);
     plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden});
     plan.has_parallel = plan.has_parallel || layer.placement == Placement::parallel;

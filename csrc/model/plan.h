@@ -22,6 +22,7 @@ struct NormPlan {
 
 struct LayerPlan {
     AttentionSpec attention;
+    RecurrentSpec recurrent;
     FeedForwardSpec feed_forward;
     Placement placement;
     float residual_scale;
@@ -31,8 +32,16 @@ struct LayerPlan {
     const Matrix *q, *k, *v, *o;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     NormPlan q_norm, k_norm;
-    const float* sinks;  // by query head, null: none
-    int rope = -1;       // index into ModelPlan::ropes, -1: none
+    const float* sinks;         // by query head, null: none
+    int rope = -1;              // index into ModelPlan::ropes, -1: none
+    const Matrix* output_gate;  // of attention, or of a delta net
+    const float* output_gate_bias;
+
+    // of a layer with a state: q is what its convolution reads, o its output
+    const Matrix *beta, *alpha;
+    const float *conv, *dt, *a;  // (kernel, channels), (value heads)
+    NormPlan state_norm;
+    std::vector<float> query_unit, key_unit;  // weights of rms norms that make unit vectors
 
     const Matrix *gate, *up, *down, *router;
     const std::vector<Matrix>*gate_experts, *up_experts, *down_experts;
@@ -53,6 +62,7 @@ struct ModelPlan {
     const float* head_bias = nullptr;
     bool has_parallel = false;
 
+    int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;     // of layers with a state or a gate
     int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
     int widest_input() const;  // the largest number of columns a product of a step has
     int width = 0;

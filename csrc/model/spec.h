@@ -6,7 +6,8 @@
 
 namespace kvarn {
 
-constexpr int kMaxExperts = 1024;  // of one layer
+constexpr int kMaxExperts = 1024;   // of one layer
+constexpr int kMaxConvKernel = 64;  // rows
 
 enum class Activation { silu, gelu, gelu_tanh, relu2, swiglu_oai };
 enum class MaskKind { causal, bidirectional, block_causal };
@@ -39,6 +40,30 @@ struct AttentionSpec {
     bool has_sinks = false;
     float temperature_beta = 0;  // 0: none
     int temperature_length = 1;
+    bool has_output_gate = false;
+};
+
+// What stands in the place of attention: its state leads from token to token. A short convolution has no heads.
+struct RecurrentSpec {
+    int kernel = 0;  // 0: the layer has attention
+    int num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
+    bool is_tiled = false;
+    NormSpec norm;
+    int conv_width = 0;  // of a short convolution
+
+    bool exists() const { return kernel > 0; }
+    bool is_short_conv() const { return num_value_heads == 0; }
+    int keys() const { return num_key_heads * key_dim; }
+    int values() const { return is_short_conv() ? conv_width : num_value_heads * value_dim; }
+    int channels() const { return is_short_conv() ? conv_width : 2 * keys() + values(); }  // of the convolution
+    int input_width() const { return is_short_conv() ? 3 * conv_width : channels(); }      // of its projection
+    int key_head(int h) const { return is_tiled ? h % num_key_heads : h / (num_value_heads / num_key_heads); }
+    // (kernel - 1, channels) of what the convolution reads, then (value heads, key_dim, value_dim).
+    size_t conv_floats() const { return static_cast<size_t>(kernel - 1) * static_cast<size_t>(channels()); }
+    size_t head_floats() const { return static_cast<size_t>(key_dim) * static_cast<size_t>(value_dim); }
+    size_t state_floats() const {
+        return exists() ? conv_floats() + static_cast<size_t>(num_value_heads) * head_floats() : 0;
+    }
 };
 
 struct FeedForwardSpec {
@@ -54,7 +79,8 @@ struct FeedForwardSpec {
 };
 
 struct BlockSpec {
-    AttentionSpec attention;
+    AttentionSpec attention;  // all zeros where there is a state instead
+    RecurrentSpec recurrent;
     FeedForwardSpec feed_forward;
     NormSpec norm;
     Placement placement = Placement::pre;

@@ -9,7 +9,7 @@ namespace {
 // The layer whose attention needs the most scratch; layers run one after another and share it.
 const AttentionSpec& hungriest(const ModelPlan& plan, int num_threads, int max_context) {
     auto need = [&](const LayerPlan& l) {
-        return AttentionScratch::arena_bytes(l.attention, num_threads, max_context);
+        return l.recurrent.exists() ? 0 : AttentionScratch::arena_bytes(l.attention, num_threads, max_context);
     };
     return std::max_element(plan.layers.begin(), plan.layers.end(),
                             [&](const LayerPlan& a, const LayerPlan& b) { return need(a) < need(b); })
@@ -28,8 +28,10 @@ float* take_floats(Arena& arena, int n, int columns) {
 
 size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
     size_t bytes = (plan.has_parallel ? 4 : 3) * floats(n, plan.width) + 2 * floats(n, plan.max_query) +
-                   2 * floats(n, plan.max_kv) + 2 * floats(n, plan.max_hidden) +
-                   QuantBuffers::arena_bytes(n, plan.widest_input()) + QuantBuffers::arena_bytes(n, plan.max_hidden);
+                   2 * floats(n, plan.max_kv) + floats(n, plan.max_channels) + floats(n, plan.max_gate) +
+                   2 * floats(n, plan.max_state_heads) + floats(num_threads, plan.max_head_state) +
+                   2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
+                   QuantBuffers::arena_bytes(n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
     if (plan.max_experts > 0)
@@ -48,6 +50,11 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.mixed = take_floats(arena, n, plan.max_query);
     b.k = take_floats(arena, n, plan.max_kv);
     b.v = take_floats(arena, n, plan.max_kv);
+    b.convolved = take_floats(arena, n, plan.max_channels);
+    b.output_gate = take_floats(arena, n, plan.max_gate);
+    b.beta = take_floats(arena, n, plan.max_state_heads);
+    b.decay = take_floats(arena, n, plan.max_state_heads);
+    b.state_work = take_floats(arena, num_threads, plan.max_head_state);
     b.gate = take_floats(arena, n, plan.max_hidden);
     b.up = take_floats(arena, n, plan.max_hidden);
     b.quants = QuantBuffers::take(arena, n, plan.widest_input());

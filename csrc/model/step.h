@@ -14,6 +14,10 @@ struct StepBuffers {
     float* entry;                // (n, width)   x before a parallel block, null: there is none
     float *q, *mixed;            // (n, query width)
     float *k, *v;                // (n, KV width)
+    float* convolved;            // (n, channels)  of a layer with a state
+    float* output_gate;          // (n, gate)      of attention or of what stands in its place
+    float *beta, *decay;         // (n, value heads)
+    float* state_work;           // (threads, state of a head)
     float *gate, *up;            // (n, hidden)
     QuantBuffers quants;         // of what a sublayer reads
     QuantBuffers hidden_quants;  // of gate, made while quants are still read

@@ -110,6 +110,9 @@ constexpr KernelTable make_vector_kernels() {
     t.add = shared::add<Lanes>;
     t.silu_mul = shared::silu_mul<Lanes>;
     t.gelu_tanh_mul = shared::gelu_tanh_mul<Lanes>;
+    t.sigmoid_mul = shared::sigmoid_mul<Lanes>;
+    t.convolve = shared::convolve<Lanes>;
+    t.delta_step = shared::delta_step<Lanes>;
     return t;
 }
 

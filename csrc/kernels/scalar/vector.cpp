@@ -133,6 +133,35 @@ void softmax_sums(const float* x, int n, float max, double* sums) noexcept {
     }
 }
 
+void sigmoid_mul(const float* gate, const float* x, int n, float* y) noexcept {
+    for (int i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] / (1 + exponential(-static_cast<double>(gate[i]))));
+}
+
+void convolve(const float* const* rows, const float* w, int kernel, int n, bool silu, float* y) noexcept {
+    for (int c = 0; c < n; ++c) {
+        float sum = rows[0][c] * w[c];
+        for (int i = 1; i < kernel; ++i) sum += rows[i][c] * w[static_cast<size_t>(i) * n + c];
+        y[c] = silu ? static_cast<float>(sum / (1 + exponential(-static_cast<double>(sum)))) : sum;
+    }
+}
+
+void delta_step(const float* S, const float* q, const float* k, const float* v, float decay, float beta, int key_dim,
+                int value_dim, float* next, float* out) noexcept {
+    for (int c = 0; c < value_dim; ++c) {
+        float sum = 0;
+        for (int i = 0; i < key_dim; ++i) sum += k[i] * (S[static_cast<size_t>(i) * value_dim + c] * decay);
+        const float error = (v[c] - sum) * beta;
+        sum = 0;
+        for (int i = 0; i < key_dim; ++i) {
+            const size_t at = static_cast<size_t>(i) * value_dim + c;
+            const float state = k[i] * error + S[at] * decay;
+            next[at] = state;
+            sum += q[i] * state;
+        }
+        out[c] = sum;
+    }
+}
+
 constexpr KernelTable make_vector_kernels() {
     KernelTable t{};
     t.quantize_row = quantize_row;
@@ -142,6 +171,9 @@ constexpr KernelTable make_vector_kernels() {
     t.silu_mul = silu_mul;
     t.gelu_tanh_mul = gelu_tanh_mul;
     t.gelu = gelu;
+    t.sigmoid_mul = sigmoid_mul;
+    t.convolve = convolve;
+    t.delta_step = delta_step;
     t.argmax = argmax;
     t.sum_exp = sum_exp;
     t.softmax_sums = softmax_sums;

@@ -8,6 +8,7 @@
 #pragma once
 #include "math.h"
 #include "quantize.h"
+#include "recurrent.h"
 
 namespace kvarn::shared {
 namespace {
@@ -94,6 +95,14 @@ void gelu(const float* x, int n, float* y) noexcept {
 }
 
 template <class L>
+void sigmoid_mul(const float* gate, const float* x, int n, float* y) noexcept {
+    for_vectors<L::kWidth>(n, [&](int i, auto extent) {
+        const auto below = L::add(L::set(1.0f), exp<L>(L::negate(L::load(gate + i, extent))));
+        L::store(y + i, L::div(L::load(x + i, extent), below), extent);
+    });
+}
+
+template <class L>
 double sum_exp(const float* x, int n, float max) noexcept {
     typename L::DoubleSums sums;
     for_vectors<L::kWidth>(
@@ -125,6 +134,9 @@ constexpr KernelTable vector_kernels(decltype(KernelTable::argmax) argmax) {
     t.silu_mul = silu_mul<L>;
     t.gelu_tanh_mul = gelu_tanh_mul<L>;
     t.gelu = gelu<L>;
+    t.sigmoid_mul = sigmoid_mul<L>;
+    t.convolve = convolve<L>;
+    t.delta_step = delta_step<L>;
     t.argmax = argmax;
     t.sum_exp = sum_exp<L>;
     t.softmax_sums = softmax_sums<L>;

@@ -31,7 +31,7 @@ from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import ModelSpec, Norm, Pooling
+from kvarn.models.spec import Attention, ModelSpec, Norm, Pooling
 
 
 class NativeBackend:
@@ -72,10 +72,9 @@ class NativeBackend:
         """Name the fields of spec the core cannot run."""
         norms = {"embedding.norm": spec.embedding.norm, "output_norm": spec.output_norm}
         for index, block in enumerate(spec.blocks):
-            norms |= {
-                f"blocks[{index}].norm": block.norm,
-                f"blocks[{index}].attention.qk_norm": block.attention.qk_norm,
-            }
+            norms[f"blocks[{index}].norm"] = block.norm
+            if isinstance(block.mixer, Attention):
+                norms[f"blocks[{index}].attention.qk_norm"] = block.mixer.qk_norm
         return [f"{name}.has_bias of an rms norm" for name, norm in norms.items() if norm and _is_biased_rms(norm)]
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
@@ -113,6 +112,8 @@ class NativeBackend:
         num_blocks = min(num_blocks, 2**31 - 1)
         try:
             self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes)
+            if layout.num_states:
+                self._core.reserve_states(layout.num_states)
         except MemoryError:
             raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
         return num_blocks
@@ -260,7 +261,10 @@ def _is_biased_rms(norm: Norm) -> bool:
 def _vector(weights: WeightSource, name: str, size: int) -> Float32:
     if name not in weights.tensors:
         return np.zeros(size, np.float32)  # the bias of a layer norm that has none
-    return np.ascontiguousarray(weights.array(name).reshape(-1)[:size], np.float32)
+    values = weights.array(name)
+    if values.ndim == 2 and "conv" in name:  # the core reads it row by row of the kernel
+        values = values.T
+    return np.ascontiguousarray(values.reshape(-1)[:size], np.float32)
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:

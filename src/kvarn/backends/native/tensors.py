@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import Block, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.recurrent import Recurrent, conv_channels
+from kvarn.models.spec import Attention, Block, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
 from kvarn.models.tensor_shapes import BLOCK_NORMS
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
@@ -42,8 +43,13 @@ def vector_names(spec: ModelSpec) -> Iterator[tuple[str, int]]:
 
 
 def _block_matrices(block: Block) -> Iterator[str]:
-    yield from ("attn_q", "attn_k", "attn_v", "attn_output")
-    ffn = block.feed_forward
+    mixer, ffn = block.mixer, block.feed_forward
+    if isinstance(mixer, GatedDeltaNet):
+        yield from ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")
+    elif isinstance(mixer, ShortConv):
+        yield from ("shortconv.in_proj", "shortconv.out_proj")
+    else:
+        yield from ("attn_q", "attn_k", "attn_v", "attn_output", *(["attn_gate"] if mixer.output_gate else []))
     if isinstance(ffn, MixtureOfExperts):
         yield from ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
         if ffn.shared is not None:
@@ -55,10 +61,34 @@ def _block_matrices(block: Block) -> Iterator[str]:
 def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
     for name in BLOCK_NORMS[block.placement]:
         yield from _norm(name, block.norm, width)
-    attention, ffn = block.attention, block.feed_forward
+    if isinstance(block.mixer, Attention):
+        yield from _attention_vectors(block.mixer, width)
+    else:
+        yield from _state_vectors(block.mixer)
+    ffn = block.feed_forward
+    if isinstance(ffn, MixtureOfExperts):
+        yield from _expert_vectors(ffn, width)
+    elif ffn.bias:
+        if ffn.gated:
+            yield "ffn_gate.bias", ffn.hidden
+        yield from (("ffn_up.bias", ffn.hidden), ("ffn_down.bias", width))
+
+
+def _state_vectors(layer: Recurrent) -> Iterator[tuple[str, int]]:
+    """Kernels of convolutions, too: they are read as floats."""
+    name = "shortconv.conv" if isinstance(layer, ShortConv) else "ssm_conv1d"
+    yield f"{name}.weight", conv_channels(layer) * layer.kernel
+    if isinstance(layer, GatedDeltaNet):
+        yield from (("ssm_dt.bias", layer.num_value_heads), ("ssm_a", layer.num_value_heads))
+        yield from _norm("ssm_norm", layer.norm, layer.value_dim)
+
+
+def _attention_vectors(attention: Attention, width: int) -> Iterator[tuple[str, int]]:
     q, kv = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     if attention.qkv_bias:
         yield from (("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv))
+        if attention.output_gate:
+            yield "attn_gate.bias", q
     if attention.output_bias:
         yield "attn_output.bias", width
     if attention.sinks:
@@ -66,12 +96,6 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
     is_row = attention.qk_norm_span == "row"
     yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
     yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
-    if isinstance(ffn, MixtureOfExperts):
-        yield from _expert_vectors(ffn, width)
-    elif ffn.bias:
-        if ffn.gated:
-            yield "ffn_gate.bias", ffn.hidden
-        yield from (("ffn_up.bias", ffn.hidden), ("ffn_down.bias", width))
 
 
 def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, int]]:
