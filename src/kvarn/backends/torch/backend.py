@@ -31,7 +31,8 @@ from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import FeedForward, ModelSpec, Pooling
+from kvarn.models.recurrent import attentions, state_layers
+from kvarn.models.spec import Attention, FeedForward, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -185,7 +186,7 @@ class TorchBackend:
         return self._loaded.logits(hidden)
 
     def _make_model(self, weights: ModelWeights, ops: Ops) -> Model:
-        by_layer = [block.attention.rope for block in weights.spec.blocks]
+        by_layer = [block.mixer.rope if isinstance(block.mixer, Attention) else None for block in weights.spec.blocks]
         tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
         block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
         return Model(weights, tuple(tables.values()), block_ropes, ops)
@@ -199,12 +200,13 @@ class TorchBackend:
         except ImportError as error:
             log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
             return PlainOps()
-        return cast(Ops, module.CudaOps(frozenset(block.attention for block in spec.blocks)))
+        return cast(Ops, module.CudaOps(frozenset(attentions(spec))))
 
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
-        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in model.weights.spec.blocks)
+        spec = model.weights.spec
+        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in spec.blocks) and not state_layers(spec)
         if type(model.ops) is PlainOps or not is_dense or not getattr(model.ops, "has_kernels", False):
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")

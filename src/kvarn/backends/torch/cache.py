@@ -33,6 +33,8 @@ class DeviceCache:
         self.device = device
         shapes = [(num_blocks * layout.block_size, heads, dim) for heads, dim in layout.layers]
         self.layers: list[tuple[Tensor, Tensor]] = [(self._zeros(shape), self._zeros(shape)) for shape in shapes]
+        # (slots, floats) of the states of recurrent layers, by layer
+        self.states = [torch.zeros(layout.num_states, floats, device=device) for floats in layout.states]
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         for cache, values in zip(self.layers[layer], (k, v), strict=True):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -103,6 +104,15 @@ class Model:
         block, ops = self.weights.blocks[index], self.ops
 
         def attention(y: Tensor) -> Tensor:
+            if block.recurrent is not None:
+                slots = cache.states[index] if cache.states else None
+                return recur(y, block, RowOps(ops.linear, ops.normalise), step.batch, slots)
+            found = attend(y)
+            if block.output_gate is None:
+                return found
+            return (found.float() * torch.sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
+
+        def attend(y: Tensor) -> Tensor:
             return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
 
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale

@@ -14,7 +14,7 @@ from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.spec import Attention, Block, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
 from kvarn.models.tensor_shapes import BLOCK_NORMS
 
 FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
@@ -58,6 +58,24 @@ class FeedForwardWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortConvWeights:
+    conv: Tensor  # (channels, kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetWeights:
+    """Beside the input projection, which is qkv, and the output."""
+
+    gate: Linear
+    beta: Linear
+    alpha: Linear
+    conv: Tensor  # (channels, kernel)
+    dt: Tensor  # (value heads)
+    a: Tensor  # (value heads)
+    norm: NormWeights
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWeights:
     """One layer; norms by their names."""
 
@@ -70,6 +88,8 @@ class BlockWeights:
     feed_forward: FeedForwardWeights | ExpertWeights
     norms: dict[str, NormWeights]
     sinks: Tensor | None = None  # (heads)
+    output_gate: Linear | None = None
+    recurrent: ShortConvWeights | DeltaNetWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +172,10 @@ def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
 
 
 def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
-    stem, attention = f"blk.{index}", block.attention
+    stem, attention = f"blk.{index}", block.mixer
     norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in BLOCK_NORMS[block.placement]}
+    if not isinstance(attention, Attention):
+        return _load_recurrent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
     qkv = (f"{stem}.attn_{part}" for part in "qkv")
     q_norm, k_norm = (reader.norm(f"{stem}.attn_{part}_norm", attention.qk_norm) for part in "qk")
     return BlockWeights(
@@ -166,6 +188,40 @@ def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
         feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
         norms={name: norm for name, norm in norms.items() if norm is not None},
         sinks=reader.vector(f"{stem}.attn_sinks.weight") if attention.sinks else None,
+        output_gate=reader.linear(f"{stem}.attn_gate", bias=attention.qkv_bias) if attention.output_gate else None,
+    )
+
+
+def _load_recurrent(reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]) -> BlockWeights:
+    stem, weights = f"blk.{index}", _load_state_weights(reader, f"blk.{index}", block)
+    is_short = isinstance(weights, ShortConvWeights)
+    return BlockWeights(
+        index=index,
+        spec=block,
+        qkv=reader.linear(f"{stem}.shortconv.in_proj" if is_short else f"{stem}.attn_qkv"),
+        output=reader.linear(f"{stem}.shortconv.out_proj" if is_short else f"{stem}.ssm_out"),
+        q_norm=None,
+        k_norm=None,
+        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
+        norms=norms,
+        recurrent=weights,
+    )
+
+
+def _load_state_weights(reader: WeightReader, stem: str, block: Block) -> ShortConvWeights | DeltaNetWeights:
+    if isinstance(block.mixer, ShortConv):
+        return ShortConvWeights(reader.vector(f"{stem}.shortconv.conv.weight"))
+    assert isinstance(block.mixer, GatedDeltaNet), "an attention has no state"
+    norm = reader.norm(f"{stem}.ssm_norm", block.mixer.norm)
+    assert norm is not None, "a delta net has a norm"
+    return DeltaNetWeights(
+        gate=reader.linear(f"{stem}.attn_gate"),
+        beta=reader.linear(f"{stem}.ssm_beta"),
+        alpha=reader.linear(f"{stem}.ssm_alpha"),
+        conv=reader.vector(f"{stem}.ssm_conv1d.weight"),
+        dt=reader.vector(f"{stem}.ssm_dt.bias"),
+        a=reader.vector(f"{stem}.ssm_a"),
+        norm=norm,
     )
 
 
