@@ -41,8 +41,7 @@ WITHOUT_GGUF = {
     ("gpt2", 2): "its activation is not written",
     ("qwen2_moe", 1): "norm_topk_prob is not written",
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
-    ("qwen3_next", 0): "dense layers among those with experts have no names",
-    ("qwen3_next", 1): "heads of values and keys have one size",
+    ("qwen3_next", 1): "dense layers among those with experts have no names",
     ("qwen3_5_text", 1): "which layers have attention is a period",
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-VOCAB = 120
+VOCAB = 160
 WINDOW = 8
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -131,10 +131,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_local_experts": 6, "num_experts_per_tok": 1, "sliding_window": 3, "rope_parameters": UNCUT_YARN},
     ),
     "qwen3_next": (
-        DELTA_MOE | {"num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [2]},
+        DELTA_MOE | {"num_experts": 6, "num_experts_per_tok": 2},
         {"linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 8, "linear_value_head_dim": 12}
         | {"num_experts": 5, "num_experts_per_tok": 3, "linear_conv_kernel_dim": 2, "attention_bias": True}
-        | {"full_attention_interval": 3, "shared_expert_intermediate_size": 16, "moe_intermediate_size": 32},
+        | {
+            "full_attention_interval": 3,
+            "mlp_only_layers": [0],
+            "shared_expert_intermediate_size": 16,
+            "moe_intermediate_size": 32,
+        },
         DELTA_MOE | {"num_experts": 4, "num_experts_per_tok": 1, "full_attention_interval": 5},
     ),
     "qwen3_5_text": (

@@ -29,7 +29,17 @@ TOLERANCE = 1e-4  # measured: 2.5e-5 at most
 IDS = [int(i) for i in np.random.default_rng(1).integers(3, VOCAB, 29)]
 CHUNKS = (5, 7, 1, 16)
 # One of each kind of layer: torch takes its time with experts.
-OF_EACH_KIND = ("qwen3_next", "lfm2", "gpt_oss", "olmo3", "granite", "cohere2", "ministral3", "hunyuan_v1_dense", "gpt2")
+OF_EACH_KIND = (
+    "qwen3_next",
+    "lfm2",
+    "gpt_oss",
+    "olmo3",
+    "granite",
+    "cohere2",
+    "ministral3",
+    "hunyuan_v1_dense",
+    "gpt2",
+)
 
 
 class Made:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,10 @@ from kvarn.kv.cache import KVCache
 from kvarn.models.describe import describe
 from kvarn.request import Request
 from tests.assets import smollm2
+from tests.family_gguf import family_gguf
 from tests.running import layout_of
 from tests.submitting import submit
+from tests.tiny_families import FAMILIES, family_folder
 from tests.tiny_models import DECODERS, VOCAB, tiny_model
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ UNPACED: dict[str, Any] = {"max_stretch": 1000.0, "prefill_ms": 1e6}  # who runs
 Answers = Callable[[bool], list[Completion]]  # whether sampled -> one for each of TEXTS
 GREEDY = SamplingParams(temperature=0.0, logprobs=2, ignore_eos=True, max_tokens=20)
 SAMPLED = GREEDY.replace(temperature=1.1, top_p=0.9, seed=7, repetition_penalty=1.2, min_p=0.01)
+# Of every kind of layer that the tiny models of tests/tiny_models.py have not.
+NEW_KINDS = ("qwen3_next", "qwen3_5_text", "lfm2", "gpt_oss", "ministral3", "cohere2", "granite", "glm4_moe")
 KINDS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
@@ -61,7 +66,10 @@ class TinyModel:
     """One tiny model, from which engines of any shape are made."""
 
     def __init__(self, arch: str, folder: Path, make: Callable[[int], Backend] = NativeBackend) -> None:
-        self.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
+        if arch in FAMILIES:
+            self.path = family_gguf(family_folder(arch, 0, folder)[1], TensorType.Q4_0)
+        else:
+            self.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
         self._make = make
 
     def engine(
@@ -72,20 +80,24 @@ class TinyModel:
         num_blocks: int = 64,
         kv_dtype: str = "f16",
         runs_ahead: bool = False,
+        max_running: int = 64,
     ) -> Engine:
         description = describe(open_weights(self.path))
         backend = self._make(threads)
         backend.runs_ahead = runs_ahead
         backend.load(description.spec, description.weights)
         layout = layout_of(description.spec, kv_dtype)
-        kv = KVCache(backend.reserve_kv(layout, num_blocks * layout.block_bytes), layout.block_size)
+        num_states = 4 * max_running if layout.states else 0
+        layout = replace(layout, num_states=num_states)
+        num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
+        kv = KVCache(num_blocks, layout.block_size, num_states=num_states)
         decoder = AutoregressiveDecoder(backend, VOCAB, (), SamplingDefaults())
         admission = Admission(VOCAB, min(CONTEXT, kv.max_tokens), decoder, kv)
-        config = EngineConfig(max_batch_tokens=chunk, kv_dtype=kv_dtype, **UNPACED)
+        config = EngineConfig(max_batch_tokens=chunk, kv_dtype=kv_dtype, max_running=max_running, **UNPACED)
         return Engine(backend, decoder, kv, stream=Stream(NoText, ()), admission=admission, config=config)
 
 
-@pytest.fixture(scope="module", params=DECODERS)
+@pytest.fixture(scope="module", params=[*DECODERS, *NEW_KINDS])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel(request.param, tmp_path_factory.mktemp("model"))
 
@@ -172,6 +184,21 @@ def test_a_shared_prefix_gives_the_same_answer(model: TinyModel, params: Samplin
     later = run(engine, [submit(engine, prompt, params) for prompt in mine[1:]])
     assert same([*first, *later], expected)
     assert all(completion.usage.cached_tokens >= 32 for completion in later)
+
+
+@KINDS
+@pytest.mark.parametrize("max_running", [1, 2])
+def test_with_few_slots_for_states_answers_stay_the_same(
+    params: SamplingParams, max_running: int, tmp_path: Path
+) -> None:
+    model = TinyModel("qwen3_5_text", tmp_path)
+    shared, *tails = prompts(5, seed=4, low=33, high=60)
+    mine = [*([*shared, *tail[:9]] for tail in tails), shared, *([*shared, *tail[:9]] for tail in tails)]
+    expected = [alone(model, prompt, params) for prompt in mine]
+    engine = model.engine(max_running=max_running, chunk=24, num_blocks=16)
+    found = run(engine, [submit(engine, prompt, params) for prompt in mine])
+    assert same(found, expected)
+    assert any(completion.usage.cached_tokens >= 16 for completion in found)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])

@@ -105,13 +105,13 @@ def _load(
         kv_dtype=config.kv_dtype,
         max_running=config.max_running,
     )
-    if memory.num_states:
-        config = replace(config, max_running=min(config.max_running, memory.num_states // 2))
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
         backend.load(spec, weights, progress)
         kv = _reserve(backend, share, memory, config)
+        if kv.states is not None:
+            config = replace(config, max_running=min(config.max_running, kv.states.max_sequences))
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
         decoder = _make_decoder(backend, spec, words, description.recommended, context)

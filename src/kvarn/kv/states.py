@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from kvarn.kv.pool import BlockPool
 from kvarn.kv.prefix import PrefixIndex
+from kvarn.models.recurrent import MIN_STATES, SLOTS_OF_SEQUENCE
 
 NO_STATE = -1
 
@@ -37,10 +38,14 @@ class SequenceState:
 
 
 class StateCache:
-    """num_slots slots, enough for num_slots // 2 sequences; what those leave is for snapshots, least recently used."""
+    """Half of the slots are for sequences, two for each; the others, and what they leave, for snapshots.
+
+    The least recently used snapshot goes first.
+    """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
-        self.max_sequences = num_slots // 2
+        assert num_slots >= MIN_STATES, f"a sequence needs {MIN_STATES} slots"
+        self.max_sequences = max(1, num_slots // SLOTS_OF_SEQUENCE)
         self._block_size = block_size
         self._pool = BlockPool(num_slots)
         self._index = PrefixIndex()

@@ -12,7 +12,7 @@ from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
-from kvarn.models.recurrent import Recurrent, conv_channels, kv_layers, state_layers
+from kvarn.models.recurrent import MIN_STATES, SLOTS_OF_SEQUENCE, Recurrent, conv_channels, kv_layers, state_layers
 from kvarn.models.spec import Attention, Encoder, FeedForward, ModelSpec, ShortConv
 
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
@@ -92,14 +92,14 @@ def plan_memory(
 
 
 def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, left_bytes: int) -> MemoryPlan:
-    """Slots for the states of recurrent layers: two for each request that runs, and as many again for snapshots.
+    """Slots for the states of recurrent layers: for the requests that run, and for snapshots.
 
     No more than a share of what is left, and never fewer than one request needs.
     """
     slot_bytes = 4 * sum(state_layers(spec))
     if slot_bytes == 0:
         return plan
-    count = min(4 * max_running, max(2, int(left_bytes * STATE_SHARE) // slot_bytes))
+    count = min(SLOTS_OF_SEQUENCE * max_running, max(MIN_STATES, int(left_bytes * STATE_SHARE) // slot_bytes))
     return replace(plan, num_states=count, state_bytes=count * slot_bytes)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from kvarn.models.spec import Attention, GatedDeltaNet, ModelSpec, ShortConv
 
 Recurrent = GatedDeltaNet | ShortConv
+MIN_STATES = 2  # slots for one sequence and no snapshot
+SLOTS_OF_SEQUENCE = 4  # half of them for snapshots
 
 
 def conv_channels(layer: Recurrent) -> int:
