@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kvarn import LLM, Completion, EngineConfig, SamplingParams
+from kvarn.backends.batch import Batch, Float32
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.decoding.autoregressive import AutoregressiveDecoder
@@ -199,6 +200,30 @@ def test_with_few_slots_for_states_answers_stay_the_same(
     found = run(engine, [submit(engine, prompt, params) for prompt in mine])
     assert same(found, expected)
     assert any(completion.usage.cached_tokens >= 16 for completion in found)
+
+
+class FailingBackend(NativeBackend):
+    """Every third step of several requests fails after it has written everything."""
+
+    num_calls = 0
+
+    def forward(self, batch: Batch) -> Float32:
+        hidden = super().forward(batch)
+        self.num_calls += len(batch.context_lens) > 1
+        if self.num_calls % 3 == 2 and len(batch.context_lens) > 1:
+            raise RuntimeError("after the fact")
+        return hidden
+
+
+@KINDS
+def test_a_step_that_fails_after_it_has_written_is_repeated_with_the_same_answer(
+    params: SamplingParams, tmp_path: Path
+) -> None:
+    sound = TinyModel("qwen3_5_text", tmp_path)
+    mine = prompts(4, seed=8, low=20)
+    expected = [alone(sound, prompt, params) for prompt in mine]
+    engine = TinyModel("qwen3_5_text", tmp_path / "again", FailingBackend).engine(chunk=30)
+    assert same(run(engine, [submit(engine, prompt, params) for prompt in mine]), expected)
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
