@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "minimax_m2": "minimax-m2",
     "qwen3_next": "qwen3next",
+    "qwen3_5": "qwen35",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }

@@ -153,6 +153,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         DELTA_MOE | {"num_experts": 5, "num_experts_per_tok": 3, "linear_num_value_heads": 2},
         DELTA_MOE | {"num_experts": 4, "num_experts_per_tok": 1, "linear_conv_kernel_dim": 5},
     ),
+    "qwen3_5": (DELTA_NET, DELTA_NET | {"linear_conv_kernel_dim": 3}, DELTA_NET | {"linear_num_value_heads": 2}),
     "lfm2": (
         {"layer_types": ["conv", "full_attention", "conv", "conv"]},
         {"full_attn_idxs": [1], "conv_L_cache": 4, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
@@ -180,7 +181,7 @@ NO_HEAD_DIM = {
     "phi",
 } | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2")}
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
-VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES = tuple(VARIANTS)
 
 
@@ -223,7 +224,7 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
     sizes = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32, "patch_size": 4}
     vision = sizes | ({"embed_dim": 32, "hidden_size": width} if family == "qwen2_vl" else {"out_hidden_size": width})
     ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    extra = {"deepstack_visual_indexes": [0]} if family.startswith("qwen3") else {}
+    extra = {"deepstack_visual_indexes": [0]} if family == "qwen3_vl" else {}
     tokens = {f"{kind}_token_id": VOCAB - 1 for kind in ("image", "video", "vision_start", "vision_end")}
     return {"text_config": text, "vision_config": vision | extra} | ids | tokens
 

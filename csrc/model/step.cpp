@@ -33,7 +33,8 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
                    2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
                    QuantBuffers::arena_bytes(n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
-    bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
+    if (plan.max_kv > 0)
+        bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
     if (plan.max_experts > 0)
         bytes +=
             floats(n, plan.max_experts) + 2 * floats(n, plan.width) + 2 * floats(n, plan.max_active) + floats(n, 1);
@@ -61,7 +62,9 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.hidden_quants = QuantBuffers::take(arena, n, plan.max_hidden);
     for (const RopeSpec& rope : plan.ropes)
         b.rope_tables.push_back(take_floats(arena, n, 2 * static_cast<int>(rope.inverse_frequencies.size())));
-    b.attention = AttentionScratch::take(arena, hungriest(plan, num_threads, max_context), num_threads, max_context);
+    if (plan.max_kv > 0)
+        b.attention =
+            AttentionScratch::take(arena, hungriest(plan, num_threads, max_context), num_threads, max_context);
     if (plan.max_experts == 0) return b;
     b.router = take_floats(arena, n, plan.max_experts);
     b.expert_in = take_floats(arena, n, plan.width);

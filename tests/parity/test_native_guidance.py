@@ -18,7 +18,7 @@ from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, Head, InputEmbedding, ModelSpec, Norm
-from kvarn.models.tensor_shapes import expected_tensors
+from kvarn.models.tensors.shapes import expected_tensors
 
 WIDTH = 32
 VOCAB = 1300  # not a whole number of pieces

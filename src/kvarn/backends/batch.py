@@ -194,5 +194,5 @@ class KVLayout:
 
     @property
     def block_bytes(self) -> int:
-        """Rounded up to whole pages of 4 KiB."""
-        return -(-self.block_size * self.token_bytes // 4096) * 4096
+        """Rounded up to whole pages of 4 KiB, at least one."""
+        return max(1, -(-self.block_size * self.token_bytes // 4096)) * 4096

@@ -137,8 +137,8 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": _DELTA_MOE
     | {"num_experts": 512, "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512}
     | {"decoder_sparse_step": 1, "mlp_only_layers": None, "intermediate_size": 5632},
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _DECODER | _BIAS | _DELTA_NET),
-    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _QWEN35_MOE),
+    "qwen3_5_text": _DECODER | _BIAS | _DELTA_NET,
+    "qwen3_5_moe_text": _QWEN35_MOE,
     "lfm2": {key: value for key, value in _DECODER.items() if key != "rms_norm_eps"}
     | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
     | {"conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": None, "block_ff_dim": None}

@@ -12,13 +12,13 @@ from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource
-from kvarn.models.fused_tensors import separate_tensors
 from kvarn.models.hparams import HParams
 from kvarn.models.recurrent import attentions
 from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
-from kvarn.models.tensor_shapes import check_tensors
+from kvarn.models.tensors.fused import separate_tensors
+from kvarn.models.tensors.shapes import check_tensors
 
 # Where a head is compared with the embedding: all of it would be read from the disk for nothing.
 HEAD_SAMPLES = 256

@@ -130,7 +130,7 @@ ARCHITECTURES: Final = (
     Architecture(
         "Qwen3-Next, Qwen3.5 (text), dense and with experts",
         ("qwen3next", "qwen35", "qwen35moe"),
-        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         qwen3_next.describe,
         hf_norm_offset=1.0,
         split=qwen3_next.separate,

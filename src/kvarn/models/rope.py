@@ -40,7 +40,7 @@ _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
 OWN_KEYS = {
     "ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _OF_IMAGES),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
 }
 BY_KIND = ("gemma3", "gemma3_text", "olmo3")  # model types whose windowed layers may have a rope of their own
 # Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.

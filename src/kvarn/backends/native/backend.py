@@ -31,7 +31,7 @@ from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import Attention, ModelSpec, Norm, Pooling
+from kvarn.models.spec import Attention, ModelSpec, Pooling
 
 
 class NativeBackend:
@@ -75,7 +75,8 @@ class NativeBackend:
             norms[f"blocks[{index}].norm"] = block.norm
             if isinstance(block.mixer, Attention):
                 norms[f"blocks[{index}].attention.qk_norm"] = block.mixer.qk_norm
-        return [f"{name}.has_bias of an rms norm" for name, norm in norms.items() if norm and _is_biased_rms(norm)]
+        is_biased = {name: norm is not None and norm.kind == "rms" and norm.has_bias for name, norm in norms.items()}
+        return [f"{name}.has_bias of an rms norm" for name, biased in is_biased.items() if biased]
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
@@ -252,10 +253,6 @@ class NativeResumableForward:
     def advance(self, seconds: float) -> Float32 | None:
         """Run pieces of layers for about that long, at least one."""
         return self._hidden if self._core.advance(self._state, seconds, self._hidden) else None
-
-
-def _is_biased_rms(norm: Norm) -> bool:
-    return norm.kind == "rms" and norm.has_bias
 
 
 def _vector(weights: WeightSource, name: str, size: int) -> Float32:

@@ -12,7 +12,7 @@ from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.recurrent import Recurrent, conv_channels
 from kvarn.models.spec import Attention, Block, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
-from kvarn.models.tensor_shapes import BLOCK_NORMS
+from kvarn.models.tensors.shapes import BLOCK_NORMS
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 

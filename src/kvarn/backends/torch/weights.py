@@ -15,7 +15,7 @@ from kvarn.backends.torch.device import Device
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.spec import Attention, Block, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
-from kvarn.models.tensor_shapes import BLOCK_NORMS
+from kvarn.models.tensors.shapes import BLOCK_NORMS
 
 FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
 

@@ -17,7 +17,7 @@ from kvarn.formats.quants import dequantize
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.models.spec import Attention, Block, FeedForward, MixtureOfExperts, ModelSpec
-from kvarn.models.tensor_shapes import expected_tensors
+from kvarn.models.tensors.shapes import expected_tensors
 
 VOCABULARY = ("token_embd.weight", "output.weight")
 ADDED_ONCE = (
