@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-VOCAB = 160
+VOCAB = 120
 WINDOW = 8
 BASE: dict[str, Any] = {
     "vocab_size": VOCAB,

@@ -33,7 +33,8 @@ from tests.family_gguf import family_gguf
 from tests.running import layout_of
 from tests.submitting import submit
 from tests.tiny_families import FAMILIES, family_folder
-from tests.tiny_models import DECODERS, VOCAB, tiny_model
+from tests.tiny_families import VOCAB as FAMILY_VOCAB  # the smaller one
+from tests.tiny_models import DECODERS, tiny_model
 
 if TYPE_CHECKING:
     from tests.conftest import Size
@@ -92,8 +93,9 @@ class TinyModel:
         layout = replace(layout, num_states=num_states)
         num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
         kv = KVCache(num_blocks, layout.block_size, num_states=num_states)
-        decoder = AutoregressiveDecoder(backend, VOCAB, (), SamplingDefaults())
-        admission = Admission(VOCAB, min(CONTEXT, kv.max_tokens), decoder, kv)
+        vocab_size = description.spec.vocab_size
+        decoder = AutoregressiveDecoder(backend, vocab_size, (), SamplingDefaults())
+        admission = Admission(vocab_size, min(CONTEXT, kv.max_tokens), decoder, kv)
         config = EngineConfig(max_batch_tokens=chunk, kv_dtype=kv_dtype, max_running=max_running, **UNPACED)
         return Engine(backend, decoder, kv, stream=Stream(NoText, ()), admission=admission, config=config)
 
@@ -105,7 +107,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def prompts(count: int, seed: int, low: int = 3, high: int = 70) -> list[list[int]]:
     rng = np.random.default_rng(seed)
-    return [rng.integers(3, VOCAB, rng.integers(low, high)).tolist() for _ in range(count)]
+    return [rng.integers(3, FAMILY_VOCAB, rng.integers(low, high)).tolist() for _ in range(count)]
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> list[Completion]:

@@ -46,7 +46,9 @@ def read_dimensions(hparams: HParams, hidden: int | None = None, *, some_without
     num_heads = hparams.per_layer("num_heads", num_layers)
     num_kv_heads = hparams.per_layer("num_kv_heads", num_layers, default=num_heads[0])
     for layer, (heads, kv_heads) in enumerate(zip(num_heads, num_kv_heads, strict=True)):
-        if (kv_heads == 0 and not some_without_heads) or (kv_heads > 0 and heads % kv_heads):
+        if kv_heads == 0 and not some_without_heads:
+            raise hparams.format_error(f"layer {layer} has 0 KV heads; expected a number from 1 to 1024")
+        if kv_heads > 0 and heads % kv_heads:
             raise hparams.format_error(f"layer {layer} has {heads} heads, not a multiple of its {kv_heads} KV heads")
     return Dimensions(
         num_layers=num_layers,
