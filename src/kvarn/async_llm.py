@@ -139,7 +139,7 @@ class AsyncLLM:
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models. Cancelling stops between groups."""
         parts = self.llm.vectors
-        chosen = parts.pooling(pooling)
+        chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
         groups = await asyncio.to_thread(parts.groups, texts)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
 
 
 def short(value: object) -> str:
     """A value as a message shows it: 60 characters, the last three of a long one are dots."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or an integer of more than 4,300 digits
-        text = f"a {type(value).__name__} that is too large to show"
+    text = _repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def cut(value: object) -> str:
     """A value as a message shows it: its first 60 characters."""
-    return f"{value!r:.60}"
+    return _repr(value)[:60]
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # nested too deeply, an integer of more than 4,300 digits, or a class with a fault of its own
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def is_iterable(value: object) -> TypeGuard[Iterable[Any]]:
+    """Whether it has items in an order; an array without dimensions says so and has none."""
+    is_listed = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | Mapping | Set | type)
+    return is_listed and getattr(value, "ndim", 1) != 0
 
 
 def why_unreadable(path: Path, error: OSError | ValueError) -> str:
@@ -92,9 +103,28 @@ class Checker:
     def one_of(self, name: str, value: object, accepted: Sequence[str], *, optional: bool = False) -> None:
         if value is None and optional:
             return
-        if value not in accepted:
+        if not isinstance(value, str) or value not in accepted:
             shown = ", ".join(map(repr, accepted) if self.quotes_choices else accepted)
             raise self._refusal(name, value, f"choose one of {shown}")
+
+    def instance(
+        self, name: str, value: object, kinds: type | tuple[type, ...], what: str, *, optional: bool = False
+    ) -> None:
+        """what: to give, in words."""
+        if not isinstance(value, kinds) and not (value is None and optional):
+            raise self._refusal(name, value, f"give {what}")
+
+    def function(self, name: str, value: object) -> None:
+        """None is fine: there is no such function."""
+        if value is not None and not callable(value):
+            raise self._refusal(name, value, "give a function, or None")
+
+    def path(self, name: str, value: object, what: str = "a path") -> str:
+        """A path or a name as text."""
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        if isinstance(text, str) and "\0" not in text and text.encode(errors="replace") == text.encode(errors="ignore"):
+            return text
+        raise self._refusal(name, value, f"give {what}")
 
     def _refusal(self, name: str, value: object, advice: str) -> KvarnError:
         return self.error(f"{name} is {self.show(value)}; {advice}", name)

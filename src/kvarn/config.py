@@ -17,10 +17,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvarn.checks import check_setting
+from kvarn.checks import check_setting, short
 from kvarn.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2"  # where no model is given
+MODEL_NAMES = "a path, an alias, pypi:package or hf:org/repo"  # what names a model
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference", "torch", "cuda", "mps")
 TORCH_BACKENDS: tuple[str, ...] = ("torch", "cuda", "mps")  # torch: the best device there is; the others insist
 KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
@@ -148,9 +149,10 @@ class EngineConfig:
         check_setting.number("requests_per_s", self.requests_per_s, 0.001, 1e9, optional=True)
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
+        check_setting.flag("prefix_cache", self.prefix_cache)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
-            raise ConfigError(f"isa is {self.isa!r}; give the name of a kernel table, see `kvarn doctor`")
+            raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
 
     @property
     def num_ranks(self) -> int:
@@ -162,7 +164,7 @@ class EngineConfig:
         check_setting.integer("pipeline_parallel", self.pipeline_parallel, 1, MAX_RANKS)
         is_devices = self.device is None or (isinstance(self.device, str) and _DEVICE.fullmatch(self.device))
         if not is_devices:
-            raise ConfigError(f'device is {self.device!r:.60}; give "cuda:0", "cuda:1", ... or "cpu"')
+            raise ConfigError(f'device is {short(self.device)}; give "cuda:0", "cuda:1", ... or "cpu"')
         if self.backend in TORCH_BACKENDS:
             return
         given = {"tensor_parallel": 1, "pipeline_parallel": 1, "device": None}

@@ -28,7 +28,8 @@
         ├── BrokenScores     the model's scores are not numbers
         └── AnswerError      one answer's tokens, text or constraint failed; the others go on
 
-A message says what happened, with which value, and what to do about it.
+A message says what happened, with which value, and what to do about it. It is short whatever the value is: of one
+that is longer the middle is left out.
 """
 
 from __future__ import annotations
@@ -36,9 +37,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+MAX_MESSAGE = 800  # characters; of a longer message the first ...
+MESSAGE_END = 200  # ... and so many of the last are told, where the advice is
+
+
+def shortened(text: str, limit: int = MAX_MESSAGE, end: int = MESSAGE_END) -> str:
+    """A text of at most limit characters, with what was left out of the middle counted."""
+    if len(text) <= limit:
+        return text
+    mark = f" ... {len(text) - limit:,} characters more ... "
+    return text[: limit - end - len(mark)] + mark + text[len(text) - end :]
+
 
 class KvarnError(Exception):
     """Base of everything Kvarn raises on purpose."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
 
 
 class ConfigError(KvarnError):

@@ -8,7 +8,8 @@ from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from kvarn.config import DEFAULT_MODEL, EngineConfig, is_offline
+from kvarn.checks import check_parameter, check_setting, short
+from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.embed_score import score_tokens
@@ -65,7 +66,9 @@ class LLM:
         given |= {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
         self.config = _config(config, {name: value for name, value in given.items() if value is not None})
         warn_of_excess_threads(self.config.threads)
-        path = resolve(_model_name(model), offline=is_offline(), on_progress=progress)
+        check_setting.function("progress", progress)
+        name = check_setting.path("model", model, MODEL_NAMES)
+        path = resolve(name, offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
         self._client = EngineClient(
@@ -147,6 +150,7 @@ class LLM:
         on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
         the prefix cache: what one tenant computed is never found by another.
         """
+        check_parameter.function("on_token", on_token)
         return self._client.submit(self.submissions.of_prompt(prompt, params, tenant=tenant), on_token)
 
     @overload
@@ -197,6 +201,8 @@ class LLM:
         if retrieve is None:
             return Grounded(messages, ())
         self.submissions.require_generator("chat")
+        if not callable(getattr(retrieve, "ground", None)) or isinstance(retrieve, type):
+            raise InvalidParameter(f"retrieve is {short(retrieve)}; give a kvarn.Collection", field="retrieve")
         return retrieve.ground(messages, lambda text: len(self.tokenizer.encode(text)), self.context)
 
     def stream(
@@ -237,7 +243,7 @@ class LLM:
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models. priority: as of SamplingParams."""
         parts = self.vectors
-        chosen = parts.pooling(pooling)
+        chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
         vectors = [parts.compute(group, chosen, priority=priority).result() for group in parts.groups(texts)]
         return parts.joined(vectors, normalize)
 
@@ -277,6 +283,7 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
         return EngineConfig(**options)
     if options:
         raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
+    check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
     return config
 
 
@@ -290,11 +297,3 @@ def _show_progress(answers: Sequence[Future[Completion]]) -> None:
         task = bar.add_task("generating", total=len(answers))
         for _ in as_completed(answers):
             bar.advance(task)
-
-
-def _model_name(model: object) -> str:
-    if isinstance(model, str | os.PathLike):
-        name = os.fspath(model)
-        if isinstance(name, str):
-            return name
-    raise ConfigError(f"model is {model!r:.60}; give a path, an alias, pypi:package or hf:org/repo")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from kvarn.checks import check_parameter, is_iterable, short
 from kvarn.errors import InvalidParameter
 from kvarn.models.spec import ModelSpec
 from kvarn.types import Message, SamplingParams
@@ -34,14 +35,25 @@ def listed_inputs(texts: object) -> list[str] | list[list[int]]:
     """One text or several, or lists of token ids none of which is empty, as a list."""
     if isinstance(texts, str):
         return [texts]
-    given = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes | Mapping | Set) else None
+    given = list(texts) if is_iterable(texts) else None
     if given is not None and all(isinstance(text, str) for text in given):
         return given
-    if given is None or not all(isinstance(ids, Sequence | np.ndarray) and len(ids) for ids in given):
+    if given is None or not all(
+        is_iterable(ids) and isinstance(ids, Sequence | np.ndarray) and len(ids) for ids in given
+    ):
         raise InvalidParameter(
-            f"texts is {texts!r:.60}; give a string, a list of strings, or lists of token ids", field="texts"
+            f"texts is {short(texts)}; give a string, a list of strings, or lists of token ids", field="texts"
         )
     return [whole_numbers(ids) for ids in given]
+
+
+def listed_pairs(pairs: object) -> list[tuple[str, str]]:
+    """Pairs of texts as a list."""
+    given: list[Any] = list(pairs) if is_iterable(pairs) and not isinstance(pairs, str) else [pairs]
+    for pair in given:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise InvalidParameter(f"a pair is {short(pair)}; give a list of pairs of texts", field="pairs")
+    return given
 
 
 def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> list[int]:
@@ -61,12 +73,26 @@ def params_of_each(params: ParamsOfEach, num_prompts: int) -> Sequence[SamplingP
     """As many as there are prompts."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
-    given = list(params)
-    if len(given) != num_prompts:
+    if not isinstance(params, list | tuple):
+        require_params(params)
+    for one in params:
+        require_params(one)
+    if len(params) != num_prompts:
         raise InvalidParameter(
-            f"params are {len(given)} and prompts {num_prompts}; give one for each, or one for all", field="params"
+            f"params are {len(params)} and prompts {num_prompts}; give one for each, or one for all", field="params"
         )
-    return given
+    return params
+
+
+def require_params(params: object) -> None:
+    """Refuse what is no SamplingParams; None stands for the default ones."""
+    check_parameter.instance(
+        "params",
+        params,
+        SamplingParams,
+        "a kvarn.SamplingParams or None; generate takes a list of them, too: one for each prompt",
+        optional=True,
+    )
 
 
 def is_messages(prompt: object) -> TypeGuard[Sequence[Message]]:
@@ -81,14 +107,14 @@ def whole_numbers(ids: object) -> list[int]:
         return items
     for token_id in items:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):
-            raise InvalidParameter(f"a token id is {token_id!r:.60}; give whole numbers", field="prompt")
+            raise InvalidParameter(f"a token id is {short(token_id)}; give whole numbers", field="prompt")
         numbers.append(int(token_id))
     return numbers
 
 
 def _items(prompt: object) -> list[Any]:
-    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray | Mapping | Set):
+    if not is_iterable(prompt):
         raise InvalidParameter(
-            f"the prompt is {prompt!r:.60}; give a string, token ids, or a list of them", field="prompt"
+            f"the prompt is {short(prompt)}; give a string, token ids, or a list of them", field="prompt"
         )
     return list(prompt)

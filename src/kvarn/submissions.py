@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvarn.checks import check_parameter
 from kvarn.engine.submission import Submission
-from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.errors import UnsupportedModel
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
-from kvarn.prompts import Prompt, TokenIds, is_messages, whole_numbers
+from kvarn.prompts import Prompt, TokenIds, is_messages, require_params, whole_numbers
 from kvarn.structured.compiler import ConstraintCompiler
 from kvarn.tokenizer.fim import Infill, fim_prompt, require_fim
 from kvarn.types import Message, SamplingParams
@@ -53,6 +54,7 @@ class Submissions:
     ) -> Submission:
         """Take a conversation, written with the model's chat template."""
         self.require_generator("chat")
+        require_params(params)
         ids = self._tokenizer.encode_chat(messages, tools=tools)
         return self.of_ids(ids, params, tenant, starts_text=True)
 
@@ -64,6 +66,9 @@ class Submissions:
                 f"{self._spec.name!r} is a diffusion model and fills in around tokens that are pinned; give those "
                 "tokens of the answer as diffusion.pinned, and no suffix"
             )
+        require_params(params)
+        check_parameter.instance("prefix", infill.prefix, str, "a string")
+        check_parameter.instance("suffix", infill.suffix, str, "a string")
         params = params or SamplingParams()
         answer = min(INFILL_ROOM if params.max_tokens is None else params.max_tokens, context // 2)
         ids = fim_prompt(self._tokenizer, infill, context - answer, is_truncated=params.truncate == "left")
@@ -74,10 +79,8 @@ class Submissions:
     ) -> Submission:
         """Take token ids. starts_text: the answer is the start of a text, as after a chat template."""
         self.require_generator("generate")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise InvalidParameter(f"params is {params!r:.60}; give a SamplingParams", field="params")
-        if not isinstance(tenant, str):
-            raise InvalidParameter(f"tenant is {tenant!r:.60}; give a string", field="tenant")
+        require_params(params)
+        check_parameter.instance("tenant", tenant, str, "a string")
         if params is None or params.constraint is None:
             return Submission(ids, params or SamplingParams(), starts_text, tenant)
         return Submission(ids, params, starts_text, tenant, constraint=self.constraints.compile(params.constraint))

@@ -88,8 +88,7 @@ class SamplingParams:
             raise InvalidParameter(
                 f"sampler is {short(self.sampler)}; give the name of a registered one", field="sampler"
             )
-        if self.truncate not in (None, "left"):
-            raise InvalidParameter(f"truncate is {short(self.truncate)}; give None or 'left'", field="truncate")
+        check_parameter.one_of("truncate", self.truncate, ("left",), optional=True)
         if self.constraint is not None:
             _check_constraint(self.constraint, ignore_eos=self.ignore_eos)
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))

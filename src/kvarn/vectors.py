@@ -15,8 +15,9 @@ from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
 from kvarn.errors import UnsupportedModel
 from kvarn.models.spec import Encoder, Pooling
-from kvarn.prompts import TokenIds, listed_inputs, pair_ids
+from kvarn.prompts import TokenIds, listed_inputs, listed_pairs, pair_ids
 from kvarn.submissions import encoded
+from kvarn.types import MAX_PRIORITY
 
 Float32 = npt.NDArray[np.float32]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
@@ -29,14 +30,16 @@ class Vectors:
         self._model = model
         self._client = client
 
-    def pooling(self, wanted: Pooling | None) -> Pooling:
-        """The pooling to use; raises if this model gives no vectors of texts."""
+    def pooling(self, wanted: Pooling | None, *, normalize: bool = True, priority: int = 0) -> Pooling:
+        """The pooling to use; raises if this model gives no vectors of texts, or none in the way asked for."""
         spec = self._model.spec
         if not isinstance(spec.generation, Encoder):
             raise UnsupportedModel(f"{spec.name!r} generates text; embed needs an encoder such as minilm")
         if spec.generation.classifier is not None:
             raise UnsupportedModel(f"{spec.name!r} scores pairs of texts; embed needs an encoder such as minilm")
         replace(check_parameter, show=cut).one_of("pooling", wanted, POOLINGS, optional=True)
+        check_parameter.flag("normalize", normalize)
+        check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         return wanted or spec.generation.pooling
 
     def groups(self, texts: object) -> list[list[TokenIds]]:
@@ -64,7 +67,8 @@ class Vectors:
         spec, classifier = self._model.spec, self._model.classifier
         if classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
-        ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in pairs]
+        check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
+        ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in listed_pairs(pairs)]
         vectors = [self.compute(group, "cls", priority=priority).result() for group in self._fitting(ids)]
         return classifier.scores(self.joined(vectors, normalize=False))
 

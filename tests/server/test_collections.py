@@ -201,7 +201,7 @@ def test_documents_are_listed_replaced_and_deleted(filled: httpx.Client) -> None
         ("search", {"query": "x", "filter": {"a": {"like": "b"}}}, "filter"),
         ("documents", {"documents": []}, "documents"),
         ("documents", {"documents": [{"text": ""}]}, "documents.0.text"),
-        ("documents", {"documents": [{"text": " "}]}, "documents"),
+        ("documents", {"documents": [{"text": " "}]}, "documents.0"),
         ("documents", {"documents": [{"text": "a", "id": "x"}, {"text": "b", "id": "x"}]}, "documents"),
         ("documents", {"documents": [{"text": "a", "metadata": {"b": [1]}}]}, "documents.0.metadata.b"),
         ("documents", {"documents": [{"kind": "pdf", "data": "no base64!"}]}, "documents.0.data"),

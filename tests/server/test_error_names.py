@@ -57,7 +57,10 @@ def test_responses_are_told_of_their_own_fields(client: httpx.Client, fields: di
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages.0.content.0 is the result",
         ),
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content is a list of length 0; list should"),
+        (
+            {"messages": [{"role": "user", "content": []}]},
+            "messages.0.content is a list of length 0; give at least",
+        ),
     ],
     ids=str,
 )

@@ -59,7 +59,7 @@ def test_a_refusal_names_the_field(client: httpx.Client, path: str, body: dict[s
         ("search", {"query": "x", "filter": {"$what": 1}}, "filter"),
         ("search", {"query": "x", "weights": [0, 0]}, "weights"),
         ("search", {"query": "x", "rerank": "nobody"}, "rerank"),
-        ("documents", {"documents": [{"text": "x", "metadata": {"$b": 1}}]}, "documents"),
+        ("documents", {"documents": [{"text": "x", "metadata": {"$b": 1}}]}, "documents.0.metadata"),
         ("documents", {"documents": [{"text": "x", "id": "1"}, {"text": "y", "id": "1"}]}, "documents"),
     ],
     ids=str,

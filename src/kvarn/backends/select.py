@@ -8,6 +8,7 @@ import logging
 from typing import Any, cast
 
 from kvarn.backends.protocol import Backend
+from kvarn.checks import short
 from kvarn.config import BACKENDS, TORCH_BACKENDS, EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.formats.recast_weights import DenseWeights
@@ -34,7 +35,7 @@ def make_backend(config: EngineConfig, threads: int) -> Backend:
         return _reference()
     if name in TORCH_BACKENDS:
         return _torch(config, threads)
-    raise ConfigError(f"backend is {name!r:.60}; choose one of {', '.join(BACKENDS)}")
+    raise ConfigError(f"backend is {short(name)}; choose one of {', '.join(BACKENDS)}")
 
 
 def has_native() -> bool:

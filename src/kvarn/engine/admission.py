@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kvarn.checks import short
 from kvarn.decoding.decoder import Decoder
 from kvarn.engine.submission import Admitted, Submission
 from kvarn.errors import InvalidParameter, PromptTooLong
@@ -46,7 +47,7 @@ class Admission:
             is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
             if not is_id or not 0 <= token_id < self.vocab_size:
                 raise InvalidParameter(
-                    f"token id {token_id!r:.40} in {where} is outside the vocabulary; "
+                    f"token id {short(token_id)} in {where} is outside the vocabulary; "
                     f"give 0 to {self.vocab_size - 1:,}",
                     field=field,
                 )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from kvarn.checks import check_parameter
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import AsyncAnswers, EventLoopBridge, OnArrival, OnEvent, OutputCollector, RequestHandle
@@ -122,6 +123,7 @@ class EngineClient:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
+        check_parameter.number("timeout_s", timeout_s, 0.0, threading.TIMEOUT_MAX, optional=True)
         if threading.current_thread() is self._thread.thread:
             raise RequestError("draining inside on_token would wait for ever; do it on another thread")
         self._thread.is_draining = True

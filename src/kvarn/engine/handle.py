@@ -17,6 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from kvarn.checks import check_parameter
 from kvarn.engine.submission import Submission
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.request import Request, RequestState
@@ -112,6 +113,7 @@ class RequestHandle:
 
     def result(self, timeout: float | None = None) -> Completion:
         """Wait for the whole answer; a cancelled one has what was said. TimeoutError leaves the request running."""
+        check_parameter.number("timeout", timeout, 0.0, threading.TIMEOUT_MAX, optional=True)
         if not self._collector.is_settled:
             self._refuse_on_the_engines_thread()
         return self._collector.done.result(timeout)
@@ -269,8 +271,7 @@ class AsyncAnswers:
         if error is not None:
             self.error = self.error or error
             self.cancel()
-        if error is not None or self.num_open == 0:
-            self._arrival.set()
+        self._arrival.set()
 
 
 def drop_event(_: int, __: TokenEvent) -> bool:
@@ -288,9 +289,8 @@ def settle(future: Future[T], *, result: T | None = None, error: BaseException |
 
 
 def _callback_failed(event: TokenEvent, error: Exception) -> RequestError:
-    failure = RequestError(
-        f"on_token of request {event.request_id} raised {type(error).__name__}: {error}; the request was cancelled"
-    )
+    raised = f"{type(error).__name__}: {error}"
+    failure = RequestError(f"on_token of request {event.request_id} raised {raised}; the request was cancelled")
     failure.__cause__ = error
     return failure
 

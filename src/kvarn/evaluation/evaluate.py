@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvarn.backends.protocol import Hidden
 from kvarn.checks import check_parameter
-from kvarn.config import EngineConfig, is_offline
+from kvarn.config import MODEL_NAMES, EngineConfig, is_offline
 from kvarn.errors import BrokenScores, InvalidParameter
 from kvarn.evaluation.divergence import Float64, TokenDivergence, token_divergence, token_losses
 from kvarn.evaluation.model import EvaluatedModel, Int32
@@ -36,6 +36,7 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         check_parameter.integer("chunks", self.chunks, 1, 1 << 30, optional=True)
         check_parameter.integer("context", self.context, MIN_CONTEXT, MAX_EVALUATION_CONTEXT)
+        self.engine_config()
 
     def engine_config(self) -> EngineConfig:
         """Settings to load a model with."""
@@ -63,6 +64,10 @@ def evaluate_all(
     progress: OnProgress | None = None,
 ) -> list[EvaluationReport]:
     """Measure several models on the same tokens; with a source, the first report is the source's own."""
+    check_parameter.instance("options", options, EvaluationOptions, "kvarn.EvaluationOptions, or None", optional=True)
+    check_parameter.function("progress", progress)
+    for one in (*models, *(() if against is None else (against,))):
+        check_parameter.path("model" if one is not against else "against", one, MODEL_NAMES)
     run = _Evaluation(read_text(text), options or EvaluationOptions(), progress)
     if against is None:
         return [run.measure(model, None) for model in models]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import check_parameter, is_iterable, why_unreadable
 from kvarn.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Chunks:
 
 def read_text(files: TextFiles) -> RunningText:
     """Read UTF-8 files, one after another."""
-    paths = [Path(files)] if isinstance(files, str | os.PathLike) else [Path(file) for file in files]
+    given = [files] if isinstance(files, str | os.PathLike) or not is_iterable(files) else files
+    paths = [Path(check_parameter.path("text", one, "the path of a file, or a list of them")) for one in given]
     if not paths:
         raise InvalidParameter("no text was given; name at least one file", field="text")
     contents = [_read(path) for path in paths]
@@ -84,8 +86,11 @@ def refuse_same_text(calibration: Sequence[str], evaluation: RunningText, model:
 def _read(path: Path) -> bytes:
     if path.is_dir():
         raise InvalidParameter(f"{path} is a folder; give a text file", field="text")
-    with path.open("rb") as file:
-        content = file.read(MAX_TEXT_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise InvalidParameter(f"{path}: {why_unreadable(path, error)}; give a text file", field="text") from None
     if len(content) > MAX_TEXT_BYTES:
         raise InvalidParameter(f"{path} has more than {MAX_TEXT_BYTES:,} bytes; give a part of it", field="text")
     return content

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvarn.backends.native.backend import InputSums, NativeBackend
 from kvarn.checks import check_parameter
-from kvarn.config import EngineConfig, is_offline
+from kvarn.config import MAX_THREADS, MODEL_NAMES, EngineConfig, is_offline
 from kvarn.engine.embed_score import token_states
 from kvarn.engine.load import LoadedModel, load_model
 from kvarn.errors import ConfigError, UnsupportedModel
@@ -42,6 +42,11 @@ class ImatrixOptions:
     def __post_init__(self) -> None:
         check_parameter.integer("chunks", self.chunks, 1, 1 << 30, optional=True)
         check_parameter.integer("context", self.context, 16, 1 << 20)
+        check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
+        check_parameter.flag("resume", self.resume)
+        check_parameter.instance("merge", self.merge, (list, tuple), "a list of files")
+        for path in self.merge:
+            check_parameter.path("merge", path, "a list of files")
 
 
 def collect_imatrix(
@@ -53,13 +58,16 @@ def collect_imatrix(
     progress: OnProgress | None = None,
 ) -> ImportanceMatrix:
     """Write the importance matrix of a model on a text, and return it."""
+    check_parameter.instance("options", options, ImatrixOptions, "kvarn.ImatrixOptions, or None", optional=True)
+    check_parameter.function("progress", progress)
+    name, target = check_parameter.path("model", model, MODEL_NAMES), Path(check_parameter.path("output", output))
     chosen, words = options or ImatrixOptions(), read_text(text)
-    path = resolve(os.fspath(model), offline=is_offline(), on_progress=progress)
-    before = _before(Path(output), words, chosen)
+    path = resolve(name, offline=is_offline(), on_progress=progress)
+    before = _before(target, words, chosen)
     loaded = load_model(path, EngineConfig(threads=chosen.threads, context=chosen.context, backend="native"))
     try:
         collection = _Collection(loaded, _file_names(path), words, chosen)
-        return collection.run(Path(output), before, progress)
+        return collection.run(target, before, progress)
     finally:
         loaded.close()
 

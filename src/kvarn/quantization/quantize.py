@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.backends.native import _native
-from kvarn.checks import check_parameter
-from kvarn.config import MAX_THREADS, is_offline
+from kvarn.checks import check_parameter, is_iterable
+from kvarn.config import MAX_THREADS, MODEL_NAMES, is_offline
 from kvarn.errors import ConfigError
 from kvarn.evaluation.text import TextFiles, read_text
 from kvarn.formats.gguf.writer import Streamed, write_gguf
@@ -54,6 +54,12 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
         check_parameter.one_of("method", self.method, METHODS, optional=True)
+        if self.imatrix is not None:
+            check_parameter.path("imatrix", self.imatrix)
+        for name in ("pure", "requantize", "force"):
+            check_parameter.flag(name, getattr(self, name))
+        for one in (self.text,) if isinstance(self.text, str) or not is_iterable(self.text) else self.text:
+            check_parameter.path("text", one, "the path of a file, or a list of them")
         if self.method == "rtn" and self.imatrix is not None:
             raise ConfigError("rtn rounds without an importance matrix; give no imatrix, or another method")
 
@@ -92,10 +98,12 @@ def quantize(
     The file appears when it is whole.
     """
     started = time.perf_counter()
+    check_parameter.instance("options", options, QuantizeOptions, "kvarn.QuantizeOptions, or None", optional=True)
+    check_parameter.function("progress", progress)
+    name, target = check_parameter.path("source", source, MODEL_NAMES), Path(check_parameter.path("output", output))
     chosen, wanted = options or QuantizeOptions(), type if isinstance(type, SizeTarget) else mix_name(type)
     chosen.check_for(wanted)
-    path = resolve(os.fspath(source), offline=is_offline(), on_progress=progress)
-    target = Path(output)
+    path = resolve(name, offline=is_offline(), on_progress=progress)
     require_writable(target, path, force=chosen.force)
     opened = open_source(path)
     try:

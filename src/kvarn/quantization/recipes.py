@@ -64,6 +64,7 @@ def gets_more_bits(layer: int, num_layers: int) -> bool:
 
 def mix_name(name: str) -> str:
     """The canonical name of a mix; unknown ones are refused with those there are."""
+    check_parameter.instance("type", name, str, "the name of a type or mix such as Q4_K_M, or a kvarn.SizeTarget")
     upper = name.upper()
     found = ALIASES.get(upper, upper)
     check_parameter.one_of("type", found if found in MIXES else name, tuple(MIXES))

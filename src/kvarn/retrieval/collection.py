@@ -9,6 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvarn.checks import is_iterable, short, utf8
 from kvarn.errors import InvalidParameter, StorageError
 from kvarn.retrieval.embedder import DEFAULT_EMBEDDER, Embedder, ModelEmbedder
 from kvarn.retrieval.filters import parse_filter
@@ -21,8 +22,8 @@ from kvarn.retrieval.search.rag_prompt import Grounding
 from kvarn.retrieval.search.rerank import rerank_hits
 from kvarn.retrieval.search.search import SearchOptions, find, num_reranked
 from kvarn.retrieval.storage.paths import collection_folder, existing_folder
-from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check_k, check_mode
-from kvarn.types import Grounded, Message
+from kvarn.retrieval.types import AddReport, Float32, Hit, Mode, Tuning, check, check_k, check_mode
+from kvarn.types import MAX_PRIORITY, Grounded, Message
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
@@ -48,6 +49,7 @@ class Collection:
         model: the embedding model, by name or loaded. folder: the parent of the collection's folder, in Kvarn's home by
         default. index: a store other than the embedded one.
         """
+        check.instance("chunking", chunking, Chunking, "a Chunking, or None", optional=True)
         self.name = name
         self._embedder = _as_embedder(model)
         self._index = index if index is not None else _embedded(collection_folder(name, _path(folder)))
@@ -66,13 +68,14 @@ class Collection:
 
     def at_priority(self, priority: int) -> Collection:
         """The same open collection, whose texts and queries are embedded at this priority among the model's work."""
+        check.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         embedder = self._embedder
         return self.with_embedder(embedder.at_priority(priority) if isinstance(embedder, ModelEmbedder) else embedder)
 
     def with_embedder(self, embedder: Embedder) -> Collection:
         """The same open collection, whose texts and queries another embedder embeds, of the same model."""
         view = copy.copy(self)
-        view._embedder = embedder
+        view._embedder = _as_embedder(embedder)
         return view
 
     @property
@@ -97,6 +100,7 @@ class Collection:
 
         Committed batch by batch: an error leaves the earlier batches in place.
         """
+        check.function("on_added", on_added)
         report = AddReport()
         num_done = 0
         with self._lock:
@@ -113,9 +117,10 @@ class Collection:
 
     def delete(self, ids: str | Iterable[str]) -> int:
         """Remove documents by id; returns how many were there."""
-        removed = [ids] if isinstance(ids, str) else list(ids)
-        if not all(isinstance(one, str) for one in removed):
-            raise InvalidParameter("ids has something that is no string; give the ids of documents", field="ids")
+        removed: list[Any] = list(ids) if is_iterable(ids) and not isinstance(ids, str) else [ids]
+        for one in removed:
+            check.instance("ids", one, str, "the ids of documents as strings")
+            utf8("ids", one)
         return self._index.remove(removed) if removed else 0
 
     def search(
@@ -137,6 +142,8 @@ class Collection:
         if rerank is None:
             return self.search_many([query], k, mode, filter, tuning)[0]
         check_k("k", k)
+        check.instance("rerank", rerank, _llm_class(), "a loaded kvarn.LLM")
+        check.instance("tenant", tenant, str, "a string")
         hits = self.search_many([query], num_reranked(k, tuning), mode, filter, tuning)[0]
         return rerank_hits(rerank, query, hits, k, tenant)
 
@@ -149,9 +156,7 @@ class Collection:
         tuning: Tuning | None = None,
     ) -> list[list[Hit]]:
         """Search for several queries, embedded together."""
-        check_k("k", k)
-        check_mode(mode)
-        options = SearchOptions(k, mode, parse_filter(filter), tuning or Tuning())
+        options = _options(k, mode, filter, tuning)
         keys = {text: cache_key(text, options) for text in checked_queries(queries)}
         version = self.version
         found = {text: self.query_cache.get(key, version) for text, key in keys.items()}
@@ -170,7 +175,8 @@ class Collection:
         tuning: Tuning | None = None,
     ) -> str | None:
         """The key of a search in the query cache; None if it is not so frequent that its result is cached."""
-        key = cache_key(query, SearchOptions(k, mode, parse_filter(filter), tuning or Tuning()))
+        (text,) = checked_queries([query])
+        key = cache_key(text, _options(k, mode, filter, tuning))
         return key if key in self.query_cache else None
 
     def ground(self, messages: Sequence[Message], count: Callable[[str], int], context: int) -> Grounded:
@@ -187,6 +193,8 @@ class Collection:
 
     def ids_from(self, source: str) -> list[str]:
         """Ids of the documents of a file, or of all files below a folder."""
+        check.instance("source", source, str, "the path of a file or folder as a string")
+        utf8("source", source)
         return self._index.store.ids_from(source)
 
     def stats(self) -> dict[str, Any]:
@@ -225,6 +233,13 @@ class Collection:
         return [tuple(find(self._index, *query, options)) for query in zip(texts, vectors, strict=True)]
 
 
+def _options(k: int, mode: Mode, filter: Mapping[str, Any] | None, tuning: Tuning | None) -> SearchOptions:
+    check_k("k", k)
+    check_mode(mode)
+    check.instance("tuning", tuning, Tuning, "a kvarn.Tuning, or None", optional=True)
+    return SearchOptions(k, mode, parse_filter(filter), tuning or Tuning())
+
+
 def _chunking_of(store: ChunkStore, requested: Chunking | None) -> Chunking:
     """The requested chunking, which is stored; without one, the stored chunking."""
     tokens, overlap = store.meta("chunk_tokens"), store.meta("chunk_overlap")
@@ -236,11 +251,19 @@ def _chunking_of(store: ChunkStore, requested: Chunking | None) -> Chunking:
 
 
 def _as_embedder(model: object) -> Embedder:
+    if isinstance(model, str | _llm_class()):
+        return ModelEmbedder(model)  # type: ignore[arg-type]
+    if isinstance(model, type) or not all(callable(getattr(model, name, None)) for name in ("count", "embed")):
+        raise InvalidParameter(
+            f"model is {short(model)}; give the name of an encoder such as minilm, or a kvarn.LLM", field="model"
+        )
+    return model  # type: ignore[return-value]
+
+
+def _llm_class() -> type:
     from kvarn.llm import LLM
 
-    if isinstance(model, str | LLM):
-        return ModelEmbedder(model)
-    return model  # type: ignore[return-value]
+    return LLM
 
 
 def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
@@ -255,4 +278,4 @@ def _embedded(folder: Path, *, read_only: bool = False) -> Retriever:
 
 
 def _path(folder: str | PathLike[str] | None) -> Path | None:
-    return None if folder is None else Path(folder)
+    return None if folder is None else Path(check.path("folder", folder))

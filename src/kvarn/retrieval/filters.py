@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvarn.checks import short
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.types import Scalar, is_metadata_name
 
@@ -57,7 +58,7 @@ Condition = Compare | Exists | AllOf | AnyOf | Not
 
 def parse_filter(given: object) -> Condition | None:
     """A filter as a condition; None, which matches everything, for None and {}."""
-    if given is None or given == {}:
+    if given is None or (isinstance(given, Mapping) and not given):
         return None
     condition = _parse(given, 0)
     if _count(condition) > MAX_CONDITIONS:
@@ -106,7 +107,7 @@ def _parse(given: object, depth: int) -> Condition:
         raise InvalidParameter(f"the filter is nested more than {MAX_DEPTH} deep; simplify it", field="filter")
     if not isinstance(given, Mapping) or not given:
         raise InvalidParameter(
-            f"a filter is {given!r:.60}; give a mapping of fields to values or conditions", field="filter"
+            f"a filter is {short(given)}; give a mapping of fields to values or conditions", field="filter"
         )
     return _all([_parse_field(name, value, depth) for name, value in given.items()])
 
@@ -119,7 +120,7 @@ def _parse_field(name: object, value: object, depth: int) -> Condition:
         return Not(_parse(value, depth + 1))
     if not isinstance(name, str) or not is_metadata_name(name):
         raise InvalidParameter(
-            f"a filter names the field {name!r:.60}; use a metadata name, $and, $or or $not", field="filter"
+            f"a filter names the field {short(name)}; use a metadata name, $and, $or or $not", field="filter"
         )
     if isinstance(value, Mapping) and value:
         return _all([_parse_operator(name, operator, operand) for operator, operand in value.items()])
@@ -136,7 +137,7 @@ def _parse_operator(field: str, operator: object, operand: object) -> Condition:
     if operator in COMPARISONS:
         return Compare(field, str(operator), _scalar(field, operand))
     raise InvalidParameter(
-        f"the filter on {field!r:.40} uses {operator!r:.40}; choose one of {', '.join(OPERATORS)}", field="filter"
+        f"the filter on {short(field)} uses {short(operator)}; choose one of {', '.join(OPERATORS)}", field="filter"
     )
 
 
@@ -147,7 +148,7 @@ def _all(conditions: Sequence[Condition]) -> Condition:
 def _require_list(name: object, value: object) -> Sequence[object]:
     if not isinstance(value, list | tuple) or not value:
         raise InvalidParameter(
-            f"the filter's {name!r:.40} is {value!r:.60}; give a list that is not empty", field="filter"
+            f"the filter's {short(name)} is {short(value)}; give a list that is not empty", field="filter"
         )
     return value
 
@@ -156,7 +157,7 @@ def _scalar(field: str, value: object) -> Scalar:
     is_scalar = isinstance(value, str | int | float) and not (isinstance(value, float) and not math.isfinite(value))
     if not is_scalar or (isinstance(value, int) and not -(2**63) <= value < 2**63):
         raise InvalidParameter(
-            f"the filter compares {field!r:.40} with {value!r:.60}; give a text, number or boolean", field="filter"
+            f"the filter compares {short(field)} with {short(value)}; give a text, number or boolean", field="filter"
         )
     return value  # type: ignore[return-value]
 

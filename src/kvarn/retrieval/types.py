@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.checks import check_parameter, cut
+from kvarn.checks import check_parameter, cut, short
 from kvarn.errors import InvalidParameter
 
 Float32 = npt.NDArray[np.float32]
@@ -140,7 +140,7 @@ class Tuning:
         weights = self.weights
         if not isinstance(weights, Sequence) or len(weights) != 2:
             raise InvalidParameter(
-                f"weights is {weights!r:.60}; give two numbers, for dense and sparse", field="weights"
+                f"weights is {short(weights)}; give two numbers, for dense and sparse", field="weights"
             )
         for name, weight in zip(("dense", "sparse"), weights, strict=True):
             check.number(f"the {name} weight", weight, 0.0, 1e6)
@@ -149,6 +149,7 @@ class Tuning:
         check.number("rrf_k", self.rrf_k, 0.0, 1e6)
         check.integer("candidates", self.candidates, 1, MAX_K, optional=True)
         check.number("mmr", self.mmr, 0.0, 1.0, optional=True)
+        check.flag("highlights", self.highlights)
         object.__setattr__(self, "weights", tuple(weights))
 
 
@@ -206,23 +207,23 @@ def check_text(name: str, text: object, max_chars: int, field: str | None = None
 def _checked_metadata(metadata: object) -> dict[str, Scalar]:
     if not isinstance(metadata, Mapping):
         raise InvalidParameter(
-            f"metadata is {metadata!r:.60}; give a mapping of names to texts, numbers or booleans", field="metadata"
+            f"metadata is {short(metadata)}; give a mapping of names to texts, numbers or booleans", field="metadata"
         )
     for name, value in metadata.items():
         check_text("a name in metadata", name, MAX_ID_CHARS, "metadata")
         if not is_metadata_name(name):
             raise InvalidParameter(
-                f"metadata has the name {name!r:.60}; {NAME_RULE}, so that filters can ask for it", field="metadata"
+                f"metadata has the name {short(name)}; {NAME_RULE}, so that filters can ask for it", field="metadata"
             )
         if isinstance(value, str):
-            check_text(f"metadata {name!r:.40}", value, MAX_METADATA_BYTES, "metadata")
+            check_text(f"metadata {short(name)}", value, MAX_METADATA_BYTES, "metadata")
         elif isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
             raise InvalidParameter(
-                f"metadata {name!r:.40} is a number of more than 64 bits; give it as a text", field="metadata"
+                f"metadata {short(name)} is a number of more than 64 bits; give it as a text", field="metadata"
             )
         elif not isinstance(value, int | float) or not math.isfinite(value):
             raise InvalidParameter(
-                f"metadata {name!r:.40} is {value!r:.40}; give a text, a finite number or a boolean", field="metadata"
+                f"metadata {short(name)} is {short(value)}; give a text, a finite number or a boolean", field="metadata"
             )
     if len(json.dumps(dict(metadata))) > MAX_METADATA_BYTES:
         raise InvalidParameter(

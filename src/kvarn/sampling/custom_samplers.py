@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import ConfigError, InvalidParameter
 from kvarn.sampling.philox import USER_SAMPLER, uniform
 from kvarn.sampling.sampler import SamplingRow, apply_penalties
@@ -33,10 +34,10 @@ _samplers: dict[str, SamplerFunction] = {}
 def register_sampler(name: str, function: SamplerFunction) -> None:
     """Make a sampler available as SamplingParams(sampler=name); a second one of that name takes its place."""
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME:
-        raise ConfigError(f"the name of a sampler is {name!r:.80}; give a string of 1 to {MAX_NAME} characters")
+        raise ConfigError(f"the name of a sampler is {short(name)}; give a string of 1 to {MAX_NAME} characters")
     if not callable(function):
         raise ConfigError(
-            f"sampler {name!r} is {function!r:.80}; give a function (logits, token_ids, draw) -> token id"
+            f"sampler {name!r} is {short(function)}; give a function (logits, token_ids, draw) -> token id"
         )
     _samplers[name] = function
 
@@ -46,7 +47,7 @@ def find_sampler(name: str) -> SamplerFunction:
     if name not in _samplers:
         known = ", ".join(sorted(_samplers)) or "none"
         raise InvalidParameter(
-            f"sampler is {name!r:.80}; registered with kvarn.register_sampler: {known}", field="sampler"
+            f"sampler is {short(name)}; registered with kvarn.register_sampler: {known}", field="sampler"
         )
     return _samplers[name]
 
@@ -60,7 +61,7 @@ def run_sampler(function: SamplerFunction, logits: Float32, row: SamplingRow, to
 
     token_id = function(apply_penalties(logits, row), tuple(token_ids), draw)
     if not isinstance(token_id, int | np.integer) or not 0 <= token_id < len(logits):
-        raise ValueError(f"it returned {token_id!r:.80}, not a token id below {len(logits)}")
+        raise ValueError(f"it returned {short(token_id)}, not a token id below {len(logits)}")
     if row.mask is not None and not is_allowed(row.mask, int(token_id)):
         raise ValueError(
             f"it returned the id {token_id}, which no token has or the constraint does not allow (its logit was -inf)"

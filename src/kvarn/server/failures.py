@@ -30,13 +30,17 @@ STORAGE_FAULT = "the collection cannot be read or changed now; the server's log 
 COLLECTION_LOCKED = (
     "another process is changing this collection; send changes to that server, or wait until it has ended"
 )
-MAX_MESSAGE = 1000
+MAX_PARAM = 160  # characters of the name of a field
 # Errors about the names in a body as it was sent: the client knows them, whether or not we do.
 AS_SENT = frozenset({"unknown_field", "unsupported_parameter", "missing_field"})
 
 
 class BadBody(errors.RequestError):
-    """The bytes of the body are not what they should be."""
+    """The bytes of the body are not what they should be; field: where, if that is known."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class BodyTooLarge(errors.RequestError):
@@ -89,7 +93,7 @@ class Failure:
     def log_fields(self) -> dict[str, str]:
         """What the access log tells of it: the code, and the field if it is one of ours, without what is below it."""
         fields = {} if self.code is None else {"error_code": self.code}
-        if self.param and self.code != "unknown_field":  # a name that only the client knows may be a secret
+        if self.param and self.code not in ("unknown_field", "invalid_body"):  # a name of the client's may be a secret
             fields["error_field"] = self.param.partition(".")[0]
         return fields
 
@@ -150,14 +154,18 @@ def failure_of(error: BaseException, given: GivenFields = NO_FIELDS) -> Failure:
     rule = next(RULES[kind] for kind in type(error).__mro__ if kind in RULES)
     if isinstance(error, errors.AuthError) and error.reason == "forbidden":
         rule = StatusRule(403, "permission_error", "forbidden")
-    message = rule.message or str(error)[:MAX_MESSAGE] or OUR_FAULT
+    message = rule.message or errors.shortened(str(error)) or OUR_FAULT
     headers = _headers(error)
     if isinstance(error, InvalidField):
         code = error.code or rule.code
-        return Failure(rule.status, rule.type, code, message, error.field, headers, error.mentions)
+        return Failure(rule.status, rule.type, code, message, _short_name(error.field), headers, error.mentions)
     parameter = getattr(error, "field", None)
     param = field_of(parameter, given) if isinstance(parameter, str) and rule.status < 500 else None
-    return Failure(rule.status, rule.type, rule.code, told_of(message, parameter, param), param, headers)
+    return Failure(rule.status, rule.type, rule.code, told_of(message, parameter, param), _short_name(param), headers)
+
+
+def _short_name(field: str | None) -> str | None:
+    return None if field is None else errors.shortened(field, MAX_PARAM, MAX_PARAM // 4)
 
 
 def failure_body(failure: Failure, path: str) -> bytes:

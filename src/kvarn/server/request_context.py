@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.cancellation import require_wanted, work_until
 from kvarn.server.api.field_names import NO_FIELDS, given_fields
-from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body, parse
+from kvarn.server.api.schema import BYTES_PER_TOKEN, COUNTED_BYTES_PER_TOKEN, Body
+from kvarn.server.api.validation import parse
 from kvarn.server.http.disconnect import Deadline, client_gone
 from kvarn.server.http.json_body import Payload, json_response, parse_body, read_body, write_json
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, PRINCIPAL, RECEIVED_AT, REQUEST_ID

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from kvarn.checks import short
 from kvarn.errors import ConstraintError
+from kvarn.structured.schema_recursion import check_recursion
 from kvarn.structured.schema_width import check_width
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def _schema_text(schema: object) -> str:
     if schema is True:
         schema = {}  # as JSON Schema has it: any value
     if not isinstance(schema, Mapping):
-        raise ConstraintError(f"the schema is {schema!r:.60}; give a JSON object, as a dict or as text")
+        raise ConstraintError(f"the schema is {short(schema)}; give a JSON object, or one as text")
     try:
         # The order of properties stays: it is the order in which they are written.
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain)
@@ -106,6 +108,8 @@ def _schema_text(schema: object) -> str:
         raise ConstraintError(f"the schema cannot be written as JSON: {error or 'nested too deeply'}") from error
     _check_text("the schema", text)
     check_width(schema)
+    if '"$ref"' in text:
+        check_recursion(schema)
     return text
 
 
@@ -137,7 +141,7 @@ def _plain(value: object) -> object:
 
 def _check_text(what: str, text: object) -> None:
     if not isinstance(text, str):
-        raise ConstraintError(f"{what} is {text!r:.60}; give a string")
+        raise ConstraintError(f"{what} is {short(text)}; give a string")
     try:
         num_bytes = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:

@@ -49,7 +49,7 @@ def _num_open(part: object, root: Mapping[str, Any], widths: dict[int, int]) -> 
     if id(part) not in widths:
         widths[id(part)] = 0  # a reference to itself adds nothing
         inner = [one for name in ALTERNATIVES if isinstance(part.get(name), list | tuple) for one in part[name]]
-        inner.append(_referred(part.get("$ref"), root))
+        inner.append(referred(part.get("$ref"), root))
         widths[id(part)] = _longest_run(part) + sum(_num_open(one, root, widths) for one in inner)
     return widths[id(part)]
 
@@ -65,11 +65,14 @@ def _longest_run(part: Mapping[str, Any]) -> int:
     return longest
 
 
-def _referred(reference: object, root: Mapping[str, Any]) -> object:
+def referred(reference: object, root: Mapping[str, Any]) -> object:
     """What a reference within the schema means; None for all others."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found: object = root
     for step in filter(None, reference[1:].split("/")):
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+        if isinstance(found, list | tuple):
+            found = found[int(step)] if step.isdecimal() and len(step) < 7 and int(step) < len(found) else None
+        else:
+            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
     return found

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from kvarn.checks import is_iterable, short
 from kvarn.errors import FormatError, InvalidParameter
 from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.fim import FimTokens
@@ -144,7 +146,7 @@ class Tokenizer:
         from kvarn.tokenizer.incremental import IncrementalDecoder
 
         decoder = IncrementalDecoder(self, skip_special=skip_special, at_start=at_start)
-        return decoder.push_all(ids) + decoder.flush()
+        return decoder.push_all(_checked_ids(ids)) + decoder.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes one token stands for; they need not be whole characters."""
@@ -226,9 +228,19 @@ class Tokenizer:
     def _token_type(self, token_id: int) -> int:
         if not 0 <= token_id < len(self._token_types):
             raise InvalidParameter(
-                f"token id {token_id!r:.40} is not in the vocabulary of {self.vocab_size:,} tokens", field="tokens"
+                f"token id {short(token_id)} is not in the vocabulary of {self.vocab_size:,} tokens", field="tokens"
             )
         return self._token_types[token_id]
+
+
+def _checked_ids(ids: object) -> list[int]:
+    if not is_iterable(ids) or isinstance(ids, str):
+        raise InvalidParameter(f"token ids are {short(ids)}; give a list of whole numbers", field="tokens")
+    given = list(ids)
+    for token_id in given if set(map(type, given)) - {int} else ():
+        if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+            raise InvalidParameter(f"a token id is {short(token_id)}; give a list of whole numbers", field="tokens")
+    return given
 
 
 def _checked(text: object) -> str:

@@ -16,7 +16,8 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from kvarn.errors import RequestError
-from kvarn.server.api.schema import MAX_FOREIGN, Body, InvalidField, parse
+from kvarn.server.api.schema import MAX_FOREIGN, Body, InvalidField
+from kvarn.server.api.validation import parse
 from kvarn.server.app import ROUTES
 from kvarn.server.failures import BadBody
 from kvarn.server.http.json_body import _check_shape, _without_strings, parse_body

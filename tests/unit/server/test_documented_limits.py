@@ -20,9 +20,9 @@ from kvarn.server.api.schema import (
     MAX_VALUES,
     Body,
     InvalidField,
-    parse,
 )
 from kvarn.server.api.system.tokens_schema import DetokenizeBody
+from kvarn.server.api.validation import parse
 from kvarn.server.chat.output.tools import MAX_SCHEMA_BYTES, MAX_TOOLS, MAX_TOOLS_BYTES, check_tools
 from kvarn.server.collections.rerank_schema import MAX_RERANKED, RerankBody
 from kvarn.server.collections.schema import MAX_DOCUMENTS, PDF_BYTES_PER_TOKEN, DocumentsBody

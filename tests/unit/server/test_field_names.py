@@ -10,7 +10,8 @@ from kvarn.errors import InvalidParameter, KvarnError, ModelNotFound, PromptTooL
 from kvarn.server.api.field_names import NO_FIELDS, given_fields
 from kvarn.server.api.openai.chat_schema import ChatBody
 from kvarn.server.api.openai.completions_schema import CompletionBody
-from kvarn.server.api.schema import Body, parse
+from kvarn.server.api.schema import Body
+from kvarn.server.api.validation import parse
 from kvarn.server.collections.schema import SearchBody
 from kvarn.server.failures import failure_of
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kvarn.server.http.json_body import write_json
+from kvarn.server.failures import BadBody
+from kvarn.server.http.json_body import parse_body, write_json
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
@@ -33,3 +34,23 @@ def test_text_is_not_escaped_needlessly() -> None:
 
 def _refuse(constant: str) -> NoReturn:
     raise AssertionError(constant)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        (rb'{"a":{"b":["x","\u0000"]}}', "a.b.1", "a.b.1 contains the character NUL"),
+        (rb'{"a":"\ud800"}', "a", r"a contains half of a surrogate pair (\ud800)"),
+        (rb'{"\u0000":1}', None, "a name in the body contains the character NUL"),
+        (b'{"' + b"k" * 9000 + rb'":["\u0000"]}', None, "contains the character NUL"),
+    ],
+    ids=["NUL", "surrogate", "name", "long name"],
+)
+def test_characters_that_are_not_taken_are_told_by_the_name_of_the_field(
+    body: bytes, field: str | None, words: str
+) -> None:
+    with pytest.raises(BadBody) as refused:
+        parse_body(body, 64)
+    assert words in str(refused.value)
+    assert len(refused.value.field or "") <= 160
+    assert field is None or refused.value.field == field

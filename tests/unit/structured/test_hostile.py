@@ -42,9 +42,7 @@ def chain(name: str, length: int) -> str:
     return "\n".join([f"start: {name}0", *links, f'{name}{length}: "z"'])
 
 
-REF = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 TREE = {"type": "array", "items": {"$ref": "#"}}
-MUST_NEST = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 
 
 def references(count: int) -> dict[str, Any]:
@@ -55,8 +53,6 @@ def references(count: int) -> dict[str, Any]:
 REFUSED: dict[str, Constraint] = {
     "C1 2^16 combinations": JsonSchema(product_of_choices(16)),
     "C1 2^64 combinations": JsonSchema(product_of_choices(64)),
-    "C2 a reference to itself": JsonSchema({"$ref": "#"}),
-    "C2 two references to each other": JsonSchema(REF),
     "C2 a remote reference": JsonSchema({"$ref": "http://127.0.0.1:9/x.json"}),
     "C2 a reference to a file": JsonSchema({"$ref": "file:///etc/passwd"}),
     "C2 a chain of 3,000 references": JsonSchema(references(3000)),
@@ -94,7 +90,6 @@ ENDURED: dict[str, Constraint] = {
     "C1 nested choices": JsonSchema(nested_any_of(8)),
     "C1 2^8 combinations": JsonSchema(product_of_choices(8)),
     "C2 a tree": JsonSchema(TREE),
-    "C2 an endless object": JsonSchema(MUST_NEST),
     "C2 a chain of references": JsonSchema(references(100)),
     "C3 an enum of 4,000": JsonSchema({"enum": [f"s{i}" for i in range(4000)]}),
     "C4 nested repetitions": Regex("(a+)+b"),

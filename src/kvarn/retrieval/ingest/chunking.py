@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvarn.checks import check_parameter
 from kvarn.retrieval.types import Document, Kind, TextChunk
@@ -35,7 +35,6 @@ _DEFINITION = re.compile(
     re.MULTILINE,
 )
 _DECORATOR = re.compile(r"@\w")
-_check = replace(check_parameter, show=lambda value: f"{value!r:.40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +45,8 @@ class Chunking:
     overlap: int = 32
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("chunk_tokens", self.tokens, 8, 2**20),
-            ("overlap", self.overlap, 0, self.tokens // 2),
-        ):
-            _check.integer(name, value, low, high)
+        check_parameter.integer("chunk_tokens", self.tokens, 8, 2**20)
+        check_parameter.integer("overlap", self.overlap, 0, self.tokens // 2)
 
 
 def split(document: Document, chunking: Chunking, count: Count) -> list[TextChunk]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kvarn.checks import is_iterable, short
 from kvarn.errors import InvalidParameter
 from kvarn.retrieval.types import MAX_QUERY_CHARS, Document, check_text
 
@@ -22,7 +23,9 @@ def checked_batches(documents: DocumentInput | Iterable[DocumentInput]) -> Itera
 def checked_queries(queries: Sequence[str]) -> list[str]:
     """The queries; raises if there are too many, or if one is empty or too long."""
     if isinstance(queries, str) or not isinstance(queries, Sequence) or len(queries) > MAX_QUERIES:
-        raise InvalidParameter(f"queries must be a list of at most {MAX_QUERIES:,} texts", field="query")
+        raise InvalidParameter(
+            f"queries is {short(queries)}; give a list of at most {MAX_QUERIES:,} texts", field="query"
+        )
     for query in queries:
         check_text("the query", query, MAX_QUERY_CHARS, "query")
         if not query.strip():
@@ -50,21 +53,21 @@ def as_document(given: object, number: int) -> Document:
             )
         given = Document(**given)
     if not isinstance(given, Document):
-        raise InvalidParameter(f"document {number} is {given!r:.60}; give a text or a document", field="documents")
+        raise InvalidParameter(f"document {number} is {short(given)}; give a text or a document", field="documents")
     if not given.text.strip():
-        raise InvalidParameter(f"document {number} ({given.key!r:.60}) is empty; leave it out", field="documents")
+        raise InvalidParameter(f"document {number} ({short(given.key)}) is empty; leave it out", field="documents")
     return given
 
 
 def _checked(documents: DocumentInput | Iterable[DocumentInput], seen: set[str]) -> Iterator[Document]:
     given = [documents] if isinstance(documents, str | Document | Mapping) else documents
-    if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise InvalidParameter(f"documents is {documents!r:.60}; give texts or documents", field="documents")
+    if not is_iterable(given):
+        raise InvalidParameter(f"documents is {short(documents)}; give texts or documents", field="documents")
     for number, one in enumerate(given):
         document = as_document(one, number)
         key = document.key  # may be a hash of a long text
         if key in seen and document.id is not None:
-            raise InvalidParameter(f"two documents have the id {key!r:.80}; give each its own", field="documents")
+            raise InvalidParameter(f"two documents have the id {short(key)}; give each its own", field="documents")
         if key not in seen:
             seen.add(key)
             yield document

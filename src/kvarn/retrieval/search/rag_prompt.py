@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvarn.checks import short
+from kvarn.config import MAX_CONTEXT
 from kvarn.errors import InvalidParameter
-from kvarn.retrieval.types import Hit, Mode, Tuning, check_k, check_mode
+from kvarn.retrieval.filters import parse_filter
+from kvarn.retrieval.types import Hit, Mode, Tuning, check, check_k, check_mode
 from kvarn.types import Citation, Grounded, Message
 
 if TYPE_CHECKING:
@@ -38,13 +41,15 @@ class Grounding:
     def __post_init__(self) -> None:
         check_k("k", self.k)
         check_mode(self.mode)
-        if self.budget is not None and (not isinstance(self.budget, int) or self.budget < 1):
-            raise InvalidParameter(
-                f"the budget for sources is {self.budget!r:.40}; give a number of tokens", field="max_context_tokens"
-            )
+        check.instance("tuning", self.tuning, Tuning, "a kvarn.Tuning")
+        check.instance("query", self.query, str, "a string, or None", optional=True)
+        parse_filter(self.filter)
+        check.integer("max_context_tokens", self.budget, 1, MAX_CONTEXT, optional=True)
 
     def ground(self, messages: Sequence[Message], count: Count, context: int) -> Grounded:
         """Search for the last question and put the sources before it; returns messages and citations."""
+        check.function("count", count)
+        check.integer("context", context, 1, MAX_CONTEXT)
         query = self.query or last_question(messages)
         hits = self.collection.search(query, self.k, self.mode, self.filter, self.tuning)
         budget = self.budget or min(DEFAULT_BUDGET, context // 2)
@@ -55,12 +60,14 @@ class Grounding:
 
 def last_question(messages: Sequence[Message]) -> str:
     """The text of the user's last message."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidParameter(f"messages is {short(messages)}; give a list of messages", field="messages")
     for message in reversed(messages):
         if message.get("role") == "user":
             content = message.get("content")
-            text = (
-                content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content or ())
-            )
+            parts = content if isinstance(content, list | tuple) else ()
+            texts = [str(part.get("text", "")) for part in parts if isinstance(part, Mapping)]
+            text = content if isinstance(content, str) else " ".join(texts)
             if text.strip():
                 return text
     raise InvalidParameter("there is no message of the user to look up; add one, or give the query", field="messages")

@@ -41,7 +41,7 @@ def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     """Make the prompts; nothing is computed yet."""
     generation = llm.spec.generation
     if not isinstance(generation, Encoder):
-        return _ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
+        return ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
@@ -111,7 +111,7 @@ def _parts(llm: LLM, num_query: int, document: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ChatBatch:
+class ChatBatch:
     """One prompt per document, for a model that chats."""
 
     llm: LLM

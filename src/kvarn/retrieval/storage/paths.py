@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+from kvarn.checks import short
 from kvarn.config import kvarn_home
 from kvarn.errors import CollectionNotFound, InvalidParameter, StorageError
 from kvarn.retrieval.storage.document_store import FILE, live_bytes, require_file
@@ -26,7 +27,7 @@ def collection_folder(name: str, parent: Path | None = None) -> Path:
     """The folder of one collection, which need not exist. parent: the shared folder by default."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidParameter(
-            f"the collection's name is {name!r:.80}; use 1 to 64 letters, digits, '.', '_' or '-', "
+            f"the collection's name is {short(name)}; use 1 to 64 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit",
             field="name",
         )

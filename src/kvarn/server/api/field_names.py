@@ -16,6 +16,7 @@ CONSTRAINTS = (
     *("guided_json", "guided_regex", "guided_grammar", "response_format", "grammar", "json_schema"),
     *("text", "output_config"),
 )
+IN_PATHS = frozenset({"name"})  # parameters that a path may have
 # Names to look for, the parameter's own first. What a client left out is the fault of its text: that is too long, ...
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -52,7 +53,8 @@ def field_of(parameter: str, given: GivenFields) -> str | None:
         return parameter
     names = NAMES.get(parameter, (parameter,))
     nested = (name for name in sorted(given) if name.endswith(f".{parameter}"))
-    return next((name for name in names if name in given), next(nested, None))
+    otherwise = parameter if parameter in IN_PATHS else None
+    return next((name for name in names if name in given), next(nested, otherwise))
 
 
 def told_of(message: str, parameter: str | None, field: str | None) -> str:

@@ -8,17 +8,15 @@ out: official clients write the fields of their own types so when they send an a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, model_validator
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, ValidationInfo, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
-from kvarn.errors import ConstraintError, InvalidParameter
+from kvarn.errors import ConstraintError, InvalidParameter, PromptTooLong
 
-B = TypeVar("B", bound="Body")
-MAX_SHOWN = 60
 # What a body costs at least, whatever it says: bytes for which a token is reserved before it is read ...
 BYTES_PER_TOKEN = 16  # ... as words of which a model makes a single token have
 COUNTED_BYTES_PER_TOKEN = 160  # ... of which nothing is computed but the tokens themselves
@@ -26,12 +24,7 @@ MAX_VALUES = 65_536  # numbers, texts, ... of a body: what Python makes of more 
 MAX_TOKEN_IDS = 300_000  # ... besides token ids, which are cheap; as many as OpenAI takes in one request
 MAX_TOKEN_VALUES = MAX_TOKEN_IDS + MAX_VALUES  # of a body with token ids
 MAX_FOREIGN = 64  # names in one object that are no fields of ours: each would become an error of its own
-MEDIA = {  # types of content that no dialect's bodies have here
-    **dict.fromkeys(("image_url", "input_image", "image"), "images are"),
-    **dict.fromkeys(("input_audio", "audio"), "audio is"),
-    **dict.fromkeys(("video_url", "input_video", "video"), "videos are"),
-    **dict.fromkeys(("file", "input_file", "document"), "files are"),
-}
+UNKNOWN_TAG = "unknown_tag."  # and the field that tells which of several kinds an object is: a type of errors
 _EVENT = {
     "type": "object",
     "required": ["data"],
@@ -40,11 +33,12 @@ _EVENT = {
 EVENT_STREAM: dict[str, Any] = {"text/event-stream": {"itemSchema": _EVENT}}  # in OpenAPI, in addition to JSON
 
 
-def check_token_ids(lists: Sequence[Sequence[Any]]) -> None:
-    """Refuse more token ids than one request may have; ValueError, for validators."""
-    number = sum(map(len, lists))
-    if number > MAX_TOKEN_IDS:
-        raise ValueError(f"there are {number:,} token ids, at most {MAX_TOKEN_IDS:,} are read; send several requests")
+class BadItem(ValueError):
+    """For validators: why one part of a value cannot be used; at: the way to it."""
+
+    def __init__(self, message: str, *at: str | int) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class InvalidField(InvalidParameter):
@@ -73,6 +67,18 @@ def field_at_fault(field: str | None) -> Iterator[None]:
         yield
     except ConstraintError as error:
         raise ConstraintRefused(f"{field or 'the constraint'}: {error}", field, "constraint_error") from None
+
+
+@contextmanager
+def item_at_fault(name: str) -> Iterator[None]:
+    """One of several texts that cannot be used is told by its place; name: with its number, as in prompt.3."""
+    try:
+        yield
+    except (PromptTooLong, InvalidParameter) as error:
+        if error.field not in ("prompt", "text", "texts", name.partition(".")[0]) or error.field == name:
+            raise  # of all texts
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else getattr(error, "code", None)
+        raise InvalidField(f"{name}: {error}", name, code) from None
 
 
 def _fail_fast(schema: Any) -> None:
@@ -132,106 +138,18 @@ class Body(BaseModel):
         return {name: data[name] for name in data if name not in left_out} if left_out else data
 
 
+def tagged(tag_of: Callable[[Any], str], name: str, tags: str) -> Discriminator:
+    """Which of several kinds of objects it is, told by a function; the field and its values are those in messages."""
+    return Discriminator(tag_of, custom_error_type=UNKNOWN_TAG + name, custom_error_message=tags)
+
+
 class Answer(BaseModel):
     """Base of what we send; only the OpenAPI document uses these classes, answers are written as plain dicts."""
 
     model_config = ConfigDict(extra="allow")
 
 
-def parse(model: type[B], data: Mapping[str, Any], *, is_lenient: bool = False, ignored: list[str] | None = None) -> B:
-    """The body as its model, or InvalidField naming the first field that is wrong.
-
-    is_lenient: drop unknown ones; ignored: gets the names of hints that were dropped.
-    """
-    try:
-        return model.model_validate(data, extra="ignore" if is_lenient else "forbid", context=ignored)
-    except ValidationError as error:
-        meant = max(error.errors(include_url=False), key=lambda one: _nearness(data, one))
-        raise _as_invalid_field(data, meant) from None
-
-
 def body_of(model: type[Body]) -> dict[str, Any]:
     """openapi_extra of a route that reads its body itself; make_app moves the definitions to the components."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="validation")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-def show(value: object) -> str:
-    """A value as an error message may repeat it: numbers and the like; of texts and collections only the kind.
-
-    Messages are logged, and a text may be a prompt.
-    """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int):
-        return f"{value}" if abs(value) < 10**20 else "a number of more than 20 digits"
-    if isinstance(value, float):
-        return f"{value!r}"
-    kind = "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
-    return kind if value else f"{kind} of length 0"
-
-
-def _as_invalid_field(data: Mapping[str, Any], error: ErrorDetails) -> InvalidField:
-    path = _path(data, error)
-    param = ".".join(map(str, path)) or None
-    name = ascii(param)[1:-1][:MAX_SHOWN] if param else "the body"
-    if error["type"] == "refused_field":
-        return InvalidField(f"{name} {error['msg']}", param, "unsupported_parameter")
-    if error["type"] == "extra_forbidden":
-        return InvalidField(f"{name} is no field known here; leave it out", name, "unknown_field")
-    if error["type"] == "many_fields":
-        return InvalidField(
-            f"{name} has {error['ctx']['number']:,} fields that are not known here, at most {MAX_FOREIGN} are looked "
-            "at; leave them out",
-            param,
-            "too_many_fields",
-        )
-    if error["type"] == "missing":
-        return InvalidField(f"{name} is missing; give it", param, "missing_field")
-    if (media := _media(error)) is not None:
-        return InvalidField(f"{name}: {media} not supported by this model; send text", param, "unsupported_content")
-    reason = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
-    return InvalidField(f"{name} is {show(_value(data, path))}; {_lower(reason)}", param, "invalid_value")
-
-
-def _media(error: ErrorDetails) -> str | None:
-    """The kind of content that is no text, if that is what is wrong."""
-    if error["type"] not in ("literal_error", "union_tag_invalid"):
-        return None
-    given = error["input"]
-    kind = given.get("type") if isinstance(given, dict) else given if error["loc"][-1] == "type" else None
-    return MEDIA.get(kind) if isinstance(kind, str) else None
-
-
-def _nearness(data: Any, error: ErrorDetails) -> tuple[int, bool]:
-    """In a union every variant complains; meant is the one that got furthest, then one of the type that was sent."""
-    return len(_path(data, error)), not error["type"].endswith("_type")
-
-
-def _path(data: Any, error: ErrorDetails) -> list[str | int]:
-    """The error's location without the names pydantic gives to the variants of a union."""
-    path: list[str | int] = []
-    for step in error["loc"]:
-        is_there = (isinstance(data, dict) and step in data) or (isinstance(data, list) and isinstance(step, int))
-        if is_there:
-            path.append(step)
-            data = data[step]
-    if error["type"] == "missing":
-        path.append(error["loc"][-1])
-    if error["type"] == "unknown_role" and isinstance(data, dict) and "role" in data:
-        path.append("role")
-    if error["type"] == "union_tag_invalid" and "type" in data:
-        path.append("type")
-    if error["type"] == "refused_field":
-        path.append(error["ctx"]["field"])
-    return path
-
-
-def _value(data: Any, path: Sequence[str | int]) -> Any:
-    for step in path:
-        data = data[step]
-    return data
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

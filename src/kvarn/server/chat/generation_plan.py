@@ -14,9 +14,10 @@ from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.formats.strict_json import strings
 from kvarn.models.spec import MaskedDiffusion
-from kvarn.server.api.schema import InvalidField, field_at_fault
+from kvarn.server.api.schema import InvalidField, field_at_fault, item_at_fault
+from kvarn.server.api.text_inputs import name_of_item
 from kvarn.server.chat.pending_constraint import PendingConstraint, found
-from kvarn.server.chat.prompt_limits import ROOM, check_bounded
+from kvarn.server.chat.prompt_limits import ROOM, check_bounded, tools_at_fault
 from kvarn.structured.constraints import JsonSchema
 from kvarn.submissions import with_fim_stops
 from kvarn.tokenizer.chat.template import encode_messages
@@ -76,7 +77,10 @@ def make_plan(
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
     principal = request.principal
-    admitted = [_admit(llm, one(), options) for one in request.while_wanted(prepare)]
+    admitted = []
+    for index, make in enumerate(request.while_wanted(prepare)):
+        with item_at_fault(name_of_item("prompt", index, len(prepare))):
+            admitted.append(_admit(llm, make(), options))
     is_open_ended = [_is_open_ended(one) for one in admitted]
     submissions = _fit_tier_minute(llm, principal.tier.tokens_per_min, admitted, is_clamped=options.is_clamped)
     lengths = [_lengths(one) for one in submissions]
@@ -100,8 +104,11 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
     """Write the conversation with the model's template and encode it; its constraint is pending."""
     llm = model.llm.llm
     messages = plan.messages(chat.messages)  # with the tools that the template does not write
-    _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
-    ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
+    with tools_at_fault(llm, chat.messages, chat.tools):
+        _check_length(llm, list(strings([messages, plan.template_tools, chat.template_kwargs])), chat.params)
+        ids = encode_messages(llm.tokenizer, messages, plan.template_tools, chat.template_kwargs)
+        if chat.params.truncate is None:
+            llm.admission.check_length(len(ids), llm.context - 1)
     wanted, pending = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
     return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=pending)

@@ -8,7 +8,7 @@ import binascii
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvarn.errors import Cancelled
+from kvarn.errors import Cancelled, DocumentError, InvalidParameter
 from kvarn.server.api.schema import BYTES_PER_TOKEN, InvalidField
 from kvarn.server.collections.schema import PDF_BYTES_PER_TOKEN
 
@@ -106,8 +106,12 @@ def _check(body: DocumentBody, param: str) -> None:
 
 async def _pdf_text(body: DocumentBody, number: int, reader: DocumentReader, claim: Claim) -> str:
     assert body.data is not None
-    data = await asyncio.to_thread(_decoded, body.data, f"documents.{number}.data")
-    return await reader.pdf_text(data, _name(body, number), claim)
+    name = f"documents.{number}.data"
+    data = await asyncio.to_thread(_decoded, body.data, name)
+    try:
+        return await reader.pdf_text(data, _name(body, number), claim)
+    except DocumentError as error:
+        raise InvalidField(str(error), name, "retrieval_error") from None
 
 
 async def _html_texts(bodies: Sequence[DocumentBody], reader: DocumentReader, claim: Claim) -> dict[int, str]:
@@ -134,11 +138,21 @@ def _decoded(text: str, param: str) -> bytes:
 
 def _documents(bodies: Sequence[DocumentBody], texts: Mapping[int, str]) -> list[Document]:
     """Runs in a worker thread."""
-    from kvarn.retrieval.ingest.validation import as_document, require_unique_ids
+    from kvarn.retrieval.ingest.validation import require_unique_ids
 
-    documents = [as_document(_fields(body, texts.get(number)), number) for number, body in enumerate(bodies)]
+    documents = [_document(body, texts.get(number), number) for number, body in enumerate(bodies)]
     require_unique_ids(documents)
     return documents
+
+
+def _document(body: DocumentBody, text: str | None, number: int) -> Document:
+    from kvarn.retrieval.ingest.validation import as_document
+
+    try:
+        return as_document(_fields(body, text), number)
+    except InvalidParameter as error:
+        name = f"documents.{number}" + (f".{error.field}" if error.field in body.model_fields_set else "")
+        raise InvalidField(f"{name}: {error}", name) from None
 
 
 def _fields(body: DocumentBody, text: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvarn.models.spec import Encoder
+from kvarn.server.api.schema import item_at_fault
 from kvarn.server.chat.prompt_limits import ROOM, check_bounded
 from kvarn.server.collections.ingestion import num_bytes_of
 from kvarn.server.process.worker_threads import work_for
@@ -31,8 +32,11 @@ async def rerank_batches(
 ) -> list[RerankBatch]:
     """The prompts of the documents, in batches; nothing is computed yet."""
     await work_for(request, workers, check_bounded, llm, [query], "query", room=1)
-    batches = [documents[start : start + BATCH] for start in range(0, len(documents), BATCH)]
-    return [await work_for(request, workers, _prepared, llm, query, batch) for batch in batches]
+    starts = range(0, len(documents), BATCH)
+    return [
+        await work_for(request, workers, _prepared, llm, query, documents[start : start + BATCH], start)
+        for start in starts
+    ]
 
 
 async def num_tokens_of(request: RequestContext, workers: WorkerThreads, batches: Sequence[RerankBatch]) -> list[int]:
@@ -51,10 +55,16 @@ async def scores_of(
     return scores
 
 
-def _prepared(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
-    from kvarn.retrieval.search.rerank import prepare
+def _prepared(llm: LLM, query: str, documents: Sequence[str], start: int) -> RerankBatch:
+    """start: the number of the first one in the request."""
+    from kvarn.retrieval.search.rerank import ChatBatch, prepare
 
     room = DOCUMENT_ROOM if isinstance(llm.spec.generation, Encoder) else ROOM
-    for text in documents:
-        check_bounded(llm, [text], "documents", room=room)
-    return prepare(llm, query, documents)
+    for number, text in enumerate(documents, start):
+        check_bounded(llm, [text], f"documents.{number}", room=room)
+    batch = prepare(llm, query, documents)
+    if isinstance(batch, ChatBatch):
+        for number, prompt in enumerate(batch.prompts, start):
+            with item_at_fault(f"documents.{number}"):
+                llm.admission.check_length(len(prompt), llm.context - 1)
+    return batch

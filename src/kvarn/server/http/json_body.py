@@ -16,7 +16,8 @@ import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value, strings
+from kvarn.errors import shortened
+from kvarn.formats.strict_json import MAX_CONTAINERS, parse_value
 from kvarn.server.api.schema import MAX_VALUES
 from kvarn.server.failures import BadBody, BodyTooLarge, ClientGone, UnsupportedMediaType
 from kvarn.server.process.settings import ServerConfig
@@ -158,15 +159,29 @@ def _check_shape(bare: bytes, max_depth: int, max_values: int) -> None:
         raise BadBody("the body has a number of more than 4,300 digits")
 
 
-def _check_text(value: object) -> None:
-    for text in strings(value):
-        if "\x00" in text:
-            raise BadBody("a string of the body contains the character NUL (\\u0000); leave it out")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            shown = f"\\u{ord(text[error.start]):04x}"
-            raise BadBody(f"a string of the body contains half of a surrogate pair ({shown}); send both") from None
+def _check_text(value: object, *path: str) -> None:
+    """Refuse characters that some reader of JSON does not take, by the name of the field."""
+    if isinstance(value, str):
+        _check_characters(value, path)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_text(item, *path, str(index))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_characters(key, path)
+            _check_text(item, *path, key)
+
+
+def _check_characters(text: str, path: tuple[str, ...]) -> None:
+    try:
+        text.encode("utf-8")
+        if "\x00" not in text:
+            return
+        what = "the character NUL (\\u0000); leave it out"
+    except UnicodeEncodeError as error:
+        what = f"half of a surrogate pair (\\u{ord(text[error.start]):04x}); send both"
+    where = shortened(repr(".".join(path))[1:-1], 160, 40)
+    raise BadBody(f"{where or 'a name in the body'} contains {what}", where or None)
 
 
 def _encode_in_pieces(payload: Any) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from kvarn.checks import short
 from kvarn.errors import InvalidParameter, TemplateError
 from kvarn.tokenizer.chat.template_worker import TemplateWorker, shared_worker, worker_for_long
 from kvarn.tokenizer.special_tokens import SpecialMatcher
@@ -147,7 +148,9 @@ def _candidates() -> Iterator[str]:
 def map_strings(name: str, value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
     """Return value as plain JSON with every string, keys included, changed; name is for error messages."""
     if depth > MAX_DEPTH:
-        raise InvalidParameter(f"{name} is nested more than {MAX_DEPTH} levels deep", field=_field(name))
+        raise InvalidParameter(
+            f"{name} is nested more than {MAX_DEPTH} levels deep; make it flatter", field=_field(name)
+        )
     if isinstance(value, str):
         return change(_unicode(name, value))
     if isinstance(value, Mapping):
@@ -167,7 +170,7 @@ def _message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InvalidParameter(f'{name} is {_short(message)}; give {{"role": ..., "content": ...}}', field="messages")
     role = message.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise InvalidParameter(f"{name} has role {_short(role)}; known are {', '.join(ROLES)}", field="messages")
     checked: dict[str, Any] = map_strings(name, message, str)
     given = message.get("content")
@@ -260,5 +263,4 @@ def _unicode(name: str, text: str) -> str:
 
 
 def _short(value: object) -> str:
-    text = ascii(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return short(value).encode("ascii", "backslashreplace").decode()

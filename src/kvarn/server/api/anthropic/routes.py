@@ -17,7 +17,8 @@ from kvarn.server.api.anthropic.schema import CountTokensBody, MessageAnswer, Me
 from kvarn.server.api.anthropic.translation import chat_fields, thinking_kwargs
 from kvarn.server.api.openai.chat_schema import ChatBody
 from kvarn.server.api.openai.translation import conversation_of
-from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
+from kvarn.server.api.schema import EVENT_STREAM, body_of
+from kvarn.server.api.validation import parse
 from kvarn.server.chat.conversation import Conversation
 from kvarn.server.chat.delta_stream import AnswerPart, answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from kvarn.server.api.openai.sampling_schema import INT31, Breaker, StopString, TokenId, TopLogprobs
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import Answer, BadItem, Body
 from kvarn.types import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_STRINGS
 
 MAX_FILES = 1024
@@ -52,24 +52,25 @@ def _biases(given: Any) -> Biases | None:
     """[[token, bias], ...] or {token: bias}; a token is an id or a text, false as a bias bans it."""
     if given is None:
         return None
-    pairs = [[_key(token), bias] for token, bias in given.items()] if isinstance(given, dict) else given
-    if not isinstance(pairs, list) or len(pairs) > MAX_LOGIT_BIAS:
+    pairs = {token: [_key(token), bias] for token, bias in given.items()} if isinstance(given, dict) else given
+    if not isinstance(pairs, list | dict) or len(pairs) > MAX_LOGIT_BIAS:
         raise ValueError(f"give at most {MAX_LOGIT_BIAS} pairs of a token and its bias")
-    return [_bias(pair) for pair in pairs]
+    return [_bias(*pair) for pair in (pairs.items() if isinstance(pairs, dict) else enumerate(pairs))]
 
 
-def _bias(pair: object) -> tuple[int | str, float]:
+def _bias(at: str | int, pair: object) -> tuple[int | str, float]:
     if not isinstance(pair, list) or len(pair) != 2:
-        raise ValueError("give pairs of a token and its bias")
+        raise BadItem("give pairs of a token and its bias", at)
     token, bias = pair
     if bias is False:
         bias = -100.0
     is_number = isinstance(bias, int | float) and not isinstance(bias, bool) and -100 <= bias <= 100
     is_id = isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= INT31
     if not is_number or not (is_id or (isinstance(token, str) and 0 < len(token) <= MAX_BIASED_TEXT)):
-        raise ValueError(
+        raise BadItem(
             f"a token is an id or a text of up to {MAX_BIASED_TEXT} characters, a bias a number from -100 to 100, or "
-            "false to ban the token"
+            "false to ban the token",
+            at,
         )
     return token, float(bias)
 

@@ -8,49 +8,14 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from kvarn.server.api.openai.chat_schema import ChatLogprob
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
-from kvarn.server.api.schema import MAX_TOKEN_IDS, MAX_TOKEN_VALUES, MAX_VALUES, Answer, check_token_ids
+from kvarn.server.api.schema import MAX_TOKEN_VALUES, MAX_VALUES, Answer
+from kvarn.server.api.text_inputs import Texts, listed_texts, texts_schema
 
-Prompts = list[str] | list[list[int]]
-
-
-def _listed(given: Any) -> Prompts:
-    """Texts or lists of token ids; a single one becomes a list. How many are taken is the queue's to say."""
-    if isinstance(given, str):
-        given = [given]
-    if not isinstance(given, list) or not given:
-        raise ValueError("give a text, token ids, or a list of them that is not empty")
-    if _is_id(given[0]):
-        given = [given]
-    if len(given) > MAX_VALUES:
-        raise ValueError(f"{len(given):,} prompts are too many; send no more than the queue takes")
-    if not all(isinstance(one, type(given[0])) for one in given) or not isinstance(given[0], str | list):
-        raise ValueError("give texts only, or lists of token ids only")
-    if isinstance(given[0], list):
-        check_token_ids(given)
-    for one in given:
-        if not one:
-            raise ValueError("a prompt is empty; give at least one character or token")
-        if isinstance(one, list) and not all(_is_id(token_id) and 0 <= token_id <= INT31 for token_id in one):
-            raise ValueError("token ids are whole numbers from 0 to the size of the vocabulary")
-    prompts: Prompts = given
-    return prompts
+MAX_PROMPTS = MAX_VALUES  # how many of them are taken is the queue's to say
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-_TEXT = {"type": "string", "minLength": 1}
-_ID = {"type": "integer", "minimum": 0, "maximum": INT31}
-_IDS = {"type": "array", "items": _ID, "minItems": 1, "maxItems": MAX_TOKEN_IDS}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        _TEXT,
-        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_VALUES},
-        _IDS,
-        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_VALUES},
-    ]
-}
+def _listed(given: Any) -> Texts:
+    return listed_texts(given, MAX_PROMPTS)
 
 
 class CompletionBody(SamplingBody):
@@ -60,7 +25,7 @@ class CompletionBody(SamplingBody):
     INERT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
     HINTS: ClassVar[frozenset[str]] = frozenset({"reasoning_effort"})  # no chat template is read here
     REFUSED: ClassVar[frozenset[str]] = frozenset({"messages", "tools", "response_format"})
-    prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(_PROMPT_SCHEMA)]  # Prompts
+    prompt: Annotated[Any, PlainValidator(_listed), WithJsonSchema(texts_schema(MAX_PROMPTS))]  # Texts
     suffix: str | None = Field(None, description="What follows the answer; for models that fill in the middle")
     parse_special: bool | None = Field(
         None, description="Control tokens written in the prompt are control tokens, not text; default false"

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from kvarn.errors import BackendError, DeadlineExceeded
 from kvarn.server.api.openai.embeddings_schema import EmbeddingsAnswer, EmbeddingsBody
-from kvarn.server.api.schema import InvalidField, body_of
+from kvarn.server.api.schema import InvalidField, body_of, item_at_fault
+from kvarn.server.api.text_inputs import name_of_item
 from kvarn.server.chat.prompt_limits import encode_bounded
 from kvarn.server.dependencies import Charged, Models, ServerMetrics
 from kvarn.server.failures import ClientGone
@@ -57,15 +58,16 @@ def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
             "dimensions",
         )
     inputs: Sequence[str | list[int]] = body.input
-    ids = [_encoded(llm, one) for one in request.while_wanted(inputs)]
-    for one in ids:
-        llm.admission.check_length(len(one), llm.context)
-        llm.admission.check_tokens("input", one)
+    names = [name_of_item("input", index, len(inputs)) for index in range(len(inputs))]
+    return [_encoded(llm, *one) for one in request.while_wanted(zip(inputs, names, strict=True))]
+
+
+def _encoded(llm: LLM, one: str | list[int], name: str) -> list[int]:
+    with item_at_fault(name):
+        ids = encode_bounded(llm, one, name) if isinstance(one, str) else one
+        llm.admission.check_length(len(ids), llm.context)
+        llm.admission.check_tokens("input", ids)
     return ids
-
-
-def _encoded(llm: LLM, one: str | list[int]) -> list[int]:
-    return encode_bounded(llm, one, "input") if isinstance(one, str) else one
 
 
 async def _embed(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, Tag, model_serializer
 
-from kvarn.server.api.schema import Body
+from kvarn.server.api.schema import Body, tagged
 from kvarn.server.chat.output.tools import MAX_TOOLS
 
 MAX_PARTS = 4096  # of one message
@@ -115,9 +115,5 @@ ChatMessage = Annotated[
     | Annotated[UserMessage, Tag("user")]
     | Annotated[AssistantMessage, Tag("assistant")]
     | Annotated[ToolMessage, Tag("tool")],
-    Discriminator(
-        _role,
-        custom_error_type="unknown_role",
-        custom_error_message="give an object with a role of system, developer, user, assistant or tool",
-    ),
+    tagged(_role, "role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
 ]

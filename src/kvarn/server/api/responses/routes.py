@@ -23,7 +23,8 @@ from kvarn.server.api.responses.response_stream import ResponseStream
 from kvarn.server.api.responses.response_writer import ResponseWriter, write_events
 from kvarn.server.api.responses.schema import ResponsesAnswer, ResponsesBody
 from kvarn.server.api.responses.translation import absent_tools, chat_fields
-from kvarn.server.api.schema import EVENT_STREAM, body_of, parse
+from kvarn.server.api.schema import EVENT_STREAM, body_of
+from kvarn.server.api.validation import parse
 from kvarn.server.chat.delta_stream import answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission

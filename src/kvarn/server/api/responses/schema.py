@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
 
 from kvarn.server.api.openai.chat_schema import ToolName
 from kvarn.server.api.openai.message_schema import MAX_PARTS
 from kvarn.server.api.openai.sampling_schema import INT31, TopLogprobs
-from kvarn.server.api.schema import Answer, Body
+from kvarn.server.api.schema import Answer, Body, tagged
 from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS
 from kvarn.server.chat.reasoning import Effort
 
@@ -108,7 +108,11 @@ Item = Annotated[
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ItemReference, Tag("item_reference")],
-    Discriminator(_item_type),
+    tagged(
+        _item_type,
+        "type",
+        "'message', 'function_call', 'function_call_output', 'reasoning' or 'item_reference'",
+    ),
 ]
 
 

@@ -20,7 +20,7 @@ from kvarn.server.api.system.tokens_schema import (
     TokenizerInfo,
 )
 from kvarn.server.chat.output.output_plan import OutputPlan
-from kvarn.server.chat.prompt_limits import check_bounded
+from kvarn.server.chat.prompt_limits import check_bounded, tools_at_fault
 from kvarn.server.dependencies import Charged, Models
 from kvarn.server.models.model_pool import ModelPool, ServedModel
 from kvarn.server.request_context import RequestContext
@@ -113,7 +113,8 @@ def _encode(model: ServedModel, body: TokenizeBody) -> list[int]:
         parses = body.parse_special or (is_special and not body.add_special_tokens)
         return llm.tokenizer.encode(body.prompt, add_special=body.add_special_tokens, parse_special=parses)
     chat = _chat(model, body)
-    check_bounded(llm, list(strings([chat.messages, chat.tools])), "messages", room=COUNTED_ROOM)
+    with tools_at_fault(llm, chat.messages, chat.tools or (), room=COUNTED_ROOM):
+        check_bounded(llm, list(strings([chat.messages, chat.tools])), "messages", room=COUNTED_ROOM)
     return encode_chat(llm.tokenizer, chat)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvarn.server.api.schema import InvalidField
+from kvarn.server.api.schema import InvalidField, field_at_fault
+from kvarn.structured.schema_recursion import check_recursion
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARACTERS = 131_072  # coding agents write manuals there; the context is the narrower limit
@@ -106,13 +107,16 @@ def _parameters(where: str, parameters: object) -> tuple[Mapping[str, Any], int]
     if not isinstance(parameters, Mapping):
         raise InvalidField(f"{where} is no object; give a JSON schema", where)
     if parameters and parameters.get("type") != "object" and not any(k in parameters for k in _WITH_OTHER_MEMBERS):
-        raise InvalidField(
-            f"{where} has type {parameters.get('type')!r:.40}; arguments are an object, so give type object", where
-        )
+        has = f"has type {parameters['type']!r:.40}" if parameters.get("type") is not None else "has no type"
+        raise InvalidField(f"{where} {has}; arguments are an object, so give type object", where)
     try:
-        num_bytes = len(json.dumps(parameters, ensure_ascii=False, allow_nan=False).encode("utf-8"))
+        text = json.dumps(parameters, ensure_ascii=False, allow_nan=False)
+        num_bytes = len(text.encode("utf-8"))
     except (ValueError, TypeError, RecursionError):
         raise InvalidField(f"{where} cannot be written as JSON; give a plain JSON schema", where) from None
     if num_bytes > MAX_SCHEMA_BYTES:
         raise InvalidField(f"{where} has {num_bytes:,} bytes; at most {MAX_SCHEMA_BYTES:,} are allowed", where)
+    if '"$ref"' in text:
+        with field_at_fault(where):
+            check_recursion(parameters)
     return parameters or {"type": "object", "properties": {}}, num_bytes
