@@ -36,6 +36,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+MAX_MESSAGE = 2000  # characters; names in model files may be megabytes long
+MAX_NAME = 200
+
 
 class KvarnError(Exception):
     """Base of everything Kvarn raises on purpose."""
@@ -46,7 +49,10 @@ class ConfigError(KvarnError):
 
 
 class ModelError(KvarnError):
-    """Something is wrong with a model or its files."""
+    """Something is wrong with a model or its files; a long message loses its middle."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(bounded(message, MAX_MESSAGE))
 
 
 class ModelNotFound(ModelError):
@@ -72,7 +78,7 @@ class UnsupportedModel(ModelError):
 
     def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.fields = fields
+        self.fields = tuple(bounded(name, MAX_NAME) for name in fields[:MAX_NAME])
 
 
 class DownloadError(ModelError):
@@ -215,3 +221,11 @@ class BrokenScores(BackendError):
 
 class AnswerError(BackendError):
     """One answer could not be followed: its tokens, their text, its stop strings or its constraint failed."""
+
+
+def bounded(text: str, limit: int) -> str:
+    """A text of at most so many characters: its beginning, dots, and its end, which says what to do."""
+    if len(text) <= limit:
+        return text
+    end = limit // 4
+    return f"{text[: limit - end - 5]} ... {text[-end:]}"
