@@ -1,7 +1,4 @@
-"""Which quantised folders are read: quant_method of config.json's quantization_config, or of compression_config.
-
-A method makes tensors of ours of those that the folder stores; what it does not take must be floats.
-"""
+"""Which quantised folders are read: quant_method of config.json's quantization_config, or of compression_config."""
 
 from __future__ import annotations
 
@@ -11,10 +8,17 @@ from typing import Any, Final
 import numpy.typing as npt
 
 from kvarn.checks import short
-from kvarn.formats.quantized_folders import mxfp4_pairs
+from kvarn.formats.quantized_folders import awq, compressed_tensors, fp8, gptq, mxfp4_pairs
 from kvarn.formats.quantized_folders.matrix import Folder, Quantized, StoredTensor
 
-METHODS: Final[Mapping[str, Callable[[Folder], Quantized]]] = {"mxfp4": mxfp4_pairs.find}
+METHODS: Final[Mapping[str, Callable[[Folder], Quantized]]] = {
+    "awq": awq.find,
+    "compressed-tensors": compressed_tensors.find,
+    "fbgemm_fp8": fp8.find,
+    "fp8": fp8.find,
+    "gptq": gptq.find,
+    "mxfp4": mxfp4_pairs.find,
+}
 KEYS: Final = ("quantization_config", "compression_config")
 
 
