@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64, INT64, FLOAT64 = range(13)
-F32, F16, Q4_0, Q8_0, Q4_K, IQ2_XXS = 0, 1, 2, 8, 12, 16
+F32, F16, Q4_0, Q8_0, Q4_K, Q8_K = 0, 1, 2, 8, 12, 15
 CODES = dict(zip(range(13), "BbHhIif?..Qqd", strict=True))
 
 
@@ -202,7 +202,7 @@ def _broken_tensors() -> dict[str, tuple[bytes, str]]:
         "bytes wrap": (one(dimensions=(2**30, 2**30, 2**2)), "truncated"),
         "row not whole blocks": (one(dimensions=(31, 2), type=Q4_0), "not a multiple of Q4_0's 32"),
         "row not whole super-blocks": (one(dimensions=(32, 8), type=Q4_K), "not a multiple of Q4_K's 256"),
-        "type not supported": (one(type=IQ2_XXS), "'t.weight' is stored as IQ2_XXS"),
+        "type not supported": (one(type=Q8_K), "'t.weight' is stored as Q8_K"),
         "type removed": (one(type=4), "the unknown type 4"),
         "type unknown": (one(type=2**32 - 1), "the unknown type 4294967295"),
     }

@@ -38,6 +38,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 MAX_MESSAGE = 800  # characters; of a longer message the first ...
+MAX_NAME, MAX_FIELDS = 200, 100  # of UnsupportedModel.fields
 MESSAGE_END = 200  # ... and so many of the last are told, where the advice is
 
 
@@ -87,7 +88,7 @@ class UnsupportedModel(ModelError):
 
     def __init__(self, message: str, *, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
-        self.fields = fields
+        self.fields = tuple(shortened(name, MAX_NAME, MAX_NAME // 4) for name in fields[:MAX_FIELDS])
 
 
 class DownloadError(ModelError):

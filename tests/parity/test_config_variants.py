@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from kvarn.errors import ModelError
 from kvarn.formats.open import open_weights
-from kvarn.models.config_families import FAMILIES
+from kvarn.models.config.families import FAMILIES
 from kvarn.models.describe import describe
 from tests.parity.test_reference_transformers import IDS, TOLERANCE, reference_of, transformers_output
 from tests.running import all_logits
@@ -32,6 +32,8 @@ class _Absent:
 
 
 NULL = _Absent()
+# The embedding says how large the vocabulary is; a list has an entry for each of the class's layers; by name only.
+NOT_VALUES = ("vocab_size", "layer_types", "no_rope_layers", "is_causal", "quantization_config")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LONG = LONG_ROPE | {"rope_type": "longrope"}
 SAME: list[tuple[str, dict[str, Any]]] = [
@@ -156,6 +158,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"rope_scaling": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
     ("gemma3", {"attn_logit_softcapping": 5.0}, "attn_logit_softcapping"),
     ("gemma3", {"attention_bias": True}, "attention_bias"),
+    ("qwen3moe", {"num_local_experts": 7}, "num_experts"),
     ("phi3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
 ]
 
@@ -191,16 +194,45 @@ def test_a_variant_that_is_another_model_is_refused_by_name(
 def test_what_a_config_leaves_out_has_the_value_that_transformers_gives_it(model_type: str) -> None:
     theirs = transformers.CONFIG_MAPPING[model_type]()
     theirs = getattr(theirs, "text_config", None) or theirs
+    derived = {"head_dim": theirs.hidden_size // theirs.num_attention_heads}
+    derived["num_key_value_heads"] = theirs.num_attention_heads
     for key, value in FAMILIES[model_type].items():
-        if value is not None and hasattr(theirs, key) and not key.startswith(("rope", "sliding_window_p")):
-            usual = getattr(theirs, key)
-            turned_off = key == "sliding_window" and not usual and not getattr(theirs, "use_sliding_window", True)
-            assert usual == value or turned_off, key
+        if not hasattr(theirs, key) or key.startswith(("rope", "sliding_window_p")) or key in NOT_VALUES:
+            continue
+        usual = getattr(theirs, key)
+        turned_off = key == "sliding_window" and not usual and not getattr(theirs, "use_sliding_window", True)
+        is_derived = value is None and usual == derived.get(key)
+        aliases = {*theirs.attribute_map.items(), *((b, a) for a, b in theirs.attribute_map.items())}
+        is_alias = value is None and any(FAMILIES[model_type].get(b) == usual for a, b in aliases if a == key)
+        assert (usual or None) == (value or None) or turned_off or is_derived or is_alias, key
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys"),
+    [
+        ("llama", ("max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "tie_word_embeddings")),
+        ("mistral", ("max_position_embeddings", "rms_norm_eps")),
+        ("mixtral", ("max_position_embeddings", "num_experts_per_tok", "rope_theta")),
+        ("qwen2", ("max_position_embeddings", "rms_norm_eps")),
+        ("qwen3moe", ("max_position_embeddings", "rms_norm_eps", "norm_topk_prob")),
+        ("gemma2", ("max_position_embeddings", "rms_norm_eps", "hidden_activation")),
+        ("gemma3", ("max_position_embeddings", "rms_norm_eps", "rope_local_base_freq")),
+        ("phi3", ("max_position_embeddings", "rms_norm_eps")),
+    ],
+)
+def test_a_model_runs_without_the_keys_that_its_class_has_values_for(
+    arch: str, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = variant(arch, dict.fromkeys(keys), tmp_path)
+    assert not json.loads((path / "config.json").read_text()).keys() & {*keys}
+    backend, table = reference_of(path, context=len(IDS))
+    logits = all_logits(backend, table, IDS, (len(IDS),))
+    assert np.abs(logits - transformers_output(path, IDS)).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("model_type", sorted(FAMILIES.keys() & {*transformers.CONFIG_MAPPING} - {"gemma3"}))
 def test_no_key_that_transformers_writes_is_taken_for_a_stranger(model_type: str, tmp_path: Path) -> None:
-    from kvarn.models.config_keys import changes_arithmetic
+    from kvarn.models.config.keys import changes_arithmetic
 
     transformers.CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())

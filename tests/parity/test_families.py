@@ -49,7 +49,7 @@ class Made:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.folder = cache(self._make)
-        self.reference = cache(lambda family, shape: _logits(ReferenceBackend(), self.folder(family, shape)[0]))
+        self.reference = cache(lambda family, shape: logits_of(ReferenceBackend(), self.folder(family, shape)[0]))
 
     def _make(self, family: str, shape: int) -> tuple[Path, Float32]:
         model, path = family_folder(family, shape, self._folder)
@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("families"))
 
 
-def _logits(backend: Backend, path: Path, chunks: tuple[int, ...] = (len(IDS),)) -> Float32:
+def logits_of(backend: Backend, path: Path, chunks: tuple[int, ...] = (len(IDS),)) -> Float32:
     described: Description = describe(open_weights(path))
     assert backend.unsupported(described.spec) == []
     backend.load(described.spec, described.weights)
@@ -78,7 +78,7 @@ def test_a_folder_gives_the_logits_of_transformers(family: str, shape: int, made
     path, expected = made.folder(family, shape)
     assert np.std(expected) > 0.1  # the random model says something
     assert np.abs(made.reference(family, shape) - expected).max() <= TOLERANCE
-    assert np.abs(_logits(ReferenceBackend(), path, CHUNKS) - expected).max() <= TOLERANCE
+    assert np.abs(logits_of(ReferenceBackend(), path, CHUNKS) - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("shape", range(len(SHAPES)))
@@ -87,21 +87,21 @@ def test_a_gguf_file_gives_the_logits_of_transformers(family: str, shape: int, m
     if (family, shape) in WITHOUT_GGUF:
         pytest.skip(WITHOUT_GGUF[family, shape])
     folder, expected = made.folder(family, shape)
-    assert np.abs(_logits(ReferenceBackend(), family_gguf(folder)) - expected).max() <= TOLERANCE
+    assert np.abs(logits_of(ReferenceBackend(), family_gguf(folder)) - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_native_gives_the_reference_logits(family: str, made: Made) -> None:
     """Every set of kernels on the first shape, the best one on all."""
     for shape, isa in [(0, isa) for isa in _native.isa_names()] + [(1, None), (2, None)]:
-        ours = _logits(NativeBackend(2, isa), made.folder(family, shape)[0])
+        ours = logits_of(NativeBackend(2, isa), made.folder(family, shape)[0])
         _assert_close(ours, made.reference(family, shape))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_torch_gives_the_reference_logits(family: str, made: Made) -> None:
     for shape in range(len(SHAPES)):
-        _assert_close(_logits(torch_cpu(), made.folder(family, shape)[0]), made.reference(family, shape))
+        _assert_close(logits_of(torch_cpu(), made.folder(family, shape)[0]), made.reference(family, shape))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,9 +109,9 @@ def test_chunks_threads_and_neighbours_change_no_bit(family: str, made: Made) ->
     path, _ = made.folder(family, 0)
     for make in (NativeBackend, torch_cpu) if family in OF_EACH_KIND else (NativeBackend,):
         backend = make(2)
-        whole = _logits(backend, path)
+        whole = logits_of(backend, path)
         np.testing.assert_array_equal(_beside_a_neighbour(backend), whole)
-        np.testing.assert_array_equal(_logits(make(1), path, CHUNKS), whole)
+        np.testing.assert_array_equal(logits_of(make(1), path, CHUNKS), whole)
 
 
 def _beside_a_neighbour(backend: Backend) -> Float32:
@@ -127,7 +127,7 @@ def _beside_a_neighbour(backend: Backend) -> Float32:
 def test_quantised_models_stay_close_to_the_reference(family: str, made: Made) -> None:
     folder, _ = made.folder(family, 0)
     path = family_gguf(folder, TensorType.Q8_0)
-    ours, defined = _logits(NativeBackend(2), path), _logits(ReferenceBackend(), path)
+    ours, defined = logits_of(NativeBackend(2), path), logits_of(ReferenceBackend(), path)
     distance = np.linalg.norm(ours - defined, axis=-1) / np.linalg.norm(defined, axis=-1)
     has_experts = any(isinstance(b.feed_forward, MixtureOfExperts) for b in describe(open_weights(path)).spec.blocks)
     # Rounding lets some rows meet other experts, and those rows say something else.

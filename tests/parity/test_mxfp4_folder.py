@@ -75,9 +75,12 @@ def test_half_a_pair_and_another_method_are_refused(folders: tuple[Path, Path]) 
     published, _ = folders
     tensors = load_file(published / "model.safetensors")
     config = json.loads((published / "config.json").read_text())
-    (published / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(UnsupportedModel, match=r"awq.*mxfp4"):
+    (published / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "bitsandbytes"}})
+    )
+    with pytest.raises(UnsupportedModel, match=r"bitsandbytes.*mxfp4"):
         describe(open_weights(published))
+    (published / "config.json").write_text(json.dumps(config))
     for lost in ("_blocks", "_scales"):
         name = f"model.layers.0.mlp.experts.down_proj{lost}"
         save_file({key: value for key, value in tensors.items() if key != name}, published / "model.safetensors")

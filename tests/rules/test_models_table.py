@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from kvarn.cli.models.manage import list_models
-from kvarn.models.config_families import FAMILIES
+from kvarn.models.config.families import FAMILIES
 from kvarn.models.registry import ARCHITECTURES, TRANSCRIPTION
 from tests import diffusion_models, tiny_models
 from tests.rules.tree import ROOT

@@ -154,6 +154,7 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
 }
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
+_NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written otherwise is an unknown name
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
@@ -161,15 +162,24 @@ _IGNORED = re.compile(
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(
-    r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(w[123]|(?:gate|up|down)_proj)\.weight$"
+    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )
-_FUSED_EXPERTS = re.compile(r"^layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(gate_up_proj|down_proj)$")
+_FUSED_EXPERTS = re.compile(rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe)\.experts\.(gate_up_proj|down_proj)$")
+
+
+_LAYER = re.compile(rf"(?:blk|(?:model\.)*layers)\.{_NUMBER}\.")
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a tensor belongs to."""
+    match = _LAYER.match(name)
+    return int(match.group(1)) if match else None
 
 
 def translate(name: str, dialect: Dialect) -> str | None:
     """Return the GGUF name of a tensor; None when the table does not have it."""
     stem, _, suffix = _PREFIX.sub("", name, count=1).rpartition(".")
-    number = re.search(r"\.(\d+)\.", stem)
+    number = re.search(rf"\.{_NUMBER}\.", stem)
     pattern = stem if number is None else f"{stem[: number.start()]}.{{}}.{stem[number.end() :]}"
     found = TABLES[dialect].get(pattern)
     if whole := WHOLE_NAMES.get(f"{pattern}.{suffix}"):

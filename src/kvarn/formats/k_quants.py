@@ -64,12 +64,12 @@ def encode_q3_k(values: Floats) -> Bytes:
 
 def encode_q4_k(values: Floats) -> Bytes:
     quants, scales, mins, halves = _fit_affine(values.reshape(-1, 8, 32), 15, 63)
-    return np.hstack([halves, _pack_scales_and_mins(scales, mins), gather(quants, 32, 4)])
+    return np.hstack([halves, pack_scales_and_mins(scales, mins), gather(quants, 32, 4)])
 
 
 def encode_q5_k(values: Floats) -> Bytes:
     quants, scales, mins, halves = _fit_affine(values.reshape(-1, 8, 32), 31, 63)
-    packed = _pack_scales_and_mins(scales, mins)
+    packed = pack_scales_and_mins(scales, mins)
     return np.hstack([halves, packed, gather(quants >> 4, 32, 1), gather(quants & 15, 32, 4)])
 
 
@@ -115,7 +115,7 @@ def scales_and_mins(stored: Bytes) -> tuple[Floats, Floats]:
     return read_half(stored, 0) * scales.astype(np.float32), read_half(stored, 2) * mins.astype(np.float32)
 
 
-def _pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
+def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = scales[:, 4:] & 15 | (mins[:, 4:] & 15) << 4

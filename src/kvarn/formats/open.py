@@ -26,9 +26,10 @@ def open_weights(path: str | Path) -> WeightSource:
         raise FormatError("give the folder, which also has config.json and the tokenizer, not the file", file=name)
     if name.endswith(PICKLE_SUFFIXES):
         _refuse_foreign(name)
+    from kvarn.formats.gguf.scaled import with_scales
     from kvarn.formats.gguf.splits import open_gguf
 
-    return open_gguf(name)
+    return with_scales(open_gguf(name))
 
 
 def _is_folder(path: str) -> bool:

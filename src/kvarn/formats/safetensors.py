@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from kvarn.checks import short
 from kvarn.errors import FormatError, ModelNotFound, UnsupportedModel
-from kvarn.formats import mxfp4
 from kvarn.formats.mapped_file import DAMAGED, MappedFile
 from kvarn.formats.open import PICKLE_SUFFIXES
+from kvarn.formats.quantized_folders.matrix import StoredTensor
+from kvarn.formats.quantized_folders.methods import KEYS, find_quantized
 from kvarn.formats.quants import dequantize
 from kvarn.formats.strict_json import MAX_JSON_BYTES, parse_object, read_object
 from kvarn.formats.weights import TensorInfo, TensorType
@@ -32,7 +33,7 @@ _BITS = {
 }
 # Integer buffers that some checkpoints carry and no model reads: they are left out.
 _BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
-_HALVES = ("_blocks", "_scales")  # of an MXFP4 tensor
+_NUMPY = {"BOOL": "u1", "U8": "u1", "I8": "i1", "F8_E4M3": "u1", "I32": "<i4", "I64": "<i8"}  # that methods read
 _MAX_DIMENSIONS = 8
 _MAX_DIMENSION = 2**31 - 1
 _INDEX = "model.safetensors.index.json"
@@ -45,7 +46,7 @@ class SafetensorsFile:
     def __init__(self, path: str) -> None:
         self.file = MappedFile(path)
         self.tensors: dict[str, TensorInfo] = {}
-        self.halves: dict[str, tuple[int, ...]] = {}  # shapes of the bytes that are half of an MXFP4 tensor
+        self.others: dict[str, StoredTensor] = {}  # of types that only a method of quantisation reads
         self.offsets: dict[str, int] = {}
         try:
             self._parse()
@@ -58,8 +59,10 @@ class SafetensorsFile:
 
     def range(self, name: str) -> tuple[int, int]:
         """Where the bytes of a tensor begin, and how many there are."""
-        halves = self.halves.get(name)
-        return self.offsets[name], self.tensors[name].num_bytes if halves is None else math.prod(halves)
+        other = self.others.get(name)
+        if other is None:
+            return self.offsets[name], self.tensors[name].num_bytes
+        return self.offsets[name], math.prod(other.shape) * _BITS[other.dtype] // 8
 
     def _parse(self) -> None:
         size = self.file.size
@@ -99,15 +102,9 @@ class SafetensorsFile:
         if dtype in _TYPES and 0 not in shape:
             self.tensors[name] = TensorInfo(name, _TYPES[dtype], tuple(shape))
             self.offsets[name] = data_begin + begin
-        elif dtype == "U8" and name.endswith(_HALVES) and 0 not in shape:
-            self.halves[name] = tuple(shape)
-            self.offsets[name] = data_begin + begin
         elif not name.endswith(_BUFFERS):
-            raise UnsupportedModel(
-                f"{self.file.path}: tensor {name!r} is {dtype} {shape}; F32, F16 and BF16 with at least one value "
-                "can be read, so convert the model to one of them",
-                fields=("tensor_type",),
-            )
+            self.others[name] = StoredTensor(dtype, tuple(shape))
+            self.offsets[name] = data_begin + begin
 
     def _error(self, message: str, offset: int | None = None) -> FormatError:
         return FormatError(f"{message}; {DAMAGED}", file=self.file.path, offset=offset)
@@ -119,8 +116,7 @@ class SafetensorsFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
         names = _weight_files(self._path)
-        config = read_object(self._join("config.json"))
-        self._metadata = {"hf": config, "hf_folder": self._path}
+        self._config = read_object(self._join("config.json"))
         self._files: list[SafetensorsFile] = []
         self._owners: dict[str, SafetensorsFile] = {}
         try:
@@ -133,30 +129,51 @@ class SafetensorsFolder:
         for file, expected in files.items():
             shard = SafetensorsFile(self._join(file))
             self._files.append(shard)
-            missing = sorted((expected or frozenset()) - shard.tensors.keys() - shard.halves.keys())
+            missing = sorted((expected or frozenset()) - shard.offsets.keys())
             missing = [name for name in missing if not name.endswith(_BUFFERS)]
             if missing:
                 raise FormatError(f"tensor {missing[0]!r} is not here, though {_INDEX} says so", file=shard.file.path)
-            for name in (*shard.tensors, *shard.halves):
+            for name in shard.offsets:
                 if name in self._owners:
                     raise FormatError(f"tensor {name!r} is also in another shard", file=shard.file.path)
                 self._owners[name] = shard
-        halves = [name for shard in self._files for name in shard.halves]
-        self._pairs = {name.removesuffix(_HALVES[0]).removesuffix(_HALVES[1]) for name in halves}
         self._tensors = {name: shard.tensors[name] for name, shard in self._owners.items() if name in shard.tensors}
-        self._tensors |= {name: self._pair_info(name) for name in self._pairs}
+        self._add_quantized()
 
-    def _pair_info(self, name: str) -> TensorInfo:
-        shapes = []
-        for suffix in _HALVES:
-            owner = self._owners.get(f"{name}{suffix}")
-            shapes.append(() if owner is None else owner.halves.get(f"{name}{suffix}", ()))
-        blocks, scales = shapes
-        if len(blocks) < 2 or blocks[-1] != 16 or scales != blocks[:-1] or name in self._tensors:
-            raise FormatError(
-                f"{name}_blocks is {blocks} and {name}_scales {scales}; expected (..., 16) and (...)", file=self._path
+    def _add_quantized(self) -> None:
+        """Let the method that config.json names make tensors of those it has stored; what is left must be floats."""
+        names = {type_: name for name, type_ in _TYPES.items()}
+        stored = {name: StoredTensor(names[info.type], info.shape) for name, info in self._tensors.items()}
+        others = {name: one for shard in self._files for name, one in shard.others.items()}
+        self._quantized = find_quantized(self._path, self._config, stored | others, self._read)
+        made = self._quantized.tensors
+        used = {part for one in made.values() for part in one.parts} | self._quantized.unread
+        for name in sorted(others.keys() - used):
+            raise UnsupportedModel(
+                f"{self._owners[name].file.path}: tensor {name!r} is {others[name]}; F32, F16 and BF16 with at "
+                "least one value can be read, so convert the model to one of them",
+                fields=("tensor_type",),
             )
-        return TensorInfo(name, TensorType.Q8_0, (*blocks[:-2], blocks[-2] * TensorType.Q8_0.block_values))
+        self._tensors = {name: info for name, info in self._tensors.items() if name not in used}
+        self._tensors |= {name: one.info for name, one in made.items()}
+        config = {key: value for key, value in self._config.items() if key not in KEYS} if made else self._config
+        self._metadata = {"hf": config, "hf_folder": self._path}
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        """A stored tensor as a method reads it."""
+        owner = self._owners[name]
+        if name in owner.tensors:
+            info = owner.tensors[name]
+            return dequantize(owner.raw(name), info.type, info.shape)
+        other = owner.others[name]
+        if other.dtype not in _NUMPY:
+            raise UnsupportedModel(f"{self._path}: tensor {name!r} is {other.dtype}, which no method reads")
+        return owner.raw(name).view(_NUMPY[other.dtype]).reshape(other.shape)
+
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        """What quantised weights are run as, for the user to know."""
+        return self._quantized.notes
 
     @property
     def path(self) -> str:
@@ -176,19 +193,17 @@ class SafetensorsFolder:
         return MappingProxyType(self._tensors)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        stored = [self._owners[part].raw(part) for part in self._parts(name)]
-        return mxfp4.pair_as_q8_0(stored[0], stored[1], name) if name in self._pairs else stored[0]
+        made = self._quantized.tensors.get(name)
+        return self._owners[name].raw(name) if made is None else made.raw()
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
-        info = self._tensors[name]
-        return dequantize(self.raw(name), info.type, info.shape)
+        made, info = self._quantized.tensors.get(name), self._tensors[name]
+        return dequantize(self.raw(name), info.type, info.shape) if made is None else made.array()
 
     def release_pages(self, names: Iterable[str]) -> None:
-        for part in (part for name in names for part in self._parts(name)):
+        made = self._quantized.tensors
+        for part in (part for name in names for part in (made[name].parts if name in made else (name,))):
             self._owners[part].file.release_pages([self._owners[part].range(part)])
-
-    def _parts(self, name: str) -> tuple[str, ...]:
-        return tuple(f"{name}{suffix}" for suffix in _HALVES) if name in self._pairs else (name,)
 
     def verify_unchanged(self) -> None:
         """Raise FormatError if a weight file changed since it was opened."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.formats.weights import TensorInfo, WeightSource, conversions
 
 
 class WeightProxy:
@@ -26,6 +26,10 @@ class WeightProxy:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self._source.metadata
+
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        return conversions(self._source)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         return self._changed_raw(name) if name in self._changed else self._source.raw(name)

@@ -80,7 +80,10 @@ class WeightSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The stored bytes, flat and read-only, without a copy where the format allows it."""
+        """The stored bytes, flat and read-only, without a copy where the format allows it.
+
+        Of a type that has no kernels, the bytes of the nearest one that has, which is the type in `tensors`.
+        """
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
         """The values, dequantised, in the tensor's shape."""
@@ -92,3 +95,9 @@ class WeightSource(Protocol):
         """Raise FormatError if a file changed since it was opened; call it when everything was copied."""
 
     def close(self) -> None: ...
+
+
+def conversions(source: WeightSource) -> tuple[str, ...]:
+    """What tensors of types without kernels are run as and what that loses, a line each; most sources have none."""
+    found: tuple[str, ...] = getattr(source, "conversions", ())
+    return found

@@ -11,7 +11,7 @@ import numpy as np
 from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
-from kvarn.formats.weights import WeightSource
+from kvarn.formats.weights import WeightSource, conversions
 from kvarn.models.hparams import HParams
 from kvarn.models.recurrent import attentions
 from kvarn.models.registry import Architecture, find_architecture
@@ -45,6 +45,7 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     name, architecture = find_architecture(source)
     view = _canonical(source, architecture)
     hparams = HParams(view, name, context)
+    hparams.notes.update(dict.fromkeys(conversions(source)))
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
     if not attentions(spec):

@@ -99,6 +99,8 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "rope_low_frequency": HParam(None, ("low_freq_factor",), 1e-3, 1e6),
     "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
 }
+# Keys of config.json that are names of one number: transformers takes the one that stands last.
+ONE_NUMBER: Final = frozenset({"num_local_experts", "num_experts", "n_routed_experts"})
 # GGUF keys that describe a file but change no arithmetic.
 HARMLESS: Final = {
     "vocab_size",

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from kvarn.checks import short
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
-from kvarn.models.config_families import FAMILIES
-from kvarn.models.config_keys import changes_arithmetic
-from kvarn.models.hparam_names import ACTIVATIONS, GGUF_NEUTRAL, HARMLESS, HPARAMS, HParam
+from kvarn.models.config.families import FAMILIES
+from kvarn.models.config.keys import changes_arithmetic
+from kvarn.models.hparam_names import ACTIVATIONS, GGUF_NEUTRAL, HARMLESS, HPARAMS, ONE_NUMBER, HParam
 from kvarn.models.spec import Activation
 
 _MISSING: Final = object()
@@ -45,11 +45,18 @@ class HParams:
             names = (f"{self.architecture}.{gguf}",) if gguf else ()
         if table is None:
             self._read_keys.update(names)
-        for name in names:
-            value = (self._metadata if table is None else table).get(name)
-            if value is not None:
-                return name, value
-        return (names or hf or (str(gguf),))[0], _MISSING
+        values = self._metadata if table is None else table
+        found = [(name, values[name]) for name in names if values.get(name) is not None]
+        if found and found[0][0] in ONE_NUMBER:
+            self._refuse_two_numbers(names)
+        return found[0] if found else ((names or hf or (str(gguf),))[0], _MISSING)
+
+    def _refuse_two_numbers(self, names: Sequence[str]) -> None:
+        config = text_config(self.weights.metadata["hf"])
+        given = {name: config[name] for name in names if config.get(name) is not None}
+        if len({str(value) for value in given.values()}) > 1:
+            listed = " and ".join(f"{name} = {short(value)}" for name, value in given.items())
+            raise self.format_error(f"config.json has {listed}; they are names of one number")
 
     def integer(self, name: str, default: Any = _MISSING, table: Mapping[str, Any] | None = None) -> Any:
         """Read an integer."""
@@ -117,7 +124,8 @@ class HParams:
     def positive_vector(self, name: str, values: Any, length: int) -> npt.NDArray[np.float32]:
         """Check a list of positive factors."""
         try:
-            array = np.asarray(values, np.float32)
+            with np.errstate(over="ignore"):
+                array = np.asarray(values, np.float32)
         except (TypeError, ValueError, OverflowError):
             raise self.format_error(f"{name} is {short(values)}; expected {length} numbers") from None
         if array.shape != (length,) or not np.all(np.isfinite(array) & (array > 0)):

@@ -19,45 +19,21 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.checks import short
+from kvarn.models.config.rope_entries import rope_entries, scaling_kind
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Rope
 
 Float64 = npt.NDArray[np.float64]
-
-# What config.json may say about each kind of scaling; anything else in its rope entries is refused.
-COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-SCALING_KEYS: dict[str, frozenset[str]] = {
-    "none": frozenset({"factor"}),  # no scaling, whatever the factor
-    "dynamic": frozenset({"factor"}),  # scales beyond max_position_embeddings, where no model is run
-    "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
-    "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
-    "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
-    "ntk_alpha": frozenset({"factor", "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
-}
-# Read by an architecture itself.
-_OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
-OWN_KEYS = {
-    "ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
-    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
-}
-BY_KIND = ("gemma3", "gemma3_text", "olmo3")  # model types whose windowed layers may have a rope of their own
-# Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
-UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
-# As which llama.cpp's converter writes them, attention_factor too. It reads them for no architecture that is run here.
-UNUSED_GGUF_KEYS = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
-RENAMED = {"default": "none", "su": "longrope", "mrope": "none"}
 
 
 def read_rope(
     hparams: HParams, style: Literal["interleaved", "half"], head_dim: int, context: int, kind: str = "full_attention"
 ) -> Rope:
     """Build the rope of one kind of layer from the model's hyperparameters. context is the model's own."""
-    table = _parameters(hparams, kind, context)
+    table = rope_entries(hparams, kind, context)
     dims = _rotated_dims(hparams, head_dim, table)
     base = hparams.number("rope_base", default=10000.0, table=table)
-    scaling = _scaling_kind(hparams, table)
+    scaling = scaling_kind(hparams, table)
     if scaling == "ntk_alpha":
         stretched = base * hparams.number("rope_alpha", table=table) ** (dims / (dims - 2))
         return rope(style, frequencies(stretched, dims))
@@ -81,7 +57,7 @@ def unscaled_rope(hparams: HParams, style: Literal["interleaved", "half"], head_
     by_kind = hparams.raw(None, "rope_parameters")
     if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:
         return read_rope(hparams, style, head_dim, context, kind="sliding_attention")
-    table = _parameters(hparams, "full_attention", context)
+    table = rope_entries(hparams, "full_attention", context)
     base = hparams.number("rope_base", default=10000.0, table=table)
     return rope(style, frequencies(hparams.number("rope_base_local", default=base), head_dim), gguf_magnitude(hparams))
 
@@ -107,8 +83,8 @@ def usual_context(hparams: HParams, context: int) -> int:
     Transformers chooses LongRoPE's factors anew for each prompt: the short ones up to the original context. Here one
     choice holds for all requests, and without a larger context it is the one transformers makes.
     """
-    table = _parameters(hparams, "full_attention", context)
-    if _scaling_kind(hparams, table) != "longrope":
+    table = rope_entries(hparams, "full_attention", context)
+    if scaling_kind(hparams, table) != "longrope":
         return context
     original = _original_context(hparams, table, context)
     if (hparams.requested_context or 0) <= original:
@@ -116,92 +92,18 @@ def usual_context(hparams: HParams, context: int) -> int:
     return context
 
 
-def _parameters(hparams: HParams, kind: str, context: int) -> Mapping[str, Any] | None:
-    """Gather config.json's rope entries, old spelling or new, flat or by kind of layer. None for GGUF."""
-    if hparams.is_gguf:
-        return None
-    given = [hparams.raw(None, key) or {} for key in ("rope_scaling", "rope_parameters")]
-    for entry in given:
-        if not isinstance(entry, Mapping):
-            raise hparams.format_error(f"rope_parameters is {short(entry)}; expected an object")
-    scaling, parameters = given
-    is_by_kind = hparams.architecture in BY_KIND
-    if is_by_kind and parameters and not parameters.keys() & {"full_attention", "sliding_attention"}:
-        raise hparams.format_error(f"rope_parameters has {short(sorted(parameters))}; expected full_attention")
-    nested = parameters.get(kind) if is_by_kind else None
-    base = "rope_local_base_freq" if kind == "sliding_attention" else "rope_theta"
-    table = {
-        "rope_theta": hparams.raw(None, base, "rotary_emb_base"),
-        "partial_rotary_factor": hparams.raw(None, "partial_rotary_factor", "rotary_pct"),
-    }
-    if isinstance(nested, Mapping):
-        table |= {**nested, **(scaling if kind == "full_attention" else {})}
-    else:
-        table |= scaling or parameters
-    original = hparams.raw(None, "original_max_position_embeddings")
-    if original is not None and not isinstance(nested, Mapping):
-        table["original_max_position_embeddings"] = original  # as transformers does, whatever the inner one says
-    table.setdefault("original_max_position_embeddings", context)
-    return {key: value for key, value in table.items() if value is not None}
-
-
 def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | None) -> int:
-    share = hparams.number("partial_rotary_factor", default=1.0, table=table)
+    rotary_dim = hparams.integer("rotary_dim", default=head_dim)
+    share = hparams.number("partial_rotary_factor", default=rotary_dim / head_dim, table=table)
     if share != 1.0 and not (hparams.has_key("partial_rotary_factor") or hparams.has_key("rotary_pct")):
         raise hparams.unsupported(
             f"partial_rotary_factor is {share:g}; {hparams.architecture} rotates all dimensions",
             "partial_rotary_factor",
         )
-    usual = hparams.integer("rotary_dim", default=int(head_dim * share))
-    dims: int = hparams.integer("rope_dims", default=usual, table=table)
+    dims: int = hparams.integer("rope_dims", default=int(head_dim * share), table=table)
     if dims % 2 or not 2 <= dims <= head_dim:
         raise hparams.format_error(f"rope rotates {dims} of {head_dim} dimensions; expected an even number of them")
     return dims
-
-
-def _scaling_kind(hparams: HParams, table: Mapping[str, Any] | None) -> str:
-    known: tuple[str, ...] = ("none", "linear", "yarn", "longrope")
-    if table is None:
-        name = _gguf_scaling(hparams)
-    else:
-        name, known = table.get("rope_type", table.get("type")), tuple(SCALING_KEYS)
-        name = RENAMED.get(name, name) if isinstance(name, str) else name
-        if name == "yarn" and hparams.architecture == "phi3":
-            name = "longrope"  # what this model type meant by it
-        if name == "dynamic" and table.get("alpha") and hparams.architecture.startswith("hunyuan"):
-            name = "ntk_alpha"
-    name = "none" if name is None else name
-    if name not in known:
-        raise hparams.unsupported(
-            f"rope scaling {short(name)} is unknown; known are {', '.join(known)}", "rope.scaling.type"
-        )
-    if table is not None:
-        _refuse_unknown(hparams, str(name), table)
-    return str(name)
-
-
-def _gguf_scaling(hparams: HParams) -> Any:
-    if hparams.has_tensor("rope_factors_long.weight") or hparams.has_tensor("rope_factors_short.weight"):
-        hparams.raw("rope.scaling.type")
-        return "longrope"
-    name = hparams.raw("rope.scaling.type")
-    factor = hparams.number("rope_factor", default=None)
-    hparams.raw("rope.scaling.original_context_length")  # has no effect unless the kind of scaling uses it
-    for key in UNUSED_GGUF_KEYS:
-        if (given := hparams.raw(key)) not in (None, 1.0):
-            hparams.notes[f"{key} = {short(given)} has no effect, as in llama.cpp"] = None
-    return "linear" if name is None and factor is not None else name  # the meaning of a factor without a type
-
-
-def _refuse_unknown(hparams: HParams, kind: str, table: Mapping[str, Any]) -> None:
-    unused = UNUSED_KEYS.get(kind, frozenset()) & table.keys()
-    own = OWN_KEYS.get(hparams.architecture, frozenset())
-    unknown = sorted(table.keys() - COMMON_KEYS - {"finetuned"} - SCALING_KEYS[kind] - unused - own)
-    for key in sorted(unused):
-        hparams.notes[f"rope scaling {kind!r}: {key} = {short(table[key])} has no effect, as in transformers"] = None
-    if unknown:
-        listed = ", ".join(f"{key} = {short(table[key])}" for key in unknown[:4])
-        raise hparams.unsupported(f"rope scaling {kind!r} is changed by {listed}", *unknown)
 
 
 def _original_context(hparams: HParams, table: Mapping[str, Any] | None, context: int) -> int:

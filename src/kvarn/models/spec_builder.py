@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvarn.checks import short
 from kvarn.models.dimensions import Dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import usual_context
@@ -55,8 +56,10 @@ def window_layers(hparams: HParams, dims: Dimensions, usual: tuple[bool, ...]) -
     for kind in kinds:
         if kind not in ("full_attention", "sliding_attention"):
             raise hparams.unsupported(
-                f"layer_types has {kind!r}; known are full_attention, sliding_attention", "layer_types"
+                f"layer_types has {short(kind)}; known are full_attention, sliding_attention", "layer_types"
             )
+    if "sliding_attention" in kinds and not hparams.integer("sliding_window", default=0):
+        raise hparams.unsupported("layer_types names windows, but sliding_window has no size", "layer_types")
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 

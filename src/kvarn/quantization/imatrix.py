@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.checks import short
 from kvarn.errors import FormatError
 from kvarn.formats.gguf.splits import open_gguf
 from kvarn.formats.gguf.writer import write_gguf
@@ -70,8 +71,8 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
             entries={name: _statistics(source, name) for name in names},
             datasets=_texts(metadata.get("imatrix.datasets", ())),
             digests=_texts(metadata.get(DIGESTS, ())),
-            num_chunks=int(metadata.get("imatrix.chunk_count", 0)),
-            chunk_size=int(metadata.get("imatrix.chunk_size", 0)),
+            num_chunks=_count(source, "imatrix.chunk_count"),
+            chunk_size=_count(source, "imatrix.chunk_size"),
             path=source.path,
         )
     finally:
@@ -146,6 +147,13 @@ def _statistics(source: WeightSource, name: str) -> InputStatistics:
     if any(more is not None and more.shape != squares.shape for more in (magnitudes, largest)):
         raise FormatError(f"the statistics of {name} differ in shape; make the file again", file=source.path)
     return InputStatistics(squares, counts.reshape(-1), magnitudes, largest)
+
+
+def _count(source: WeightSource, key: str) -> int:
+    value = source.metadata.get(key, 0)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FormatError(f"{key} is {short(value)}; expected a number", file=source.path)
+    return value
 
 
 def _texts(value: object) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def wanted_type(mix: str, info: TensorInfo, model: RecipeModel, *, has_imatrix: 
         if info.shape[-1] % T.Q6_K.block_values:
             return T.Q8_0
         return base if base is T.Q8_0 else T.Q6_K
-    match = re.match(r"blk\.(\d+)\.(\w+?)(?:_exps)?\.weight$", info.name)
+    match = re.match(r"blk\.([0-9]{1,4})\.(\w+?)(?:_exps)?\.weight$", info.name)
     if match is None:
         return base
     if model.num_experts == 8 and match[2] in ("attn_k", "attn_v"):

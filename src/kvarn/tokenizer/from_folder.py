@@ -1,5 +1,7 @@
 """Build a Tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
+A folder that has tokenizer.model instead is read by from_model_file.py.
+
 The model inside tokenizer.json is run by the tokenizers package; special tokens are taken out of it first,
 because special_tokens.py looks for them (text from users must not become one).
 """
@@ -20,6 +22,8 @@ from kvarn.tokenizer.encoders.sentencepiece import SPACE
 from kvarn.tokenizer.encoders.without_tokens import without_tokens
 from kvarn.tokenizer.fim import find_fim_tokens
 from kvarn.tokenizer.folder_sandbox import try_tokenizer
+from kvarn.tokenizer.from_model_file import tokenizer_from_model_file
+from kvarn.tokenizer.sentencepiece_model import FILE
 from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import (
@@ -41,9 +45,11 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     """Return the tokenizer of a folder; num_rows is how many tokens the model's embedding has."""
     path = Path(folder)
     tokenizer_json = read_optional(path / "tokenizer.json", LIMITS)
-    if not tokenizer_json:
-        raise UnsupportedModel(f"{path.name} has no tokenizer.json; convert its tokenizer to that format")
     config, generation = (read_optional(path / name) for name in ("tokenizer_config.json", "generation_config.json"))
+    if not tokenizer_json:
+        if not os.path.lexists(path / FILE):
+            raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}; get the tokenizer's files")
+        return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
     added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
-from kvarn.models.config_families import FAMILIES
-from kvarn.models.config_keys import changes_arithmetic
+from kvarn.models.config.families import FAMILIES
+from kvarn.models.config.keys import changes_arithmetic
 from kvarn.models.describe import describe
 from kvarn.models.registry import ARCHITECTURES
 from kvarn.models.spec import Head

@@ -39,7 +39,7 @@ def activate(x: Float32, activation: Activation) -> Float32:
     """Apply an activation function."""
     y: Float32
     if activation == "silu":
-        y = x / (1 + np.exp(-np.maximum(x, -80)))  # below -80 the result is 0 anyway
+        y = x / (1 + _exp(-x))
     elif activation == "gelu":
         y = x * (1 + _erf(x / math.sqrt(2)).astype(np.float32)) / 2
     elif activation == "relu2":
@@ -54,12 +54,20 @@ def gated(gate: Float32, up: Float32, activation: Activation) -> Float32:
     if activation != "swiglu_oai":
         return activate(gate, activation) * up
     gate = np.minimum(gate, np.float32(7))
-    return (np.clip(up, -7, 7) + 1) * gate * sigmoid(np.float32(1.702) * gate)
+    with np.errstate(over="ignore"):
+        return (np.clip(up, -7, 7) + 1) * (gate * sigmoid(np.float32(1.702) * gate))
 
 
 def sigmoid(x: Float32) -> Float32:
     """Map to (0, 1)."""
-    y: Float32 = np.reciprocal(1 + np.exp(-np.maximum(x, -80)))
+    y: Float32 = np.reciprocal(1 + _exp(-x))
+    return y
+
+
+def _exp(x: Float32) -> Float32:
+    """Beyond what a float holds it is infinite, and the quotient with it 0."""
+    with np.errstate(over="ignore"):
+        y: Float32 = np.exp(x)
     return y
 
 

@@ -21,23 +21,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import UnsupportedModel
-from kvarn.formats import mxfp4
 from kvarn.formats.gguf import limits
 from kvarn.formats.gguf.cursor import Cursor
 from kvarn.formats.gguf.metadata import StoredValue, read_metadata, read_stored
 from kvarn.formats.mapped_file import MappedFile
 from kvarn.formats.quants import dequantize
+from kvarn.formats.stored_types.table import STORED_TYPES, StoredType
 from kvarn.formats.weights import TensorInfo, TensorType
 
 MAGIC = b"GGUF"
 _TYPES = {type_.id: type_ for type_ in TensorType}
 
 # ggml's types that are not read here, to name them in the refusal.
-_OTHER_TYPES = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"},
-    **{23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0"},
-    **{40: "NVFP4", 41: "Q1_0"},
-}
+_OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
 
 
 class GGUFFile:
@@ -55,7 +51,7 @@ class GGUFFile:
         num_tensors, num_entries = _read_header(cursor)
         metadata = read_metadata(cursor, num_entries)
         alignment = _alignment(cursor, metadata)
-        tensors, offsets, self._mxfp4 = _read_tensors(cursor, num_tensors, alignment)
+        tensors, offsets, self._stored = _read_tensors(cursor, num_tensors, alignment)
         self._tensors = tensors
         data_begin = -(-cursor.position // alignment) * alignment
         _check_data(cursor, {name: self._stored_bytes(name) for name in tensors}, offsets, data_begin)
@@ -87,12 +83,19 @@ class GGUFFile:
         return MappingProxyType(self._tensors)
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        stored = self._file.view(*self._range(name))
-        return mxfp4.as_q8_0(stored, name) if name in self._mxfp4 else stored
+        stored, kind = self._file.view(*self._range(name)), self._stored.get(name)
+        return stored if kind is None else kind.converted(stored, name)
 
     def array(self, name: str) -> npt.NDArray[np.float32]:
-        info = self._tensors[name]
+        info, kind = self._tensors[name], self._stored.get(name)
+        if kind is not None:
+            return kind.decoded(self._file.view(*self._range(name))).reshape(info.shape)
         return dequantize(self.raw(name), info.type, info.shape)
+
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        """What the types without kernels are run as, for the user to know."""
+        return tuple(kind.note for kind in STORED_TYPES.values() if kind in self._stored.values())
 
     def release_pages(self, names: Iterable[str]) -> None:
         self._file.release_pages(self._range(name) for name in names)
@@ -109,7 +112,8 @@ class GGUFFile:
 
     def _stored_bytes(self, name: str) -> int:
         info = self._tensors[name]
-        return mxfp4.stored_bytes(math.prod(info.shape)) if name in self._mxfp4 else info.num_bytes
+        kind = self._stored.get(name)
+        return info.num_bytes if kind is None else kind.num_bytes(math.prod(info.shape))
 
 
 def _read_header(cursor: Cursor) -> tuple[int, int]:
@@ -150,25 +154,27 @@ def _alignment(cursor: Cursor, metadata: Mapping[str, Any]) -> int:
 
 def _read_tensors(
     cursor: Cursor, count: int, alignment: int
-) -> tuple[dict[str, TensorInfo], dict[str, int], frozenset[str]]:
-    """Read what the tensors are, where they are, and which of them are converted when read."""
+) -> tuple[dict[str, TensorInfo], dict[str, int], dict[str, StoredType]]:
+    """Read what the tensors are, where they are, and of which types those are that are converted when read."""
     tensors: dict[str, TensorInfo] = {}
     offsets: dict[str, int] = {}
-    converted: set[str] = set()
+    converted: dict[str, StoredType] = {}
     for _ in range(count):
         begin = cursor.position
         name = cursor.text("a tensor name", limits.MAX_NAME_BYTES, min_bytes=1)
         if name in tensors:
             raise cursor.error(f"the tensor name {name!r} occurs twice", begin)
         dimensions = _read_dimensions(cursor, name)
-        type_, is_converted = _read_type(cursor, name, dimensions)
-        converted |= {name} if is_converted else set()
+        type_ = _read_type(cursor, name, dimensions)
+        if isinstance(type_, StoredType):
+            converted[name] = type_
+            type_ = type_.target
         offset = cursor.uint64(f"the offset of {name!r}")
         if offset % alignment:
             raise cursor.error(f"tensor {name!r} begins at {offset:,}, not a multiple of {alignment}", begin)
         tensors[name] = TensorInfo(name, type_, tuple(reversed(dimensions)))
         offsets[name] = offset
-    return tensors, offsets, frozenset(converted)
+    return tensors, offsets, converted
 
 
 def _read_dimensions(cursor: Cursor, name: str) -> list[int]:
@@ -183,23 +189,23 @@ def _read_dimensions(cursor: Cursor, name: str) -> list[int]:
     return dimensions
 
 
-def _read_type(cursor: Cursor, name: str, dimensions: list[int]) -> tuple[TensorType, bool]:
+def _read_type(cursor: Cursor, name: str, dimensions: list[int]) -> TensorType | StoredType:
     begin = cursor.position
     number = cursor.uint32(f"the type of {name!r}")
-    if number not in _TYPES and number != mxfp4.TYPE_ID:
+    type_ = _TYPES.get(number) or STORED_TYPES.get(number)
+    if type_ is None:
         known = _OTHER_TYPES.get(number, f"the unknown type {number}")
         raise UnsupportedModel(
             f"{cursor.file}: tensor {name!r} is stored as {known}, which cannot be read; "
-            f"use a file with {', '.join(type_.name for type_ in TensorType)}, MXFP4",
+            f"use a file with {', '.join(one.name for one in (*TensorType, *STORED_TYPES.values()))}",
             fields=("tensor_type",),
         )
-    type_ = _TYPES.get(number, TensorType.Q8_0)  # as which MXFP4 is read
     row = dimensions[0] if dimensions else 1
     if row % type_.block_values:
         raise cursor.error(
             f"tensor {name!r} has rows of {row:,} values, not a multiple of {type_.name}'s {type_.block_values}", begin
         )
-    return type_, number == mxfp4.TYPE_ID
+    return type_
 
 
 def _check_data(cursor: Cursor, sizes: Mapping[str, int], offsets: Mapping[str, int], data_begin: int) -> None:

@@ -86,6 +86,11 @@ class SplitGGUF:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return MappingProxyType(self._tensors)
 
+    @property
+    def conversions(self) -> tuple[str, ...]:
+        """As of one file."""
+        return tuple(dict.fromkeys(note for part in self._parts for note in part.conversions))
+
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         return self._owners[name].raw(name)
 

@@ -76,7 +76,7 @@ def remote_size(remote: RemoteFile) -> int | None:
             length: str | None = response.headers.get("Content-Length")
     except (OSError, http.client.HTTPException):
         return None
-    return int(length) if length and length.isdigit() else None
+    return _number(length)
 
 
 def _transfer(remote: RemoteFile, part: PartFile, on_progress: OnProgress) -> None:
@@ -137,8 +137,13 @@ def _continues_at(response: http.client.HTTPResponse, offset: int) -> bool:
 
 
 def _total(response: http.client.HTTPResponse, offset: int) -> int | None:
-    length = response.headers.get("Content-Length")
-    return offset + int(length) if length and length.isdigit() else None
+    length = _number(response.headers.get("Content-Length"))
+    return None if length is None else offset + length
+
+
+def _number(header: str | None) -> int | None:
+    """A length as a server gave it; None for what is none."""
+    return int(header) if header and header.isascii() and header.isdigit() and len(header) < 20 else None
 
 
 def _receive(response: IO[bytes], part: PartFile, total: int | None, report: Callable[[int], None]) -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvarn.errors import FormatError
 from kvarn.formats.recast_weights import Rearranged, RearrangedWeights
 from kvarn.formats.tensor_view import WeightView, renamed
+from kvarn.formats.weights import conversions
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, FeedForward, InputEmbedding, ModelSpec
@@ -37,6 +39,8 @@ def transpose(spec: ModelSpec, view: WeightView) -> WeightView:  # noqa: ARG001 
     """Turn the matrices of a safetensors folder round."""
     if view.metadata.get("hf") is None:
         return view
+    if conversions(view.source):
+        raise FormatError("a quantised GPT-2 is not read, because its matrices are stored transposed", file=view.path)
     made, entries = {}, dict(view.entries)
     for name, entry in view.entries.items():
         if name.endswith(TRANSPOSED) and len(entry.info.shape) == 2:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.checks import short
 from kvarn.errors import FormatError
 from kvarn.formats.recast_weights import FLOATS, Rearranged, RearrangedWeights
 from kvarn.formats.tensor_view import WeightView, renamed
@@ -33,7 +31,6 @@ def describe(hparams: HParams) -> ModelSpec:
     for name, known in SWIGLU.items():
         if (given := hparams.number(name, default=known)) != known:
             raise hparams.unsupported(f"{name} is {given:g}; {known:g} is known", name)
-    _require_mxfp4(hparams)
     hidden, has_bias = hparams.integer("expert_hidden", default=dims.hidden[0]), True
     if not hparams.is_gguf:
         has_bias = hparams.flag(None, "attention_bias", default=True)
@@ -56,15 +53,6 @@ def describe(hparams: HParams) -> ModelSpec:
         for layer in range(dims.num_layers)
     )
     return decoder(hparams, dims, blocks, norm)
-
-
-def _require_mxfp4(hparams: HParams) -> None:
-    quantised = hparams.raw(None, "quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-    if method not in (None, "mxfp4"):
-        raise hparams.unsupported(
-            f"the weights are quantised by {short(method)}; mxfp4 is known", "quantization_config"
-        )
 
 
 def separate_experts(spec: ModelSpec, view: WeightView) -> WeightView:

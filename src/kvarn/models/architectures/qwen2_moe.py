@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.architectures.qwen3 import is_sparse
-from kvarn.models.dimensions import Dimensions, read_dimensions
+from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, SharedExpert
@@ -22,10 +22,11 @@ def describe(hparams: HParams) -> ModelSpec:
     if any(window_layers(hparams, dims, (False,) * dims.num_layers)):
         raise hparams.unsupported("layer_types names windows that the other keys do not turn on", "layer_types")
     qkv_bias = hparams.flag(None, "qkv_bias", default=True)
+    experts, activation = _experts(hparams), hparams.activation("silu")
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, qkv_bias=qkv_bias),
-            feed_forward=_feed_forward(hparams, dims, layer),
+            feed_forward=experts if is_sparse(hparams, layer) else FeedForward(dims.hidden[layer], activation),
             norm=norm,
         )
         for layer in range(dims.num_layers)
@@ -33,9 +34,7 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
-    if not is_sparse(hparams, layer):
-        return FeedForward(dims.hidden[layer], hparams.activation("silu"))
+def _experts(hparams: HParams) -> MixtureOfExperts:
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=False)
     experts = mixture_of_experts(
         hparams, hparams.integer("num_experts"), hparams.integer("expert_hidden"), renormalise=renormalise

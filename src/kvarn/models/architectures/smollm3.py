@@ -17,9 +17,9 @@ def describe(hparams: HParams) -> ModelSpec:
     rope = read_rope(hparams, "interleaved" if hparams.is_gguf else "half", dims.head_dim, dims.context_length)
     rotates, (qkv_bias, output_bias) = _rotating_layers(hparams, dims), attention_biases(hparams)
     window: int | None = hparams.integer("sliding_window", default=0) or None
-    if not hparams.flag(None, "use_sliding_window", default=False):
-        window = None
-    windowed = window_layers(hparams, dims, tuple(window is not None and not one for one in rotates))
+    # The flag says whether there are windows where layer_types does not.
+    has_windows = hparams.flag(None, "use_sliding_window", default=False) and window is not None
+    windowed = window_layers(hparams, dims, tuple(has_windows and not one for one in rotates))
     blocks = tuple(
         Block(
             mixer=dims.attention(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.recurrent import conv_channels
@@ -56,7 +58,7 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
 
 
 def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:
-    """Refuse missing, mis-shaped and unknown tensors."""
+    """Refuse missing, mis-shaped and unknown tensors, and norms, biases and the like that are not numbers."""
     expected = expected_tensors(spec)
     for name, shape in expected.items():
         info = weights.tensors.get(name)
@@ -73,6 +75,12 @@ def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:
             "this variant of the architecture is not supported, choose another model",
             fields=tuple(unknown),
         )
+    for name, shape in expected.items():
+        if (len(shape) == 1 or name.endswith(".bias")) and not np.isfinite(weights.array(name)).all():
+            raise FormatError(
+                f"tensor {name} has NaN or infinite values; the file is damaged",
+                file=weights.path,
+            )
 
 
 def _norm(name: str, norm: Norm, length: int) -> Iterator[tuple[str, Shape]]:

@@ -1,7 +1,7 @@
 """The keys of config.json that each model type has, with the values they have when config.json leaves them out.
 
-As the configuration classes of transformers, or the models' own, give them. A key that a model type does not have is
-never read for it: config_keys.py decides whether it may be there.
+As the configuration classes of transformers, or the models' own, give them; the sizes are in defaults.py. A key that a
+model type does not have is never read for it: keys.py decides whether it may be there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
+
+from kvarn.models.config.defaults import with_sizes
 
 _DIMENSIONS = (
     "hidden_size",
@@ -20,6 +22,12 @@ _DIMENSIONS = (
     "vocab_size",
     "max_position_embeddings",
 )
+
+
+def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in names}
+
+
 # None: there is no value to fall back on.
 _DECODER: Final[dict[str, Any]] = {
     **dict.fromkeys(_DIMENSIONS),
@@ -42,35 +50,24 @@ _EXPERTS: Final = {
     "norm_topk_prob": False,
 }
 _QWEN2: Final = _DECODER | _BIAS | _WINDOW | {"max_window_layers": 28}
-_QWEN3: Final = _QWEN2 | {"head_dim": 128}
 _QWEN3_MOE: Final = _DECODER | _BIAS | _WINDOW | _EXPERTS | {"decoder_sparse_step": 1, "mlp_only_layers": None}
-_GEMMA: Final = {key: value for key, value in _DECODER.items() if key != "hidden_act"} | {
+_GEMMA: Final = _without(_DECODER, "hidden_act") | {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
-    "head_dim": 256,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
 _GEMMA3: Final = _GEMMA | {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072,
     "rope_theta": 1000000.0,
     "rope_local_base_freq": 10000.0,
     "sliding_window_pattern": 6,
     "final_logit_softcapping": None,
 }
-_LAYER_NORM: Final = {key: value for key, value in _DECODER.items() if key != "rms_norm_eps"} | {"layer_norm_eps": 1e-5}
+_LAYER_NORM: Final = _without(_DECODER, "rms_norm_eps") | {"layer_norm_eps": 1e-5}
 _COHERE: Final = (
-    _LAYER_NORM
-    | _BIAS
-    | {"logit_scale": 0.0625, "tie_word_embeddings": True, "rotary_pct": 1.0, "use_gated_activation": True}
+    _LAYER_NORM | _BIAS | {"logit_scale": 0.0625, "tie_word_embeddings": True, "use_gated_activation": True}
 )
 _DELTA_NET: Final = {
-    "rms_norm_eps": 1e-6,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
     "partial_rotary_factor": 0.25,
     "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
@@ -94,10 +91,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "llama": _DECODER | _BIAS,
     "mistral": _DECODER | {"sliding_window": 4096},
     "mixtral": _DECODER
-    | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": None, "num_experts_per_tok": 2},
+    | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
     "qwen2": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3_MOE,
+    "qwen3": _QWEN2,
+    "qwen3_moe": _QWEN3_MOE | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
@@ -105,83 +102,86 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | _BIAS
     | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
     | {"use_sliding_window": False, "sliding_window": None},
-    "seed_oss": _DECODER | {"attention_bias": True, "attention_out_bias": False, "head_dim": 128},
+    "seed_oss": _DECODER | {"attention_bias": True, "attention_out_bias": False},
     "gemma": _DECODER
     | _BIAS
-    | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True, "head_dim": 256},
-    "olmo2": _DECODER | _BIAS | {"rms_norm_eps": 1e-5},
-    "olmo3": _DECODER | _BIAS | {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True},
+    "olmo2": _DECODER | _BIAS,
+    "olmo3": _DECODER | _BIAS | {"rope_theta": 500000.0, "sliding_window": 4096},
     "olmoe": _DECODER | _BIAS | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
     "granite": _DECODER
     | _BIAS
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
-    "glm4": _DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5, "head_dim": 128},
+    "glm4": _DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "exaone4": _DECODER | {"sliding_window": 4096, "sliding_window_pattern": 4},
-    "ernie4_5": _DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True, "head_dim": 128},
+    "ernie4_5": _DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True},
     "hunyuan_v1_dense": _DECODER | _BIAS,
     "cohere": _COHERE | {"rope_theta": 500000.0},
     "cohere2": _COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
-    "starcoder2": {**_LAYER_NORM, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
-    | {"norm_epsilon": 1e-5, "layer_norm_eps": None, "use_bias": True, "sliding_window": None},
+    "starcoder2": _without(_LAYER_NORM, "layer_norm_eps")
+    | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    | {"norm_epsilon": 1e-5, "use_bias": True, "sliding_window": None},
     "stablelm": _LAYER_NORM
     | {"partial_rotary_factor": 0.25, "rotary_pct": None, "use_qkv_bias": False, "use_parallel_residual": False},
     "phi": _LAYER_NORM | {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     "ministral": _DECODER | {"sliding_window": 4096},
-    "ministral3": _DECODER | {"head_dim": 128, "sliding_window": None},
+    "ministral3": _DECODER | {"sliding_window": None},
     "qwen2_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
-    "qwen3_vl_text": _QWEN3 | {"rope_theta": 500000.0},
-    "qwen2_moe": _QWEN3_MOE | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+    "qwen3_vl_text": _without(_DECODER, "layer_types") | _BIAS | {"rope_theta": 500000.0},
+    "qwen2_moe": _without(_QWEN3_MOE, "num_local_experts")
+    | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
+    | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
     "qwen3_next": _DELTA_MOE
     | {"num_experts": 512, "num_experts_per_tok": 10, "shared_expert_intermediate_size": 512}
-    | {"decoder_sparse_step": 1, "mlp_only_layers": None, "intermediate_size": 5632},
+    | {"decoder_sparse_step": 1, "mlp_only_layers": None},
     "qwen3_5_text": _DECODER | _BIAS | _DELTA_NET,
     "qwen3_5_moe_text": _QWEN35_MOE,
-    "lfm2": {key: value for key, value in _DECODER.items() if key != "rms_norm_eps"}
+    "lfm2": _without(_DECODER, "rms_norm_eps")
     | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
     | {"conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": None, "block_ff_dim": None}
     | {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
     "gpt_oss": _DECODER
-    | {"rope_theta": 150000.0, "attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
-    | {"num_local_experts": 128, "num_experts": None, "num_experts_per_tok": 4}
-    | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702, "quantization_config": None},
+    | {"rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128}
+    | {"num_local_experts": 128, "num_experts_per_tok": 4}
+    | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
     "arcee": _DECODER | _BIAS | {"hidden_act": "relu2"},
-    "nemotron": _LAYER_NORM
+    "nemotron": _without(_LAYER_NORM, "layer_norm_eps")
     | _BIAS
-    | {"hidden_act": "relu2", "layer_norm_eps": None, "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
-    "gpt_neox": _LAYER_NORM
+    | {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "gpt_neox": _without(_LAYER_NORM, "num_key_value_heads", "head_dim")
     | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}
     | {"rotary_emb_base": 10000.0, "rope_theta": None},
-    "gpt2": dict.fromkeys(("n_embd", "n_layer", "n_head", "n_positions", "n_inner", "vocab_size"))
+    "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": None, "vocab_size": None}
     | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
     | {"scale_attn_by_inverse_layer_idx": False},
     "glm4_moe": _DECODER
-    | _EXPERTS
+    | _without(_EXPERTS, "num_experts")
+    | {"num_experts_per_tok": 8, "moe_intermediate_size": 1408}
     | {"attention_bias": False, "partial_rotary_factor": 0.5, "use_qk_norm": False, "norm_topk_prob": True}
-    | {"n_routed_experts": None, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
+    | {"n_routed_experts": 128, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
     | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, "scoring_func": None},
     "minimax_m2": _DECODER
-    | {"rope_theta": 5000000.0, "head_dim": 128, "num_local_experts": None, "num_experts_per_tok": 8}
-    | {"partial_rotary_factor": 1.0, "rotary_dim": None, "scoring_func": None},
+    | {"rope_theta": 5000000.0, "num_local_experts": 256, "num_experts_per_tok": 8}
+    | {"partial_rotary_factor": None, "rotary_dim": None, "scoring_func": None},
     "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
 }
 
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **{name: keys | {"is_causal": True} for name, keys in _AUTOREGRESSIVE.items()},
-        "bert": {
-            **{key: None for key in _DIMENSIONS if key not in ("num_key_value_heads", "head_dim")},
-            "layer_norm_eps": None,
-            "hidden_act": "gelu",
-            "is_decoder": False,
-        },
+        **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in _AUTOREGRESSIVE.items()},
+        "bert": with_sizes(
+            "bert",
+            _without(dict.fromkeys(_DIMENSIONS), "num_key_value_heads", "head_dim")
+            | {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "is_decoder": False},
+        ),
         "llada": _DECODER | _LLADA | _LLADA_MOE | _MASK,
         "llada_moe": _DECODER | _LLADA_MOE | _MASK,
         "Dream": _QWEN2 | _MASK,
         "dream": _QWEN2 | _MASK,
-        "sdar": _QWEN3 | _MASK | {"block_size": None},
+        "sdar": _QWEN2 | _MASK | {"block_size": None, "head_dim": 128},
         "sdar_moe": _QWEN3_MOE | _MASK | {"block_size": None},
     }
 )
