@@ -89,7 +89,7 @@ class TinyModel:
         backend.runs_ahead = runs_ahead
         backend.load(description.spec, description.weights)
         layout = layout_of(description.spec, kv_dtype)
-        num_states = 4 * max_running if layout.states else 0
+        num_states = 4 * (max_running + 1) if layout.states else 0
         layout = replace(layout, num_states=num_states)
         num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
         kv = KVCache(num_blocks, layout.block_size, num_states=num_states)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.engine.scheduling.plan import pad_tables
+from kvarn.engine.scheduling.plan import EntryStates, pad_tables, state_slots
 from kvarn.errors import BackendError, CapacityError
 from kvarn.kv.cache import KVCache
 from kvarn.models.spec import Pooling
@@ -78,7 +78,8 @@ def groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iter
     num_tokens = num_blocks = 0
     for ids in texts:
         blocks = kv.blocks_for(len(ids))
-        if group and (num_tokens + len(ids) > max_tokens or num_blocks + blocks > kv.num_blocks):
+        is_full = num_tokens + len(ids) > max_tokens or num_blocks + blocks > kv.num_blocks
+        if group and (is_full or kv.states is not None):  # one sequence has slots beside those that run
             yield group
             group, num_tokens, num_blocks = [], 0, 0
         group.append(ids)
@@ -96,13 +97,15 @@ def batch_of(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.i
                 f"the KV cache has no room for {len(part):,} more tokens; raise kv_bytes= or wait", retry_after_s=1.0
             )
     lengths = [len(part) for part in parts]
+    row_starts = _cumulative(lengths)
     return Batch(
         token_ids=np.concatenate(parts),
         positions=np.concatenate([np.arange(start, start + n, dtype=np.int32) for n in lengths]),
-        row_starts=_cumulative(lengths),
+        row_starts=row_starts,
         context_lens=np.array([start + n for n in lengths], np.int32),
         block_tables=pad_tables([kv.block_ids(name) for name in names]),
         output_rows=np.arange(sum(lengths), dtype=np.int32),
+        states=state_slots(EntryStates.of(kv, names), row_starts),
     )
 
 

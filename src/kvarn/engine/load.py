@@ -111,7 +111,7 @@ def _load(
         backend.load(spec, weights, progress)
         kv = _reserve(backend, share, memory, config)
         if kv.states is not None:
-            config = replace(config, max_running=min(config.max_running, kv.states.max_sequences))
+            config = replace(config, max_running=min(config.max_running, kv.states.max_sequences - 1))
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
         decoder = _make_decoder(backend, spec, words, description.recommended, context)

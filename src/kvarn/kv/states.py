@@ -45,7 +45,7 @@ class StateCache:
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         assert num_slots >= MIN_STATES, f"a sequence needs {MIN_STATES} slots"
-        self.max_sequences = max(1, num_slots // SLOTS_OF_SEQUENCE)
+        self.max_sequences = max(2, num_slots // SLOTS_OF_SEQUENCE)
         self._block_size = block_size
         self._pool = BlockPool(num_slots)
         self._index = PrefixIndex()

@@ -99,7 +99,7 @@ def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, left_bytes
     slot_bytes = 4 * sum(state_layers(spec))
     if slot_bytes == 0:
         return plan
-    count = min(SLOTS_OF_SEQUENCE * max_running, max(MIN_STATES, int(left_bytes * STATE_SHARE) // slot_bytes))
+    count = min(SLOTS_OF_SEQUENCE * (max_running + 1), max(MIN_STATES, int(left_bytes * STATE_SHARE) // slot_bytes))
     return replace(plan, num_states=count, state_bytes=count * slot_bytes)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.models.spec import Attention, GatedDeltaNet, ModelSpec, ShortConv
 
 Recurrent = GatedDeltaNet | ShortConv
-MIN_STATES = 2  # slots for one sequence and no snapshot
+MIN_STATES = 4  # slots for one request, and for a text that is scored or embedded beside it
 SLOTS_OF_SEQUENCE = 4  # half of them for snapshots
 
 

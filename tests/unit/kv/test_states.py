@@ -98,7 +98,7 @@ def test_a_snapshot_in_use_outlives_its_block() -> None:
     kv.check()
 
 
-@pytest.mark.parametrize("num_states", [2, 3, 8, 40])
+@pytest.mark.parametrize("num_states", [4, 5, 8, 40])
 def test_random_sequences_always_find_a_slot(num_states: int, size: Size) -> None:
     """And what a sequence reads holds the state behind exactly its tokens, whoever wrote it."""
     rng = random.Random(num_states)
@@ -133,7 +133,7 @@ def test_random_sequences_always_find_a_slot(num_states: int, size: Size) -> Non
             else:
                 kv.publish(name, texts[name], num_computed=end)
         kv.check()
-    assert num_hits > 0 or num_states <= 3
+    assert num_hits > 0 or num_states <= 5
 
 
 def step(kv: KVCache, name: str, text: list[int], memory: dict[int, tuple[int, ...]]) -> None:

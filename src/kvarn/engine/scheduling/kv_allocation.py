@@ -37,16 +37,11 @@ class KVAllocation:
         """A span with its blocks."""
         reach = span.reach
         if reach is None:
-            return BatchEntry(span, self._kv.block_ids(span.request.id), copies, states=self._states(span))
+            states = EntryStates.of(self._kv, [span.request.id])
+            return BatchEntry(span, self._kv.block_ids(span.request.id), copies, states=states[0] if states else None)
         kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
         companion = None if reach.companion is None else self.entry(reach.companion)
         return BatchEntry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
-
-    def _states(self, span: Span) -> EntryStates | None:
-        if self._kv.states is None:
-            return None
-        state = self._kv.states.state_of(span.request.id)
-        return EntryStates(state.read, state.written, state.saved_rows())
 
     def could_fit(self, request: Request, num_computed: int, staying: Iterable[Request], num_leaving: int) -> bool:
         """Whether it might if others left the blocks they hold; those they share with anybody would stay."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep, StateSlots
 from kvarn.decoding.decoder import Span
+from kvarn.kv.cache import KVCache
 from kvarn.request import Request
 
 
@@ -20,6 +21,14 @@ class EntryStates(NamedTuple):
     read: int
     written: int
     saved: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, kv: KVCache, sequences: Iterable[str]) -> list[EntryStates]:
+        """Those of the steps that were planned for some sequences; empty where the model has no states."""
+        if kv.states is None:
+            return []
+        found = map(kv.states.state_of, sequences)
+        return [cls(state.read, state.written, state.saved_rows()) for state in found]
 
 
 class BatchEntry(NamedTuple):
@@ -124,7 +133,7 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         output_rows=outputs + np.repeat(starts[:-1], [len(span.outputs) for span in spans]),
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
-        states=_state_slots([entry.states for entry in parts], starts),
+        states=state_slots([entry.states for entry in parts if entry.states is not None], starts),
     )
     return StepPlan(tuple(entries), batch, layerwise)
 
@@ -137,16 +146,14 @@ def _parts(entries: Sequence[BatchEntry]) -> Iterator[BatchEntry]:
             yield entry.companion
 
 
-def _state_slots(states: Sequence[EntryStates | None], starts: Int32) -> StateSlots | None:
-    held = [state for state in states if state is not None]
-    if not held:
+def state_slots(states: Sequence[EntryStates], starts: Int32) -> StateSlots | None:
+    """The slots of all sequences of a batch whose rows begin at starts; None where the model has no states."""
+    if not states:
         return None
-    saved = [
-        (first + row, slot) for first, state in zip(starts.tolist(), held, strict=False) for row, slot in state.saved
-    ]
+    saved = [(first + row, slot) for first, state in zip(starts, states, strict=False) for row, slot in state.saved]
     return StateSlots(
-        read=np.array([state.read for state in held], np.int32),
-        written=np.array([state.written for state in held], np.int32),
+        read=np.array([state.read for state in states], np.int32),
+        written=np.array([state.written for state in states], np.int32),
         saved_rows=np.array([row for row, _ in saved], np.int32),
         saved_slots=np.array([slot for _, slot in saved], np.int32),
     )
