@@ -57,29 +57,39 @@ class ErrorFeedback:
 
 
 class _Columns:
-    """A matrix column by column, in the order they are rounded: every array is (columns, rows)."""
+    """A matrix column by column, in the order they are rounded: arrays are (columns, rows), scales (groups, rows)."""
 
     def __init__(self, values: Float32, grid: StoredGrid, order: npt.NDArray[np.int64]) -> None:
-        self._w = np.ascontiguousarray(values.T[order])
-        self._scale = grid.scale.reshape(values.shape).T[order]
-        self._low = grid.low.reshape(values.shape).T[order]
-        self._levels, self._middles = grid.levels, (grid.levels[1:] + grid.levels[:-1]) / 2
+        self._w = np.ascontiguousarray(values.T)[order]
+        self._scales, self._lows = (
+            np.ascontiguousarray(part.reshape(len(values), -1).T) for part in (grid.scales, grid.lows)
+        )
+        self._inverses = np.divide(1, self._scales, out=np.zeros_like(self._scales), where=self._scales != 0)
+        self._groups = order // grid.group
+        self._levels, self._is_uniform = grid.levels, grid.is_uniform
+        self._middles = (grid.levels[1:] + grid.levels[:-1]) / 2
         self.quants = np.empty(self._w.shape, np.uint8)
 
     def round(self, begin: int, end: int, upper: Float32) -> None:
         """Round columns begin .. end and correct all after them."""
         errors = np.empty((end - begin, self._w.shape[1]), np.float32)
         for j in range(begin, end):
-            errors[j - begin] = (self._w[j] - self._nearest(j)) / upper[j, j]
-            self._w[j + 1 : end] -= np.outer(upper[j, j + 1 : end], errors[j - begin])
+            column = self._w[j]
+            column -= upper[begin:j, j] @ errors[: j - begin]  # what the columns before it in this group left
+            errors[j - begin] = (column - self._nearest(j)) / upper[j, j]
         self._w[end:] -= upper[begin:end, end:].T @ errors
 
     def _nearest(self, j: int) -> Float32:
-        scale, low = self._scale[j], self._low[j]
-        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        quants = np.searchsorted(self._middles, (self._w[j] - low) * inverse)
-        self.quants[j] = quants
-        found: Float32 = scale * self._levels[quants] + low
+        group = self._groups[j]
+        low = self._lows[group]
+        wanted = (self._w[j] - low) * self._inverses[group]
+        if self._is_uniform:
+            levels = np.clip(np.rint(wanted, out=wanted), self._levels[0], self._levels[-1], out=wanted)
+            self.quants[j] = levels - self._levels[0]
+        else:
+            self.quants[j] = np.searchsorted(self._middles, wanted)
+            levels = self._levels[self.quants[j]]
+        found: Float32 = self._scales[group] * levels + low
         return found
 
 
