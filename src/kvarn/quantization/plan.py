@@ -17,6 +17,7 @@ from kvarn.hub import OnProgress
 from kvarn.models.spec import MixtureOfExperts, ModelSpec
 from kvarn.quantization.allocation.allocate import Budget, Measurement, SizeTarget, allocate
 from kvarn.quantization.allocation.candidates import fitting_types
+from kvarn.quantization.allocation.measured_file import MeasuredFile, measured_key
 from kvarn.quantization.allocation.probe import DivergenceProbe
 from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
@@ -70,15 +71,19 @@ class SizePlanner:
     threads: int
     progress: OnProgress | None
     measures_result: bool = True  # run the whole choice at the end, as it will be written
+    measured: Path | None = None  # keeps what was measured, for other sizes
 
     def plan(self, source: ModelSource, metadata: dict[str, Any], matrix: ImportanceMatrix) -> QuantizationPlan:
         """Measure, then choose the types."""
         matrices = [info for info in source.weights.tensors.values() if is_quantizable(info)]
         budget = self._budget(source, metadata)
         team = _native.ThreadTeam(self.threads)
+        kept = None
+        if self.measured is not None:
+            kept = MeasuredFile(self.measured, measured_key(source.weights, matrices, self.text, matrix))
         with closing(DivergenceProbe(self.path, self.text, self.threads)) as probe:
             measurement = Measurement(probe, matrix, team)
-            types = allocate(measurement.run(source.weights, matrices, self.progress), budget)
+            types = allocate(measurement.run(source.weights, matrices, self.progress, kept), budget)
             kl = measurement.divergence(types) if self.measures_result else None
         changes = [
             _change(info, types[info.name], types[info.name], matrix)

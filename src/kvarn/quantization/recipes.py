@@ -13,6 +13,7 @@ from typing import Final
 
 from kvarn.checks import check_parameter
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.quantization.fp8.scheme import FP8Scheme
 
 T = TensorType
 FLOATS: Final = (T.F32, T.F16, T.BF16)
@@ -63,10 +64,10 @@ def gets_more_bits(layer: int, num_layers: int) -> bool:
 
 
 def mix_name(name: str) -> str:
-    """The canonical name of a mix; unknown ones are refused with those there are."""
+    """The canonical name of a mix or of an FP8 scheme; unknown ones are refused with those there are."""
     upper = name.upper()
-    found = ALIASES.get(upper, upper)
-    check_parameter.one_of("type", found if found in MIXES else name, tuple(MIXES))
+    found, known = ALIASES.get(upper, upper), (*MIXES, *FP8Scheme.__members__)
+    check_parameter.one_of("type", found if found in known else name, known)
     return found
 
 
