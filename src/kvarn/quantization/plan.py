@@ -22,6 +22,7 @@ from kvarn.quantization.allocation.probe import DivergenceProbe
 from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
 from kvarn.quantization.imatrix import ImportanceMatrix
+from kvarn.quantization.packed.types import WrittenType
 from kvarn.quantization.recipes import (
     FILE_TYPES,
     MIXES,
@@ -155,7 +156,7 @@ def recipe_model(spec: ModelSpec) -> RecipeModel:
     )
 
 
-def _change(info: TensorInfo, wanted: TensorType, type: TensorType, matrix: ImportanceMatrix | None) -> TensorChange:
+def _change(info: TensorInfo, wanted: WrittenType, type: WrittenType, matrix: ImportanceMatrix | None) -> TensorChange:
     is_weighted = matrix is not None and info.name in matrix.entries and type not in (*FLOATS, TensorType.Q8_0)
     return TensorChange(info, wanted, type, is_weighted)
 
@@ -176,7 +177,7 @@ def _bytes(info: TensorInfo, type: TensorType) -> int:
 
 def _file_type(changes: list[TensorChange]) -> int:
     """GGUF's number of the type that most values have."""
-    values: dict[TensorType, int] = {}
+    values: dict[WrittenType, int] = {}
     for change in changes:
         values[change.type] = values.get(change.type, 0) + change.source.num_values
     return FILE_TYPES[mix_name(max(values, key=lambda type: values[type]).name)]

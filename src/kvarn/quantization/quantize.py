@@ -27,6 +27,7 @@ from kvarn.quantization.folding.folds import folded_imatrix
 from kvarn.quantization.fp8.folder import write_fp8_folder
 from kvarn.quantization.fp8.scheme import FP8Scheme
 from kvarn.quantization.imatrix import DIGESTS, ImportanceMatrix, read_imatrix, require_match
+from kvarn.quantization.packed.types import PackedType
 from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
 from kvarn.quantization.recipes import is_quantizable, mix_name
 from kvarn.quantization.report import QuantizationReport, TensorChange
@@ -208,7 +209,8 @@ class _Job:
             return plan, self._source.weights, self.matrix
         has_imatrix = self.matrix is not None
         job = FoldJob(self._path, self._source, self._text, self._threads, self._progress, has_imatrix)
-        weights = job.run(method, {change.source.name: change.type for change in plan.changes})
+        types = [(change.source.name, change.type) for change in plan.changes]
+        weights = job.run(method, {name: t.nearest if isinstance(t, PackedType) else t for name, t in types})
         changes = tuple(replace(change, source=weights.tensors[change.source.name]) for change in plan.changes)
         matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
         return replace(plan, changes=changes), weights, matrix

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.quantization.fp8.scheme import FP8Scheme
+from kvarn.quantization.packed.types import WrittenType
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,8 @@ class TensorChange:
     """wanted is the recipe's choice; type differs from it where its blocks do not fit the rows."""
 
     source: TensorInfo
-    wanted: TensorType
-    type: TensorType
+    wanted: WrittenType
+    type: WrittenType
     is_weighted: bool = False  # errors were weighed by an importance matrix
 
     @property

@@ -93,8 +93,8 @@ def quantize(
 
     TYPE is a block type or one of llama.cpp's mixes, which give more bits to the tensors that need them:
 
-      F32 F16 BF16  Q8_0  Q6_K  Q5_K_M Q5_K_S Q5_1 Q5_0  Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL  Q3_K_L Q3_K_M Q3_K_S
-      Q2_K Q2_K_S
+      F32 F16 BF16  Q8_0  Q6_K  Q5_K_M Q5_K_S Q5_1 Q5_0  Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
+      Q3_K_L Q3_K_M Q3_K_S  Q2_K Q2_K_S
 
     FP8_TENSOR, FP8_ROW and FP8_BLOCK (tiles of 128 x 128) make a safetensors folder of a folder, for engines on GPUs.
 

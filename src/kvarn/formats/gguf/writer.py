@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -53,11 +53,20 @@ class Stored:
         yield self.data
 
 
+class FileType(Protocol):
+    """What a file says of a tensor's type; TensorType is one."""
+
+    @property
+    def id(self) -> int: ...
+
+    def num_bytes(self, num_values: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """A tensor whose bytes are made while the file is written, so that none has to be held whole."""
 
-    type: TensorType
+    type: FileType
     shape: tuple[int, ...]
     make: Callable[[], Iterable[npt.NDArray[np.uint8]]]
 
