@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.fp8.scheme import FP8Scheme
 from kvarn.quantization.packed.types import WrittenType
 
@@ -78,6 +79,12 @@ class QuantizationReport:
         """Tensors that got another type than the recipe's, because its blocks do not fit their rows."""
         return tuple(change for change in self.changes if change.is_fallback)
 
+    @property
+    def requantized(self) -> tuple[TensorChange, ...]:
+        """Tensors that were quantised already, and were rounded a second time."""
+        changes = (change for change in self.changes if isinstance(change, TensorChange))
+        return tuple(change for change in changes if change.source.type not in FLOATS and not change.is_copy)
+
     def types(self) -> dict[str, int]:
         """How many tensors there are of each type."""
         return dict(Counter(change.type.name for change in self.changes).most_common())
@@ -96,4 +103,6 @@ class QuantizationReport:
             }
             for change in self.changes
         ]
-        return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes}
+        return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes} | {
+            "requantized": len(self.requantized)
+        }

@@ -103,6 +103,17 @@ def test_plot_and_tensors_need_a_source(kvarn: Kvarn, source: Path, texts: tuple
     assert b"--against" in done.stderr
 
 
+def test_rounding_a_second_time_is_confirmed_and_says_what_is_lost(kvarn: Kvarn, source: Path, tmp_path: Path) -> None:
+    once, twice = str(tmp_path / "once.gguf"), str(tmp_path / "twice.gguf")
+    assert kvarn("quantize", str(source), "Q8_0", "-o", once).returncode == 0
+    refused = kvarn("quantize", once, "Q4_0", "-o", twice)
+    assert refused.returncode == 2
+    assert b"--requantize" in refused.stderr
+    done = kvarn("quantize", once, "Q4_0", "-o", twice, "--requantize")
+    assert done.returncode == 0, done.stderr
+    assert b"tensors were quantised already (Q8_0): what their first rounding lost stays lost" in done.stdout
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that takes seconds to quantise."""
