@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def main() -> None:
     if args.what == "speed":
         print(json.dumps(bench.speed(args.rounds, args.mix or ["Q4_K_M", "Q4_0"])))
         return
-    for mix in args.mix or MIXES:
-        bench.write(mix) if args.what == "files" else bench.judge(mix)
     if args.what == "judge":
+        bench.judge(args.mix or MIXES)
         bench.draw()
+        return
+    for mix in args.mix or MIXES:
+        bench.write(mix)
 
 
 class QuantizedFiles:
@@ -77,16 +80,15 @@ class QuantizedFiles:
             report = kvarn.quantize(self._source, target, ours, options=options)
             print(mix, theirs.stat().st_size, report.num_bytes, report.types(), f"{report.seconds:.0f} s", flush=True)
 
-    def judge(self, mix: str) -> None:
-        """Measure both files of a mix against the source and keep the figures."""
+    def judge(self, mixes: Sequence[str]) -> None:
+        """Measure both files of each mix against the source and keep the figures."""
         found = self._figures()
-        makers = [maker for maker in ("llama", "size") if f"{mix}-{maker}" not in found]
-        if not makers:
+        names = [f"{mix}-{maker}" for mix in mixes for maker in ("llama", "size")]
+        new = {name: self.path(*name.split("-")) for name in names if name not in found}
+        if not new:
             return
-        files = [self.path(mix, maker) for maker in makers]
-        reports = evaluate_all(files, text=self._held_out, against=self._source, options=JUDGED)
-        found |= {f"{mix}-{maker}": report.as_dict() for maker, report in zip(makers, reports[1:], strict=True)}
-        found["source"] = reports[0].as_dict()
+        reports = evaluate_all(list(new.values()), text=self._held_out, against=self._source, options=JUDGED)
+        found |= {name: report.as_dict() for name, report in zip(("source", *new), reports, strict=True)}
         write_result(f"quantized-{self._model}", found, command=f"python -m benchmarks.quantized judge {self._model}")
         for report in reports[1:]:
             print(json.dumps(report.as_dict()), flush=True)
