@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -110,22 +111,31 @@ class QuantizedFiles:
         (RESULTS / f"quantized-{self._model}.svg").write_text(svg(points, f"{self._model}: divergence from F16"))
 
     def speed(self, rounds: int, mixes: list[str]) -> dict[str, dict[str, float]]:
-        """Seconds of whole processes without an imatrix, turn by turn; the medians and their ratio."""
+        """Medians of both without an imatrix, turn by turn: seconds of the quantiser, processor time of the process."""
         found = {}
         for mix in mixes:
-            ours, theirs = [], []
+            runs: dict[str, list[float]] = {"ours_s": [], "ours_cpu_s": [], "llama_cpp_s": [], "llama_cpp_cpu_s": []}
             for _ in range(rounds):
-                ours.append(_run_ours(self._source, self._work / "speed-ours.gguf", mix))
-                theirs.append(_run_llama(self._source, self._work / "speed-theirs.gguf", mix))
-            medians = statistics.median(ours), statistics.median(theirs)
-            found[mix] = {"ours_s": medians[0], "llama_cpp_s": medians[1], "ratio": medians[0] / medians[1]}
-            print(mix, [round(s, 2) for s in ours], [round(s, 2) for s in theirs], flush=True)
+                for name, run in (("ours", _run_ours), ("llama_cpp", _run_llama)):
+                    before = _processor_time()
+                    runs[f"{name}_s"].append(run(self._source, self._work / f"speed-{name}.gguf", mix))
+                    runs[f"{name}_cpu_s"].append(_processor_time() - before)
+            medians = {name: statistics.median(values) for name, values in runs.items()}
+            ratios = {f"ratio{unit}": medians[f"ours{unit}"] / medians[f"llama_cpp{unit}"] for unit in ("_s", "_cpu_s")}
+            found[mix] = medians | ratios
+            print(mix, runs, flush=True)
         write_result(f"quantize-speed-{self._model}", found, command="python -m benchmarks.quantized speed")
         return found
 
     def _figures(self) -> dict[str, Any]:
         path = RESULTS / f"quantized-{self._model}.json"
         return dict(json.loads(path.read_text())["figures"]) if path.exists() else {}
+
+
+def _processor_time() -> float:
+    """Of all processes that ended, the start of Python included."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _run_ours(source: Path, output: Path, mix: str) -> float:

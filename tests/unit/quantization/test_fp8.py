@@ -219,3 +219,12 @@ def test_an_fp8_folder_is_no_source_for_another(source: Path, tmp_path: Path) ->
     with pytest.raises((ConfigError, UnsupportedModel)):
         kvarn.quantize(tmp_path / "out", "FP8_ROW", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_a_file_beside_the_weights_that_is_no_tokenizers_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "folder", "llama", **WIDE)
+    with (folder / "vocab.txt").open("wb") as file:
+        file.truncate(1 << 40)  # a hole, no bytes
+    with pytest.raises(FormatError, match=r"vocab\.txt.*are allowed"):
+        kvarn.quantize(folder, "FP8_ROW", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

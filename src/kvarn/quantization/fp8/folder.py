@@ -29,6 +29,7 @@ from kvarn.quantization.disk import require_room
 from kvarn.quantization.fp8.scheme import TILE, FP8Scheme, encode, scales_of
 from kvarn.quantization.report import FP8Change
 
+MAX_COPIED_BYTES = 256 << 20
 SLICE_VALUES = 1 << 21  # of one step: its temporaries take some 50 MB
 MATRIX = re.compile(
     r"\.layers\.\d+\.(self_attn|mlp|block_sparse_moe)\.((shared_experts?|experts\.\d+)\.)?(\w+_proj|w[123])\.weight$"
@@ -186,9 +187,18 @@ def _publish(new: NewFile, source: Path, target: Path, config: Mapping[str, obje
         (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for file in sorted(source.iterdir()):
             if COPIED.fullmatch(file.name) and file.is_file():
-                shutil.copyfile(file, draft / file.name)
+                _copy(file, draft / file.name)
         new.publish(draft / "model.safetensors")
         os.rename(draft, target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def _copy(file: Path, target: Path) -> None:
+    size = file.stat().st_size
+    if size > MAX_COPIED_BYTES:
+        raise FormatError(
+            f"the file has {size:,} bytes, {MAX_COPIED_BYTES:,} are allowed beside the weights", file=str(file)
+        )
+    shutil.copyfile(file, target)
