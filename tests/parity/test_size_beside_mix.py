@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 import kvarn
 from kvarn.evaluation.evaluate import evaluate_all
-from kvarn.formats.gguf.reader import GGUFFile
-from kvarn.formats.gguf.writer import write_gguf
-from kvarn.formats.weights import TensorType
-from tests.assets import smollm2
 from tests.conftest import Record
 from tests.float_model import write_float_model, write_text
+from tests.float_source import float_source
 
 pytestmark = pytest.mark.model
-
-
-def off_its_grid(source: Path, path: Path) -> Path:
-    """A quantised model as F16, every value moved by up to half a step of its block: no type fits it by descent."""
-    opened, rng = GGUFFile(source), np.random.default_rng(0)
-    arrays = {name: _moved(opened.array(name), info.type, rng) for name, info in opened.tensors.items()}
-    write_gguf(path, {**opened.stored_metadata(), "general.file_type": 1}, arrays)
-    return path
-
-
-def _moved(values: npt.NDArray[np.float32], type: TensorType, rng: np.random.Generator) -> npt.NDArray[np.floating]:
-    if values.ndim < 2 or type.block_values == 1:
-        return values
-    blocks = values.reshape(-1, 32)
-    gaps = np.diff(np.sort(blocks, axis=1), axis=1)
-    gaps[gaps < 1e-3 * np.abs(blocks).max(axis=1, keepdims=True)] = np.inf
-    step = gaps.min(axis=1, keepdims=True)
-    step[~np.isfinite(step)] = 0
-    noise = rng.random(blocks.shape, np.float32) - 0.5
-    return (blocks + step * noise).reshape(values.shape).astype(np.float16)
 
 
 def texts(folder: Path, *, is_long: bool) -> tuple[Path, Path]:
@@ -52,10 +27,7 @@ def texts(folder: Path, *, is_long: bool) -> tuple[Path, Path]:
 
 
 def test_a_size_beats_a_mix_of_its_bytes(is_long: bool, record: Record, tmp_path: Path) -> None:
-    if is_long:
-        source = off_its_grid(smollm2(), tmp_path / "source.gguf")
-    else:
-        source = write_float_model(tmp_path / "source.gguf", width=64, hidden=256)
+    source = float_source("smollm2") if is_long else write_float_model(tmp_path / "source.gguf", width=64, hidden=256)
     calibration, held_out = texts(tmp_path, is_long=is_long)
     matrix, mix, sized = (tmp_path / name for name in ("imatrix", "mix.gguf", "sized.gguf"))
     kvarn.collect_imatrix(source, matrix, text=calibration, options=kvarn.ImatrixOptions(chunks=24, context=256))

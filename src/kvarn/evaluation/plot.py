@@ -1,4 +1,4 @@
-"""Divergence against size as an SVG: one point for each model, KL on a logarithmic scale."""
+"""Divergence against size as an SVG: one point for each model, one line for each series, KL on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 130, 30, 50
 LEAST_KL = 1e-7  # what is closer to the source is drawn here
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+COLOURS = ("#246", "#a52", "#473", "#737")
 
 
 @dataclass(frozen=True, slots=True)
 class PlotPoint:
-    """A model: megabytes, mean KL, and its standard error."""
+    """A model: megabytes, mean KL and its standard error. series: points that one line joins; several are named."""
 
     label: str
     megabytes: float
     kl: float
     error: float
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def svg(points: Sequence[PlotPoint], title: str) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{LEFT}" y="18" font-size="14">{escape(title)}</text>',
         *_grid(axes),
-        *_curve(axes, points),
+        *_curves(axes, points),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -98,12 +100,23 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * number for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _curve(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
+def _curves(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
+    names = list(dict.fromkeys(point.series for point in points))
+    for number, name in enumerate(names):
+        colour = COLOURS[number % len(COLOURS)]
+        yield from _curve(axes, [point for point in points if point.series == name], colour)
+        if len(names) > 1:
+            y = TOP + 14 + 18 * number
+            yield f'<circle cx="{WIDTH - RIGHT - 150}" cy="{y - 4}" r="4" fill="{colour}"/>'
+            yield f'<text x="{WIDTH - RIGHT - 140}" y="{y}">{escape(name)}</text>'
+
+
+def _curve(axes: _Axes, points: Sequence[PlotPoint], colour: str) -> Iterator[str]:
     path = " ".join(f"{axes.x(point.megabytes):.1f},{axes.y(point.kl):.1f}" for point in points)
-    yield f'<polyline points="{path}" fill="none" stroke="#8ab" stroke-dasharray="3 3"/>'
+    yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-opacity="0.5" stroke-dasharray="3 3"/>'
     for point in points:
         x, y = axes.x(point.megabytes), axes.y(point.kl)
         top, bottom = axes.y(point.kl + point.error), axes.y(max(point.kl - point.error, LEAST_KL))
-        yield f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#246"/>'
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#246"><title>{escape(point.label)}</title></circle>'
+        yield f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{colour}"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(point.label)}</title></circle>'
         yield f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(point.label)}</text>'

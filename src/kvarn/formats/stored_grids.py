@@ -21,18 +21,38 @@ T = TensorType
 
 @dataclass(frozen=True, slots=True)
 class StoredGrid:
-    """scale and low are (blocks, values); levels ascend."""
+    """scales and lows are (blocks, groups), of block_values / groups values each; levels ascend."""
 
-    scale: Floats
-    low: Floats
+    scales: Floats
+    lows: Floats
     levels: Floats
+    block_values: int
+
+    @property
+    def group(self) -> int:
+        """How many values share a scale."""
+        return self.block_values // int(self.scales.shape[1])
+
+    @property
+    def scale(self) -> Floats:
+        """For each value: (blocks, values)."""
+        return np.repeat(self.scales, self.group, axis=1)
+
+    @property
+    def low(self) -> Floats:
+        """For each value: (blocks, values)."""
+        return np.repeat(self.lows, self.group, axis=1)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether the levels are whole numbers, one after another."""
+        return bool((np.diff(self.levels) == 1).all())
 
 
 def grid_of(stored: Bytes, type: TensorType) -> StoredGrid:
     """The grid of blocks, (blocks, bytes)."""
-    scale, low, levels = _READERS[type](stored)
-    shape = len(stored), type.block_values
-    return StoredGrid(_per_value(scale, shape), _per_value(low, shape), np.asarray(levels, np.float32))
+    scale, low, levels = (np.asarray(part, np.float32) for part in _READERS[type](stored))
+    return StoredGrid(scale, low, levels, type.block_values)
 
 
 def with_quants(stored: Bytes, type: TensorType, quants: npt.NDArray[np.uint8]) -> Bytes:
@@ -45,11 +65,6 @@ def with_quants(stored: Bytes, type: TensorType, quants: npt.NDArray[np.uint8]) 
 
 def has_grid(type: TensorType) -> bool:
     return type in _READERS
-
-
-def _per_value(column: Floats, shape: tuple[int, int]) -> Floats:
-    """One number for each sub-block, spread over its values."""
-    return np.repeat(column, shape[1] // column.shape[1], axis=1).astype(np.float32)
 
 
 Parts = tuple[Floats, Floats, npt.NDArray[Any]]

@@ -11,6 +11,7 @@ from kvarn.backends.native import _native
 from kvarn.errors import FormatError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.quantization.packed.types import PackedType, WrittenType, encode
 
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
@@ -21,7 +22,7 @@ _EVENLY = np.empty(0, np.float32)
 
 
 def requantized(
-    raw: Bytes, info: TensorInfo, type: TensorType, importance: Float32 | None, team: _native.ThreadTeam
+    raw: Bytes, info: TensorInfo, type: WrittenType, importance: Float32 | None, team: _native.ThreadTeam
 ) -> Iterator[Bytes]:
     """The bytes of a tensor as another type, in slices of whole rows.
 
@@ -39,12 +40,17 @@ def requantized(
             yield _quantize(rows[begin : begin + step], info, type, weights, team)
 
 
-def _quantize(rows: Bytes, info: TensorInfo, type: TensorType, weights: Float32, team: _native.ThreadTeam) -> Bytes:
+def _quantize(rows: Bytes, info: TensorInfo, type: WrittenType, weights: Float32, team: _native.ThreadTeam) -> Bytes:
     count, columns, source = len(rows), info.shape[-1], info.type
     flat = rows.reshape(-1)
     if source not in FLOATS:
         flat = dequantize(flat, source, (count, columns)).reshape(-1).view(np.uint8)
         source = TensorType.F32
+    if isinstance(type, PackedType):
+        values = dequantize(flat, source, (count, columns))
+        if np.isfinite(values).all():
+            return encode(values, type, weights if weights.size else None, team)
+        raise FormatError(f"tensor {info.name} has NaN or infinite values; it cannot be {type.name}")
     out = np.empty(type.num_bytes(count * columns), np.uint8)
     if not _native.quantize(source.id, type.id, count, columns, flat, weights, out, team):
         raise FormatError(f"tensor {info.name} has NaN or infinite values; it cannot be {type.name}")

@@ -23,6 +23,14 @@ def require_writable(target: Path, source: Path, *, force: bool) -> None:
             raise ConfigError(f"the output {str(target)!r} exists; give another name, or replace it with --force")
 
 
+def require_new_folder(target: Path) -> None:
+    """Refuse a folder that cannot be made; one that exists is never replaced, whatever is in it."""
+    if not target.parent.is_dir():
+        raise ConfigError(f"the output's folder {str(target.parent)!r} does not exist; make it first")
+    if target.exists():
+        raise ConfigError(f"the output {str(target)!r} exists; FP8 is written as a new folder, give another name")
+
+
 def require_room(target: Path, num_bytes: int) -> None:
     """Refuse when the disk has fewer bytes free than the file will take."""
     free = shutil.disk_usage(target.parent).free

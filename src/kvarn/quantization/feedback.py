@@ -17,12 +17,13 @@ from kvarn.backends.native import _native
 from kvarn.errors import ConfigError
 from kvarn.evaluation.text import RunningText
 from kvarn.formats.stored_grids import has_grid
-from kvarn.formats.weights import WeightSource
+from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.hub import OnProgress
 from kvarn.quantization.blocks import Bytes, Float32, requantized
 from kvarn.quantization.gptq import ErrorFeedback
 from kvarn.quantization.imatrix import ImportanceMatrix
 from kvarn.quantization.moments import LayerInput, MomentCollector
+from kvarn.quantization.packed.types import PackedType, WrittenType
 from kvarn.quantization.report import TensorChange
 
 
@@ -39,7 +40,10 @@ class FeedbackJob:
 
     def run(self, changes: tuple[TensorChange, ...], folder: Path) -> Spool:
         """Round every matrix of a layer whose type has a grid; the spool lies in the folder, without a name."""
-        wanted = {change.source.name: change for change in changes if not change.is_copy and has_grid(change.type)}
+        packed = [change.type.name for change in changes if isinstance(change.type, PackedType)]
+        if packed:
+            raise ConfigError(f"error feedback does not know {packed[0]}; use another type, or another method")
+        wanted = {change.source.name: change for change in changes if not change.is_copy and _has_grid(change.type)}
         spool, team = Spool(folder), _native.ThreadTeam(self.threads)
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:
             for band in collector.bands():
@@ -68,10 +72,15 @@ class FeedbackJob:
                 continue
             known = None if self.matrix is None else self.matrix.entries.get(name)
             importance = np.ascontiguousarray(moments.diagonal()) if known is None else known.importance
+            assert isinstance(change.type, TensorType)
             pieces = requantized(self.weights.raw(name), change.source, change.type, importance, team)
             stored = np.concatenate(list(pieces))
             spool.add(name, feedback.rounded(self.weights.array(name), stored, change.type))
             self.weights.release_pages((name,))
+
+
+def _has_grid(type: WrittenType) -> bool:
+    return isinstance(type, TensorType) and has_grid(type)
 
 
 class Spool:

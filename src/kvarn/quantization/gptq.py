@@ -1,8 +1,8 @@
 """GPTQ's error feedback on the grids of stored blocks: what rounding a column gets wrong, the next columns make good.
 
 Scales come from the usual search. The columns are then rounded one after another to their block's grid, the most
-important ones first, and each error is spread over the columns still to come as H, the second moments of what the
-matrix reads, says: w_rest -= error / U_jj * U_j,rest with U the upper Cholesky factor of the inverse of H.
+important ones first. With H = U D U^T, U upper triangular with ones, H the second moments of what the matrix reads,
+column k is rounded at w_k + sum over i < k of (w_i - q_i) U_ik: GPTQ without the inverse of H (LDLQ, Chee et al. 2023).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ Float32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 DAMPING = 0.01  # of H's mean diagonal, added to it: what the text has not shown is not thought impossible
-COLUMNS_AT_ONCE = 32  # later columns are corrected after so many: products of matrices instead of vectors
+COLUMNS_AT_ONCE = 32  # are corrected together by those before: products of matrices instead of vectors
 ROWS_AT_ONCE = 2048
-TRIANGLE = 64  # columns of a triangular matrix that is inverted in one go
 
 
 class ErrorFeedback:
@@ -32,10 +31,9 @@ class ErrorFeedback:
         matrix[np.diag_indices_from(matrix)] += DAMPING * mean
         self._order = np.argsort(-diagonal, kind="stable")
         ordered = matrix[np.ix_(self._order, self._order)]
-        # Reversed, H = L L^T: the inverse of L, reversed back, is then the upper factor of H's inverse.
-        lower = np.linalg.cholesky(ordered[::-1, ::-1]).astype(np.float64, copy=False)
-        upper = _inverse_lower(lower)[::-1, ::-1]
-        self._upper: Float32 = np.ascontiguousarray(upper, np.float32)
+        # Reversed, H = L L^T; L reversed back is upper triangular, and its columns over their diagonal are U's.
+        upper = np.linalg.cholesky(ordered[::-1, ::-1])[::-1, ::-1]
+        self._upper: Float32 = np.ascontiguousarray(upper / upper.diagonal(), np.float32)
 
     def rounded(self, values: Float32, stored: Bytes, type: TensorType) -> Bytes:
         """Bytes with the scales of `stored` and quants that answer each other's errors; values: (rows, columns)."""
@@ -57,43 +55,40 @@ class ErrorFeedback:
 
 
 class _Columns:
-    """A matrix column by column, in the order they are rounded: every array is (columns, rows)."""
+    """A matrix column by column, in the order they are rounded: arrays are (columns, rows), scales (groups, rows)."""
 
     def __init__(self, values: Float32, grid: StoredGrid, order: npt.NDArray[np.int64]) -> None:
-        self._w = np.ascontiguousarray(values.T[order])
-        self._scale = grid.scale.reshape(values.shape).T[order]
-        self._low = grid.low.reshape(values.shape).T[order]
-        self._levels, self._middles = grid.levels, (grid.levels[1:] + grid.levels[:-1]) / 2
+        self._w = np.ascontiguousarray(values.T)[order]
+        self._scales, self._lows = (
+            np.ascontiguousarray(part.reshape(len(values), -1).T) for part in (grid.scales, grid.lows)
+        )
+        self._inverses = np.divide(1, self._scales, out=np.zeros_like(self._scales), where=self._scales != 0)
+        self._groups = order // grid.group
+        self._levels, self._is_uniform = grid.levels, grid.is_uniform
+        self._middles = (grid.levels[1:] + grid.levels[:-1]) / 2
+        self._errors = np.empty_like(self._w)
         self.quants = np.empty(self._w.shape, np.uint8)
 
     def round(self, begin: int, end: int, upper: Float32) -> None:
-        """Round columns begin .. end and correct all after them."""
-        errors = np.empty((end - begin, self._w.shape[1]), np.float32)
+        """Round columns begin .. end, which make good what all before them got wrong."""
+        corrections = upper[:begin, begin:end].T @ self._errors[:begin]
         for j in range(begin, end):
-            errors[j - begin] = (self._w[j] - self._nearest(j)) / upper[j, j]
-            self._w[j + 1 : end] -= np.outer(upper[j, j + 1 : end], errors[j - begin])
-        self._w[end:] -= upper[begin:end, end:].T @ errors
+            own = upper[begin:j, j] @ self._errors[begin:j]
+            self._errors[j] = self._w[j] - self._nearest(j, self._w[j] + corrections[j - begin] + own)
 
-    def _nearest(self, j: int) -> Float32:
-        scale, low = self._scale[j], self._low[j]
-        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        quants = np.searchsorted(self._middles, (self._w[j] - low) * inverse)
-        self.quants[j] = quants
-        found: Float32 = scale * self._levels[quants] + low
+    def _nearest(self, j: int, target: Float32) -> Float32:
+        group = self._groups[j]
+        low = self._lows[group]
+        wanted = (target - low) * self._inverses[group]
+        if self._is_uniform:
+            levels = np.clip(np.rint(wanted, out=wanted), self._levels[0], self._levels[-1], out=wanted)
+            self.quants[j] = levels - self._levels[0]
+        else:
+            self.quants[j] = np.searchsorted(self._middles, wanted)
+            levels = self._levels[self.quants[j]]
+        found: Float32 = self._scales[group] * levels + low
         return found
 
 
 def _slices(stored: Bytes) -> list[tuple[int, Bytes]]:
     return [(at, stored[at : at + ROWS_AT_ONCE].reshape(-1)) for at in range(0, len(stored), ROWS_AT_ONCE)]
-
-
-def _inverse_lower(lower: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The inverse of a lower triangular matrix, by halves: products of matrices do nearly all the work."""
-    if len(lower) <= TRIANGLE:
-        return np.tril(np.linalg.inv(lower))
-    half = len(lower) // 2
-    inverse = np.zeros_like(lower)
-    inverse[:half, :half] = _inverse_lower(lower[:half, :half])
-    inverse[half:, half:] = _inverse_lower(lower[half:, half:])
-    inverse[half:, :half] = -inverse[half:, half:] @ lower[half:, :half] @ inverse[:half, :half]
-    return inverse

@@ -72,22 +72,33 @@ class MomentCollector:
     def collect(self, inputs: Sequence[LayerInput], progress: OnProgress | None) -> dict[LayerInput, Float32]:
         """Run the text and return the moments of these inputs."""
         found = {one: np.zeros((one.columns, one.columns), np.float32) for one in inputs}
+        share = np.float32(self._chunks.size**-0.5)
+        for _ in self._run({one.layer for one in inputs}, progress, "second moments"):
+            for one in inputs:
+                rows = self._backend.take_rows(one.layer, one.name, 0, one.columns) * share
+                found[one] += rows.T @ rows
+        return found
+
+    def observe(self, progress: OnProgress | None) -> None:
+        """Run the text for the magnitudes alone, which are those of every input."""
+        for _ in self._run(set(), progress, "magnitudes"):
+            pass
+
+    def _run(self, kept_layers: set[int], progress: OnProgress | None, label: str) -> Iterator[None]:
+        """Chunk by chunk; the rows that the matrices of some layers read are kept until they are taken."""
         engine = self._model.engine
         self._backend.observe_inputs()
-        for layer in {one.layer for one in inputs}:
+        for layer in kept_layers:
             self._backend.keep_rows(layer, keep=True)
         for number, ids in enumerate(self._chunks):
             for _ in token_states(self._backend, engine.kv, ids, engine.max_batch_tokens, len(ids)):
                 pass
-            for one in inputs:
-                rows = self._backend.take_rows(one.layer, one.name, 0, one.columns)
-                found[one] += rows.T @ rows / np.float32(self._chunks.size)
+            yield
             if progress is not None:
-                progress(number + 1, len(self._chunks), "second moments")
-        return found
+                progress(number + 1, len(self._chunks), label)
 
     def magnitudes(self, one: LayerInput) -> tuple[Float32, Float32]:
-        """The mean and the largest magnitude of each column, over the last collect()."""
+        """The mean and the largest magnitude of each column, over the last run."""
         sums = self._backend.observed_inputs(one.layer, one.name, 1, one.columns)
         return (sums.magnitudes[0] / max(1, int(sums.rows[0]))).astype(np.float32), sums.largest[0]
 

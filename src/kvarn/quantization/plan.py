@@ -17,10 +17,12 @@ from kvarn.hub import OnProgress
 from kvarn.models.spec import MixtureOfExperts, ModelSpec
 from kvarn.quantization.allocation.allocate import Budget, Measurement, SizeTarget, allocate
 from kvarn.quantization.allocation.candidates import fitting_types
+from kvarn.quantization.allocation.measured_file import MeasuredFile, measured_key
 from kvarn.quantization.allocation.probe import DivergenceProbe
 from kvarn.quantization.blocks import FLOATS
 from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
 from kvarn.quantization.imatrix import ImportanceMatrix
+from kvarn.quantization.packed.types import WrittenType
 from kvarn.quantization.recipes import (
     FILE_TYPES,
     MIXES,
@@ -70,15 +72,19 @@ class SizePlanner:
     threads: int
     progress: OnProgress | None
     measures_result: bool = True  # run the whole choice at the end, as it will be written
+    measured: Path | None = None  # keeps what was measured, for other sizes
 
     def plan(self, source: ModelSource, metadata: dict[str, Any], matrix: ImportanceMatrix) -> QuantizationPlan:
         """Measure, then choose the types."""
         matrices = [info for info in source.weights.tensors.values() if is_quantizable(info)]
         budget = self._budget(source, metadata)
         team = _native.ThreadTeam(self.threads)
+        kept = None
+        if self.measured is not None:
+            kept = MeasuredFile(self.measured, measured_key(source.weights, matrices, self.text, matrix))
         with closing(DivergenceProbe(self.path, self.text, self.threads)) as probe:
             measurement = Measurement(probe, matrix, team)
-            types = allocate(measurement.run(source.weights, matrices, self.progress), budget)
+            types = allocate(measurement.run(source.weights, matrices, self.progress, kept), budget)
             kl = measurement.divergence(types) if self.measures_result else None
         changes = [
             _change(info, types[info.name], types[info.name], matrix)
@@ -150,7 +156,7 @@ def recipe_model(spec: ModelSpec) -> RecipeModel:
     )
 
 
-def _change(info: TensorInfo, wanted: TensorType, type: TensorType, matrix: ImportanceMatrix | None) -> TensorChange:
+def _change(info: TensorInfo, wanted: WrittenType, type: WrittenType, matrix: ImportanceMatrix | None) -> TensorChange:
     is_weighted = matrix is not None and info.name in matrix.entries and type not in (*FLOATS, TensorType.Q8_0)
     return TensorChange(info, wanted, type, is_weighted)
 
@@ -171,7 +177,7 @@ def _bytes(info: TensorInfo, type: TensorType) -> int:
 
 def _file_type(changes: list[TensorChange]) -> int:
     """GGUF's number of the type that most values have."""
-    values: dict[TensorType, int] = {}
+    values: dict[WrittenType, int] = {}
     for change in changes:
         values[change.type] = values.get(change.type, 0) + change.source.num_values
     return FILE_TYPES[mix_name(max(values, key=lambda type: values[type]).name)]

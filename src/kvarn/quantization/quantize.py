@@ -20,11 +20,14 @@ from kvarn.hub import OnProgress, resolve
 from kvarn.machine import choose_threads
 from kvarn.quantization.allocation.allocate import SizeTarget
 from kvarn.quantization.blocks import Bytes, Float32, requantized
-from kvarn.quantization.disk import require_room, require_writable
+from kvarn.quantization.disk import require_new_folder, require_room, require_writable
 from kvarn.quantization.feedback import FeedbackJob, Spool
 from kvarn.quantization.folding.fold import FoldJob
 from kvarn.quantization.folding.folds import folded_imatrix
+from kvarn.quantization.fp8.folder import write_fp8_folder
+from kvarn.quantization.fp8.scheme import FP8Scheme
 from kvarn.quantization.imatrix import DIGESTS, ImportanceMatrix, read_imatrix, require_match
+from kvarn.quantization.packed.types import PackedType
 from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
 from kvarn.quantization.recipes import is_quantizable, mix_name
 from kvarn.quantization.report import QuantizationReport, TensorChange
@@ -41,6 +44,7 @@ class QuantizeOptions:
 
     force: replace an output that exists. method: one of METHODS; None: imatrix where one is given, else rtn.
     text: files for a size and for gptq, which measure; never the ones to judge the result by.
+    measured: of a size, keep what was measured in this file, and take from it what it has already.
     """
 
     imatrix: str | os.PathLike[str] | None = None
@@ -50,6 +54,7 @@ class QuantizeOptions:
     threads: int | None = None
     method: str | None = None
     text: TextFiles = ()
+    measured: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
@@ -79,10 +84,21 @@ class QuantizeOptions:
             raise ConfigError(
                 "a text is for a size (--bytes, --bpw) and for awq, gptq and smoothquant; weigh errors with an imatrix"
             )
+        if self.measured is not None and not isinstance(type, SizeTarget):
+            raise ConfigError("only a size measures tensors one by one; give --bytes or --bpw, or no measured file")
         if self.method == "imatrix" and self.imatrix is None and not isinstance(type, SizeTarget):
             raise ConfigError("the method imatrix needs an imatrix; give one (--imatrix FILE), or another method")
         if isinstance(type, SizeTarget) and self.method in ("rtn", *FOLDING):
             raise ConfigError(f"a size goes with the methods imatrix and gptq, not with {self.method}; give a type")
+
+    def check_for_fp8(self) -> None:
+        """Refuse what FP8 does not know: its codes are the nearest ones, under scales of the largest values."""
+        given = {"imatrix": self.imatrix, "text": self.has_text, "pure": self.pure, "requantize": self.requantize}
+        unknown = [name for name, value in given.items() if value]
+        if self.method not in (None, "rtn"):
+            unknown.append(f"method {self.method}")
+        if unknown:
+            raise ConfigError(f"FP8 takes no {', no '.join(unknown)}; leave it out, or choose a GGUF type")
 
 
 def quantize(
@@ -95,7 +111,7 @@ def quantize(
 ) -> QuantizationReport:
     """Write a model as GGUF in a type (Q8_0), a mix of llama.cpp (Q4_K_M) or types measured for a size (SizeTarget).
 
-    The file appears when it is whole.
+    FP8_TENSOR, FP8_ROW and FP8_BLOCK write a safetensors folder. What is written appears when it is whole.
     """
     started = time.perf_counter()
     check_parameter.instance("options", options, QuantizeOptions, "kvarn.QuantizeOptions, or None", optional=True)
@@ -104,6 +120,8 @@ def quantize(
     chosen, wanted = options or QuantizeOptions(), type if isinstance(type, SizeTarget) else mix_name(type)
     chosen.check_for(wanted)
     path = resolve(name, offline=is_offline(), on_progress=progress)
+    if isinstance(wanted, str) and wanted in FP8Scheme.__members__:
+        return _quantize_fp8(path, FP8Scheme[wanted], target, chosen, progress)
     require_writable(target, path, force=chosen.force)
     opened = open_source(path)
     try:
@@ -122,6 +140,24 @@ def quantize(
         changes=plan.changes,
         imatrix=None if job.matrix is None else job.matrix.path,
         kl=plan.kl,
+    )
+
+
+def _quantize_fp8(
+    path: Path, scheme: FP8Scheme, target: Path, options: QuantizeOptions, progress: OnProgress | None
+) -> QuantizationReport:
+    started = time.perf_counter()
+    options.check_for_fp8()
+    require_new_folder(target)
+    changes = write_fp8_folder(path, target, scheme, None if progress is None else _labelled(progress, target.name))
+    return QuantizationReport(
+        source=str(path),
+        output=str(target),
+        mix=scheme.name,
+        num_bytes=(target / "model.safetensors").stat().st_size,
+        source_bytes=sum(change.source.num_bytes for change in changes),
+        seconds=time.perf_counter() - started,
+        changes=changes,
     )
 
 
@@ -154,6 +190,7 @@ class _Job:
             self._threads,
             self._progress,
             measures_result=self._options.method != "gptq",
+            measured=None if self._options.measured is None else Path(self._options.measured),
         )
         planner.check(self._source, self._metadata(0))
         if self.matrix is None:
@@ -180,7 +217,8 @@ class _Job:
             return plan, self._source.weights, self.matrix
         has_imatrix = self.matrix is not None
         job = FoldJob(self._path, self._source, self._text, self._threads, self._progress, has_imatrix)
-        weights = job.run(method, {change.source.name: change.type for change in plan.changes})
+        types = [(change.source.name, change.type) for change in plan.changes]
+        weights = job.run(method, {name: t.nearest if isinstance(t, PackedType) else t for name, t in types})
         changes = tuple(replace(change, source=weights.tensors[change.source.name]) for change in plan.changes)
         matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
         return replace(plan, changes=changes), weights, matrix

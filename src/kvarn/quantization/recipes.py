@@ -9,31 +9,37 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, overload
 
 from kvarn.checks import check_parameter
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.quantization.fp8.scheme import FP8Scheme
+from kvarn.quantization.packed.types import PackedType, WrittenType
 
-T = TensorType
+T, P = TensorType, PackedType
 FLOATS: Final = (T.F32, T.F16, T.BF16)
 
 # name -> base type; Q3_K, Q4_K and Q5_K mean the medium ones, as in llama-quantize
-MIXES: Final[Mapping[str, TensorType]] = {
+MIXES: Final[Mapping[str, WrittenType]] = {
     **{type.name: type for type in (*FLOATS, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q6_K, T.IQ4_NL)},
     **{"Q2_K_S": T.Q2_K, "Q3_K_S": T.Q3_K, "Q3_K_M": T.Q3_K, "Q3_K_L": T.Q3_K},
     **{"Q4_K_S": T.Q4_K, "Q4_K_M": T.Q4_K, "Q5_K_S": T.Q5_K, "Q5_K_M": T.Q5_K},
+    **{"IQ4_XS": P.IQ4_XS, "MXFP4": P.MXFP4, "MXFP4_MOE": P.MXFP4},
 }
 ALIASES: Final = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 # general.file_type
 FILE_TYPES: Final = {
     **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11},
     **{"Q3_K_M": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18},
-    **{"Q2_K_S": 21, "IQ4_NL": 25, "BF16": 32},
+    **{"Q2_K_S": 21, "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38, "MXFP4_MOE": 38},
 }
 # For rows that are no multiple of 256 values.
-FALLBACKS: Final = {T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0}
+FALLBACKS: Final[Mapping[WrittenType, TensorType]] = {
+    **{T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0},
+    P.IQ4_XS: T.IQ4_NL,
+}
 UNQUANTIZED = re.compile(r"(_norm\.weight|ffn_gate_inp\.weight|position_embd\.weight|token_types\.weight)$")
-EIGHT_EXPERTS_WIDE: Final = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M")
+EIGHT_EXPERTS_WIDE: Final = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +69,11 @@ def gets_more_bits(layer: int, num_layers: int) -> bool:
 
 
 def mix_name(name: str) -> str:
-    """The canonical name of a mix; unknown ones are refused with those there are."""
+    """The canonical name of a mix or of an FP8 scheme; unknown ones are refused with those there are."""
     check_parameter.instance("type", name, str, "the name of a type or mix such as Q4_K_M, or a kvarn.SizeTarget")
     upper = name.upper()
-    found = ALIASES.get(upper, upper)
-    check_parameter.one_of("type", found if found in MIXES else name, tuple(MIXES))
+    found, known = ALIASES.get(upper, upper), (*MIXES, *FP8Scheme.__members__)
+    check_parameter.one_of("type", found if found in known else name, known)
     return found
 
 
@@ -76,11 +82,13 @@ def is_quantizable(info: TensorInfo) -> bool:
     return len(info.shape) >= 2 and info.name.endswith(".weight") and UNQUANTIZED.search(info.name) is None
 
 
-def wanted_type(mix: str, info: TensorInfo, model: RecipeModel, *, has_imatrix: bool) -> TensorType:
+def wanted_type(mix: str, info: TensorInfo, model: RecipeModel, *, has_imatrix: bool) -> WrittenType:
     """The type a mix gives a tensor, before its rows are looked at."""
     base = MIXES[mix]
     if base in FLOATS:
         return base
+    if mix == "MXFP4_MOE" and "_exps." not in info.name:
+        return T.Q8_0
     if info.name == ("token_embd.weight" if model.is_tied else "output.weight"):
         if info.shape[-1] % T.Q6_K.block_values:
             return T.Q8_0
@@ -97,7 +105,11 @@ def wanted_type(mix: str, info: TensorInfo, model: RecipeModel, *, has_imatrix: 
     return base if rule is None else rule(mix, place) or base
 
 
-def fitting_type(type: TensorType, columns: int) -> TensorType:
+@overload
+def fitting_type(type: TensorType, columns: int) -> TensorType: ...
+@overload
+def fitting_type(type: WrittenType, columns: int) -> WrittenType: ...
+def fitting_type(type: WrittenType, columns: int) -> WrittenType:
     """The type itself where its blocks fit rows of so many values, else what stands in for it."""
     while columns % type.block_values:
         type = FALLBACKS.get(type, T.F16)
@@ -115,7 +127,7 @@ def _attn_v(mix: str, place: TensorPlace) -> TensorType | None:
     if mix in ("Q4_K_M", "Q5_K_M"):
         return T.Q6_K if gets_more_bits(place.layer, place.num_layers) else None
     is_first = mix == "Q4_K_S" and place.layer < 4
-    return T.Q5_K if is_first or mix == "Q3_K_L" or (mix == "IQ4_NL" and shares) else None
+    return T.Q5_K if is_first or mix == "Q3_K_L" or (mix in ("IQ4_NL", "IQ4_XS") and shares) else None
 
 
 def _ffn_down(mix: str, place: TensorPlace) -> TensorType | None:
@@ -132,7 +144,7 @@ def _ffn_down(mix: str, place: TensorPlace) -> TensorType | None:
     with_imatrix = {"Q4_0": T.Q4_1, "Q5_0": T.Q5_1}
     if mix in with_imatrix:
         return with_imatrix[mix] if place.has_imatrix else None
-    if mix == "IQ4_NL":
+    if mix in ("IQ4_NL", "IQ4_XS"):
         return None if place.has_imatrix else T.Q5_K
     return {"Q2_K_S": T.Q4_K, "Q4_K_S": T.Q5_K}.get(mix)
 

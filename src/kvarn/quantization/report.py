@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.quantization.blocks import FLOATS
+from kvarn.quantization.fp8.scheme import FP8Scheme
+from kvarn.quantization.packed.types import WrittenType
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +18,8 @@ class TensorChange:
     """wanted is the recipe's choice; type differs from it where its blocks do not fit the rows."""
 
     source: TensorInfo
-    wanted: TensorType
-    type: TensorType
+    wanted: WrittenType
+    type: WrittenType
     is_weighted: bool = False  # errors were weighed by an importance matrix
 
     @property
@@ -32,6 +36,26 @@ class TensorChange:
 
 
 @dataclass(frozen=True, slots=True)
+class FP8Change:
+    """The same of a tensor in a folder: FP8, or as it was."""
+
+    source: TensorInfo
+    wanted: TensorType | FP8Scheme
+    type: TensorType | FP8Scheme
+    is_weighted: bool = False
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.type is not self.wanted
+
+    @property
+    def num_bytes(self) -> int:
+        if isinstance(self.type, TensorType):
+            return self.source.num_bytes
+        return self.source.num_values + 4 * math.prod(self.type.scales_shape(*self.source.shape))
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizationReport:
     """A file that was written. mix: or the size asked for. num_bytes: of the file; bits_per_weight: of its tensors."""
 
@@ -41,7 +65,7 @@ class QuantizationReport:
     num_bytes: int
     source_bytes: int
     seconds: float
-    changes: tuple[TensorChange, ...]
+    changes: tuple[TensorChange, ...] | tuple[FP8Change, ...]
     imatrix: str | None = None
     kl: float | None = None  # mean divergence on the text of a size, with all tensors in their types
 
@@ -51,9 +75,15 @@ class QuantizationReport:
         return 8 * sum(change.num_bytes for change in self.changes) / num_values
 
     @property
-    def fallbacks(self) -> tuple[TensorChange, ...]:
+    def fallbacks(self) -> tuple[TensorChange | FP8Change, ...]:
         """Tensors that got another type than the recipe's, because its blocks do not fit their rows."""
         return tuple(change for change in self.changes if change.is_fallback)
+
+    @property
+    def requantized(self) -> tuple[TensorChange, ...]:
+        """Tensors that were quantised already, and were rounded a second time."""
+        changes = (change for change in self.changes if isinstance(change, TensorChange))
+        return tuple(change for change in changes if change.source.type not in FLOATS and not change.is_copy)
 
     def types(self) -> dict[str, int]:
         """How many tensors there are of each type."""
@@ -73,4 +103,6 @@ class QuantizationReport:
             }
             for change in self.changes
         ]
-        return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes}
+        return {**found, "bits_per_weight": self.bits_per_weight, "types": self.types(), "tensors": changes} | {
+            "requantized": len(self.requantized)
+        }

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -101,24 +103,80 @@ def test_plot_and_tensors_need_a_source(kvarn: Kvarn, source: Path, texts: tuple
     assert b"--against" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_stopped_process_leaves_no_output(
-    tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
+def test_rounding_a_second_time_is_confirmed_and_says_what_is_lost(kvarn: Kvarn, source: Path, tmp_path: Path) -> None:
+    once, twice = str(tmp_path / "once.gguf"), str(tmp_path / "twice.gguf")
+    assert kvarn("quantize", str(source), "Q8_0", "-o", once).returncode == 0
+    refused = kvarn("quantize", once, "Q4_0", "-o", twice)
+    assert refused.returncode == 2
+    assert b"--requantize" in refused.stderr
+    done = kvarn("quantize", once, "Q4_0", "-o", twice, "--requantize")
+    assert done.returncode == 0, done.stderr
+    assert b"tensors were quantised already (Q8_0): what their first rounding lost stays lost" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes seconds to quantise."""
+    return write_float_model(tmp_path_factory.mktemp("large") / "large.gguf", width=1024, hidden=4096)
+
+
+def is_writing(process_id: int, folder: Path) -> bool:
+    """Whether a process has a file of a folder open, with a name or without."""
+    links = Path(f"/proc/{process_id}/fd").iterdir()
+    with suppress(FileNotFoundError):  # one that was closed meanwhile
+        return any(os.readlink(link).startswith(str(folder)) for link in links)
+    return False
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_process_leaves_nothing_behind(
+    large: Path, tmp_path: Path, environment: dict[str, str], method: str, number: signal.Signals
 ) -> None:
-    large = write_float_model(tmp_path / "large.gguf", width=1024, hidden=4096)
     output = tmp_path / "out"
     output.mkdir()
     command = [*COMMAND, "quantize", str(large), "Q4_K_M", "-o", str(output / "out.gguf"), "--threads", "1"]
+    if method == "gptq":
+        command += ["--method", "gptq", "--text", str(write_text(tmp_path / "text.txt", num_words=4000))]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not list(output.iterdir()) and time.monotonic() < deadline:  # until it has begun to write
+    while not is_writing(process.pid, output) and time.monotonic() < deadline:
         assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(number)
-    assert process.wait(60) == status
-    assert not (output / "out.gguf").exists()
-    if number == signal.SIGINT:
-        assert not list(output.iterdir())
+    assert process.wait(60) == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}[number]
+    assert not list(output.iterdir())
+
+
+FILL_THE_DISK = """
+set -e
+mount -t tmpfs -o size=100m tmpfs "$FOLDER"
+"$@" & writer=$!
+until ls -l /proc/$writer/fd | grep -q "$FOLDER"; do kill -0 $writer; sleep 0.01; done
+dd if=/dev/zero of="$FOLDER/filler" bs=1M status=none 2>/dev/null || true
+wait $writer || echo "status $?"
+rm -f "$FOLDER/filler"
+ls -A "$FOLDER"
+"""
+
+
+def test_a_disk_that_fills_up_is_one_sentence_and_leaves_nothing(
+    large: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    space = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*space, f"mount -t tmpfs tmpfs {tmp_path}"], capture_output=True, check=False).returncode:
+        pytest.skip("this system lets nobody mount a small disk")
+    command = [*COMMAND, "quantize", str(large), "Q4_K_M", "-o", str(tmp_path / "out.gguf"), "--threads", "1"]
+    done = subprocess.run(
+        [*space, FILL_THE_DISK, "sh", *command],
+        env=environment | {"FOLDER": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout.split() == [b"status", b"1"], done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith(b"kvarn: No space left on device")
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["quantize", "imatrix", "evaluate"])

@@ -114,6 +114,17 @@ def test_larger_files_lie_to_the_right_and_larger_divergences_above() -> None:
     assert circles["small"][1] < circles["large"][1]
 
 
+def test_each_series_has_its_own_line_and_name() -> None:
+    points = [PlotPoint(str(mb), mb, 1 / mb, 0.0, name) for name in ("ours", "theirs") for mb in (50, 100)]
+    drawing = ET.fromstring(svg(points, "two"))
+    lines = list(drawing.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len(lines) == 2
+    assert len({line.attrib["stroke"] for line in lines}) == 2
+    assert all(len(line.attrib["points"].split()) == 2 for line in lines)
+    labels = {element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"ours", "theirs"} <= labels
+
+
 def test_a_plot_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="--against"):
         svg([], "nothing")

@@ -20,7 +20,7 @@ from kvarn.models.describe import describe
 from kvarn.models.spec import ModelSpec
 from kvarn.quantization.folding.fold import FoldJob
 from kvarn.quantization.folding.folds import FoldedWeights, folded_imatrix, folds
-from kvarn.quantization.folding.scales import SMOOTHING, AwqSearch, InputFacts, smoothquant_scales
+from kvarn.quantization.folding.scales import SMOOTHING, AwqSearch, smoothquant_scales
 from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics
 from kvarn.quantization.source import open_source
 from tests.float_model import write_float_model, write_text
@@ -80,14 +80,13 @@ def test_smoothquant_is_its_formula_and_for_norms_alone(tmp_path: Path) -> None:
     by_input = {fold.input: fold for fold in folds(found.spec, found.weights.tensors) if fold.layer == 0}
     fold, rng = by_input["ffn_in"], np.random.default_rng(1)
     largest = rng.uniform(0.1, 30, fold.channels).astype(np.float32)
-    facts = InputFacts(largest / 3, largest, np.eye(fold.channels, dtype=np.float32))
     weight = np.max([np.abs(found.weights.array(name)).max(axis=0) for name in fold.readers], axis=0)
     expected = largest**SMOOTHING / weight ** (1 - SMOOTHING)
-    scales = smoothquant_scales(found.weights, fold, facts)
+    scales = smoothquant_scales(found.weights, fold, largest)
     assert scales is not None
     np.testing.assert_allclose(scales / scales[0], expected / expected[0], rtol=1e-5)
     assert scales.max() * scales.min() == pytest.approx(1, rel=1e-5)
-    assert smoothquant_scales(found.weights, by_input["ffn_down"], facts) is None
+    assert smoothquant_scales(found.weights, by_input["ffn_down"], largest) is None
 
 
 def test_awq_protects_the_columns_that_read_large_inputs(tmp_path: Path) -> None:
@@ -96,11 +95,9 @@ def test_awq_protects_the_columns_that_read_large_inputs(tmp_path: Path) -> None
     types = dict.fromkeys(fold.readers, TensorType.Q4_0)
     search = AwqSearch(found.weights, types, _native.ThreadTeam(1), has_imatrix=False)
     sizes = np.ones(fold.channels, np.float32)
-    even = InputFacts(sizes, sizes, np.eye(fold.channels, dtype=np.float32))
-    assert search.scales(fold, even) is None
+    assert search.scales(fold, sizes, np.eye(fold.channels, dtype=np.float32)) is None
     sizes[::16] = 20
-    uneven = InputFacts(sizes, sizes, np.diag(sizes**2))
-    scales = search.scales(fold, uneven)
+    scales = search.scales(fold, sizes, np.diag(sizes**2))
     assert scales is not None
     assert scales[::16].min() > 1.2 * np.median(scales)
 

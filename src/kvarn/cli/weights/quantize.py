@@ -65,6 +65,11 @@ class QuantizeFlags:
         typer.Option("--text", help="Measure on this text: a size, awq, gptq, smoothquant; repeat for more."),
     ] = None
 
+    measured: Annotated[
+        Path | None,
+        typer.Option("--measured", help="Of a size: keep what was measured in this file, for the next size."),
+    ] = None
+
     def options(self) -> QuantizeOptions:
         """The same for the function behind the command."""
         from kvarn.quantization.quantize import QuantizeOptions
@@ -77,7 +82,7 @@ def quantize(
     *,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="F32, F16 or BF16 model: a GGUF file or a folder.")],
     type: Annotated[
-        str | None, typer.Argument(metavar="[TYPE]", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, IQ4_NL, F16, ...")
+        str | None, typer.Argument(metavar="[TYPE]", help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, Q4_0, IQ4_NL, F16, FP8_ROW, ...")
     ] = None,
     output: Output,
     size: SizeFlags,
@@ -88,15 +93,15 @@ def quantize(
 
     TYPE is a block type or one of llama.cpp's mixes, which give more bits to the tensors that need them:
 
-      F32 F16 BF16  Q8_0  Q6_K  Q5_K_M Q5_K_S Q5_1 Q5_0  Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL  Q3_K_L Q3_K_M Q3_K_S
-      Q2_K Q2_K_S
+      F32 F16 BF16  Q8_0  Q6_K  Q5_K_M Q5_K_S Q5_1 Q5_0  Q4_K_M Q4_K_S Q4_1 Q4_0 IQ4_NL IQ4_XS MXFP4 MXFP4_MOE
+      Q3_K_L Q3_K_M Q3_K_S  Q2_K Q2_K_S
 
     Q8_0 is as good as the source, Q4_K_M with --imatrix the usual choice, below it quality falls fast: measure it with
-    `kvarn evaluate OUT --against SOURCE --text FILE`. Where rows are no multiple of a type's block, a tensor gets the
-    next larger type that fits; which ones is told. Ctrl-C leaves nothing behind.
+    `kvarn evaluate OUT --against SOURCE --text FILE`. Where a type does not fit a tensor's rows, which is told, it gets
+    the next larger one that does. FP8_TENSOR, FP8_ROW and FP8_BLOCK (128 x 128) make a folder of a folder.
 
     With --bytes or --bpw every tensor gets a type of its own: the divergence that the rounding of each one causes on
-    --text is measured, and the types are chosen that cause the least. Without --imatrix one is made of --text.
+    --text is measured, and the types are chosen that cause the least. --measured FILE keeps the figures for the next.
 
     --method gptq --text FILE lets the columns of a matrix make good each other's errors: slower, much better.
 
@@ -152,6 +157,12 @@ def _print_report(report: QuantizationReport) -> None:
         f"{report.bits_per_weight:.3f} bits per weight, {report.seconds:.1f} s"
     )
     print(f"  {counts}")
+    if report.requantized:
+        types = ", ".join(sorted({change.source.type.name for change in report.requantized}))
+        print(
+            f"  {len(report.requantized)} tensors were quantised already ({types}): what their first rounding lost "
+            "stays lost, and the second adds its own; a float source gives a better file of this size"
+        )
     if report.kl is not None:
         print(f"  KL {report.kl:.5f} on the text; judge the file by another one with `kvarn evaluate`")
     for change in report.fallbacks[:MAX_NAMED_FALLBACKS]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from kvarn.errors import FormatError
 from kvarn.formats.gguf import limits
 from kvarn.formats.gguf.metadata import DTYPES, NumberArray, StoredValue, ValueType
+from kvarn.formats.gguf.new_file import NewFile
 from kvarn.formats.gguf.splits import part_path
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorType
@@ -53,11 +53,20 @@ class Stored:
         yield self.data
 
 
+class FileType(Protocol):
+    """What a file says of a tensor's type; TensorType is one."""
+
+    @property
+    def id(self) -> int: ...
+
+    def num_bytes(self, num_values: int) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Streamed:
     """A tensor whose bytes are made while the file is written, so that none has to be held whole."""
 
-    type: TensorType
+    type: FileType
     shape: tuple[int, ...]
     make: Callable[[], Iterable[npt.NDArray[np.uint8]]]
 
@@ -126,37 +135,18 @@ def _alignment_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _write_all(
     files: Sequence[tuple[Path, Mapping[str, Any], Tensors]], progress: Callable[[int, int], None] | None
 ) -> list[Path]:
-    """Write every file under a temporary name, then rename them all."""
-    written: list[tuple[str, Path]] = []
-    try:
+    """Write every file, then name them all."""
+    with contextlib.ExitStack() as stack:
+        written = []
         for target, metadata, tensors in files:
-            with _temporary(target, written) as file:
-                stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
-                _write_file(file, metadata, stored, progress)
-        for temporary, target in written:
-            os.replace(temporary, target)
-    except BaseException:
-        for temporary, _ in written:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-        raise
+            new = NewFile(target.parent)
+            stack.callback(new.close)
+            stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
+            _write_file(new.file, metadata, stored, progress)
+            written.append((new, target))
+        for new, target in written:
+            new.publish(target)
     return [target for _, target in written]
-
-
-@contextlib.contextmanager
-def _temporary(target: Path, written: list[tuple[str, Path]]) -> Iterator[IO[bytes]]:
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-        written.append((file.name, target))
-        os.chmod(file.name, 0o666 & ~_umask())  # not the 0600 of temporary files
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _stored(name: str, tensor: npt.NDArray[Any] | Stored | Streamed) -> Stored | Streamed:

@@ -18,6 +18,7 @@ from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.hub import OnProgress
 from kvarn.quantization.allocation.candidates import TypeCandidate, candidates, fitting_types
 from kvarn.quantization.allocation.choose import SizedOption, choose
+from kvarn.quantization.allocation.measured_file import MeasuredFile, TensorFigures
 from kvarn.quantization.allocation.probe import DivergenceProbe, Replacement
 from kvarn.quantization.blocks import requantized
 from kvarn.quantization.imatrix import ImportanceMatrix
@@ -87,18 +88,30 @@ class Measurement:
         self._probe, self._matrix, self._team = probe, matrix, team
 
     def run(
-        self, weights: WeightSource, tensors: list[TensorInfo], progress: OnProgress | None
+        self,
+        weights: WeightSource,
+        tensors: list[TensorInfo],
+        progress: OnProgress | None,
+        kept: MeasuredFile | None = None,
     ) -> list[MeasuredTensor]:
-        """Measure tensors of a file; those that the loaded model has under another name get a middling figure."""
-        found: list[tuple[TensorInfo, list[TypeCandidate], float | None]] = []
+        """Measure tensors of a file; those that the loaded model has under another name get a middling figure.
+
+        kept: what was measured before, and where what is measured now goes.
+        """
+        found: dict[str, TensorFigures] = {} if kept is None else dict(kept.figures)
         for number, info in enumerate(tensors):
-            choices = candidates(weights, info, self._importance(info), self._team)
-            found.append((info, choices, self._sensitivity(info, choices)))
+            if info.name not in found:
+                choices = candidates(weights, info, self._importance(info), self._team)
+                found[info.name] = TensorFigures(tuple(choices), self._sensitivity(info, choices))
+                if kept is not None:
+                    kept.add(info.name, found[info.name])
             if progress is not None:
                 progress(number + 1, len(tensors), "measuring")
-        usual = median([value for _, _, value in found if value is not None] or [1.0])
+        usual = median([one.kl_per_error for one in found.values() if one.kl_per_error is not None] or [1.0])
         return [
-            MeasuredTensor(info, tuple(choices), usual if value is None else value) for info, choices, value in found
+            MeasuredTensor(info, one.candidates, usual if one.kl_per_error is None else one.kl_per_error)
+            for info in tensors
+            for one in (found[info.name],)
         ]
 
     def divergence(self, types: Mapping[str, TensorType]) -> float:

@@ -13,9 +13,12 @@ from kvarn.evaluation.text import RunningText
 from kvarn.formats.weights import TensorType
 from kvarn.hub import OnProgress
 from kvarn.quantization.folding.folds import Float32, Fold, FoldedWeights, folds
-from kvarn.quantization.folding.scales import AwqSearch, InputFacts, smoothquant_scales
+from kvarn.quantization.folding.scales import AwqSearch, smoothquant_scales
 from kvarn.quantization.moments import MomentCollector
 from kvarn.quantization.source import ModelSource
+
+Wanted = Mapping[tuple[int, str], Fold]  # by layer and input
+Chosen = dict[Fold, Float32 | None]  # None: no scale helps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +39,28 @@ class FoldJob:
         wanted = {(fold.layer, fold.input): fold for fold in folds(self.source.spec, weights.tensors)}
         if not wanted:
             raise ConfigError(f"{weights.path} has no weights to fold scales of {method} into; use gptq or imatrix")
-        scales: dict[Fold, Float32] = {}
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:
-            for band in collector.bands():
-                inputs = [one for one in band if (one.layer, one.name) in wanted]
-                for one, moments in collector.collect(inputs, self.progress).items():
-                    fold = wanted[one.layer, one.name]
-                    facts = InputFacts(*collector.magnitudes(one), moments)
-                    found = search.scales(fold, facts) if method == "awq" else smoothquant_scales(weights, fold, facts)
-                    if found is not None:
-                        scales[fold] = found
-                    weights.release_pages(fold.readers)
-        return FoldedWeights(weights, scales)
+            if method == "awq":
+                found = self._by_awq(search, collector, wanted)
+            else:
+                found = self._by_smoothquant(collector, wanted)
+        return FoldedWeights(weights, {fold: scales for fold, scales in found.items() if scales is not None})
+
+    def _by_awq(self, search: AwqSearch, collector: MomentCollector, wanted: Wanted) -> Chosen:
+        found: Chosen = {}
+        for band in collector.bands():
+            inputs = [one for one in band if (one.layer, one.name) in wanted]
+            for one, moments in collector.collect(inputs, self.progress).items():
+                fold = wanted[one.layer, one.name]
+                found[fold] = search.scales(fold, collector.magnitudes(one)[0], moments)
+                self.source.weights.release_pages(fold.readers)
+        return found
+
+    def _by_smoothquant(self, collector: MomentCollector, wanted: Wanted) -> Chosen:
+        collector.observe(self.progress)
+        found: Chosen = {}
+        for one in (one for band in collector.bands() for one in band if (one.layer, one.name) in wanted):
+            fold = wanted[one.layer, one.name]
+            found[fold] = smoothquant_scales(self.source.weights, fold, collector.magnitudes(one)[1])
+            self.source.weights.release_pages(fold.readers)
+        return found

@@ -6,7 +6,6 @@ SmoothQuant: the largest input against the largest weight of each channel, at a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,21 +21,12 @@ SMALLEST = 1e-4
 MAX_ROWS = 128  # of a matrix, evenly spaced, whose outputs AWQ compares
 
 
-@dataclass(frozen=True, slots=True)
-class InputFacts:
-    """Of the columns of one input: mean and largest magnitude, and the second moments (columns, columns)."""
-
-    mean: Float32
-    largest: Float32
-    moments: Float32
-
-
-def smoothquant_scales(weights: WeightSource, fold: Fold, facts: InputFacts) -> Float32 | None:
+def smoothquant_scales(weights: WeightSource, fold: Fold, largest_inputs: Float32) -> Float32 | None:
     """max|x|^a / max|w|^(1 - a); only where a norm writes the channels."""
     if fold.input not in ("qkv", "ffn_in"):
         return None
     largest = np.max([np.abs(weights.array(name)).max(axis=0) for name in fold.readers], axis=0)
-    powers = np.maximum(facts.largest, SMALLEST) ** SMOOTHING
+    powers = np.maximum(largest_inputs, SMALLEST) ** SMOOTHING
     return _centred(powers / np.maximum(largest, SMALLEST) ** (1 - SMOOTHING))
 
 
@@ -48,28 +38,28 @@ class AwqSearch:
     ) -> None:
         self._weights, self._types, self._team, self._has_imatrix = weights, types, team, has_imatrix
 
-    def scales(self, fold: Fold, facts: InputFacts) -> Float32 | None:
-        """mean|x|^a for the best a; None where none helps."""
+    def scales(self, fold: Fold, mean_inputs: Float32, moments: Float32) -> Float32 | None:
+        """mean|x|^a for the best a; None where none helps. moments: (columns, columns), the mean of x x^T."""
         readers = [name for name in fold.readers if self._types[name] not in FLOATS]
         samples = [(_sampled(self._weights, name), self._types[name]) for name in readers]
-        mean = np.maximum(fold.of_channels(facts.mean), SMALLEST)
+        mean = np.maximum(fold.of_channels(mean_inputs), SMALLEST)
         choices = [_centred((mean**power).astype(np.float32)) for power in POWERS]
-        errors = [self._all_errors(samples, fold.of_columns(scales), facts) for scales in choices]
+        errors = [self._all_errors(samples, fold.of_columns(scales), moments) for scales in choices]
         best = int(np.argmin(errors))
         return None if best == 0 else choices[best]
 
-    def _all_errors(self, samples: list[tuple[Float32, TensorType]], scales: Float32, facts: InputFacts) -> float:
-        return sum((self._error(values, type, scales, facts) for values, type in samples), 0.0)
+    def _all_errors(self, samples: list[tuple[Float32, TensorType]], scales: Float32, moments: Float32) -> float:
+        return sum((self._error(values, type, scales, moments) for values, type in samples), 0.0)
 
-    def _error(self, values: Float32, type: TensorType, scales: Float32, facts: InputFacts) -> float:
+    def _error(self, values: Float32, type: TensorType, scales: Float32, moments: Float32) -> float:
         """Squares of what the outputs change by when the scaled matrix is rounded."""
-        squares = (facts.moments.diagonal() / np.square(scales)).astype(np.float32)
+        squares = (moments.diagonal() / np.square(scales)).astype(np.float32)
         importance = squares if self._has_imatrix else None
         scaled = np.ascontiguousarray(values * scales)
         info = TensorInfo("sample", TensorType.F32, scaled.shape)
         pieces = requantized(scaled.reshape(-1).view(np.uint8), info, type, importance, self._team)
         change = dequantize(np.concatenate(list(pieces)), type, scaled.shape) / scales - values
-        return float(((change @ facts.moments) * change).sum(dtype=np.float64))
+        return float(((change @ moments) * change).sum(dtype=np.float64))
 
 
 def _centred(scales: Float32) -> Float32:

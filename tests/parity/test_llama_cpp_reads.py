@@ -1,0 +1,109 @@
+"""llama.cpp loads what we write and predicts the same, where llama-cpp-python is installed: `make test-long` does that.
+
+Short form: a tiny model in every type and by every method. Long form: SmolLM2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import kvarn
+from kvarn.config import EngineConfig
+from kvarn.evaluation.divergence import token_divergence
+from kvarn.evaluation.model import EvaluatedModel
+from kvarn.evaluation.text import cut_chunks, read_text
+from kvarn.formats.weights import TensorType
+from kvarn.quantization.recipes import MIXES
+from tests.chat_model import chat_metadata
+from tests.conftest import Record
+from tests.float_model import write_float_model, write_text
+from tests.float_source import float_source
+from tests.parity.test_size_beside_mix import texts
+
+pytestmark = pytest.mark.model
+
+# Both round what a matrix reads to 8 bits, each in its own way (docs/quality.md); floats differ by their sums alone.
+MAX_KL = {"F32": 1e-4, "F16": 1e-4, "BF16": 1e-3}
+MAX_KL_ROUNDED = 0.01
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Any:
+    return pytest.importorskip("llama_cpp")
+
+
+@pytest.fixture(scope="module")
+def bench(is_long: bool, llama_cpp: Any, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("bench")
+    calibration, _ = texts(folder, is_long=is_long)
+    source = float_source("smollm2") if is_long else write_float_model(folder / "s.gguf", hidden=512, **one_merge())
+    return Bench(llama_cpp, folder, source, calibration, 256 if is_long else 64)
+
+
+def one_merge() -> dict[str, Any]:
+    """Metadata of a tokeniser with a merge: llama.cpp refuses an empty list of them."""
+    metadata = chat_metadata()
+    tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
+    changed = {"tokens": [*tokens[:-1], "th"], "token_type": [*types[:-1], 1], "merges": ["t h"]}
+    return {f"tokenizer.ggml.{key}": value for key, value in changed.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A source, what it is calibrated with, and how many tokens are compared."""
+
+    llama_cpp: Any
+    folder: Path
+    source: Path
+    calibration: Path
+    num_tokens: int
+
+    def agreement(self, target: str | kvarn.SizeTarget, **options: Any) -> dict[str, float]:
+        """KL(ours || theirs) on a quantised file, over one chunk of random words."""
+        model = self.folder / "out.gguf"
+        kvarn.quantize(self.source, target, model, options=kvarn.QuantizeOptions(force=True, **options))
+        text = read_text(write_text(self.folder / "compared.txt", seed=7))
+        with EvaluatedModel(model, EngineConfig(context=self.num_tokens, backend="native")) as loaded:
+            ids = cut_chunks(text, loaded.tokenizer, self.num_tokens, 1).ids[0]
+            ours = np.concatenate(list(loaded.logits(loaded.states(ids, 0))))
+        theirs = their_logits(self.llama_cpp, model, ids[:-1])
+        assert ours.shape == theirs.shape
+        found = token_divergence(ours, theirs)
+        return {"kl_mean": float(found.kl.mean()), "kl_max": float(found.kl.max()), "top1": float(found.agrees.mean())}
+
+
+def test_every_type(bench: Bench, record: Record) -> None:
+    found = {mix: bench.agreement(mix) for mix, base in MIXES.items() if isinstance(base, TensorType) or mix == "MXFP4"}
+    record("llama-cpp-reads-types", found)
+    far = {mix: figures for mix, figures in found.items() if figures["kl_mean"] > MAX_KL.get(mix, MAX_KL_ROUNDED)}
+    assert not far
+
+
+def test_every_method(bench: Bench, record: Record) -> None:
+    matrix = bench.folder / "imatrix"
+    few = kvarn.ImatrixOptions(chunks=8, context=bench.num_tokens)
+    kvarn.collect_imatrix(bench.source, matrix, text=bench.calibration, options=few)
+    found = {
+        "rtn": bench.agreement("Q4_K_M", method="rtn"),
+        "imatrix": bench.agreement("Q4_K_M", imatrix=matrix),
+        "size": bench.agreement(kvarn.SizeTarget(bits_per_weight=5.5), imatrix=matrix, text=bench.calibration),
+    }
+    for method in ("gptq", "awq", "smoothquant"):
+        found[method] = bench.agreement("Q4_K_M", method=method, imatrix=matrix, text=bench.calibration)
+    record("llama-cpp-reads-methods", found)
+    assert max(figures["kl_mean"] for figures in found.values()) <= MAX_KL_ROUNDED
+
+
+def their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    llama = llama_cpp.Llama(str(model), n_ctx=len(ids), logits_all=True, verbose=False, n_threads=2, n_gpu_layers=0)
+    try:
+        llama.eval(ids.tolist())
+        return np.array(llama.scores[: len(ids)], np.float32)
+    finally:
+        llama.close()
