@@ -16,6 +16,8 @@ from kvarn.formats.block_quants import IQ4_NL_VALUES, Bytes, Floats, pack_nibble
 from kvarn.formats.k_quants import gather, pack_scales_and_mins
 
 Integers = npt.NDArray[np.int8]
+_IQ4_NL_CODES = np.zeros(256, np.uint8)  # by the byte of a level
+_IQ4_NL_CODES[np.array(IQ4_NL_VALUES, np.int8).view(np.uint8)] = np.arange(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +62,30 @@ def as_q6_k(blocks: IntegerBlocks) -> Bytes:
 
 def as_iq4_nl(blocks: IntegerBlocks) -> Bytes:
     """Integers that are levels of this type, in groups of 32; scale times factor is rounded to float16."""
-    codes = np.searchsorted(IQ4_NL_VALUES, blocks.integers.reshape(-1, 32)).astype(np.uint8)
+    codes = _IQ4_NL_CODES[blocks.integers.reshape(-1, 32).view(np.uint8)]
     return np.hstack([_half((blocks.scale * blocks.factors).reshape(-1, 1)), pack_nibbles(codes)])
 
 
-def as_q8_0(blocks: IntegerBlocks, steps: tuple[float, ...] = (1,)) -> Bytes:
-    """Blocks of one or two groups; the scale is a part (1 / step) of that of the larger factor, rounded to float16.
+def as_q8_0(blocks: IntegerBlocks) -> Bytes:
+    """Groups of 32; scale times factor is rounded to float16."""
+    scales = (blocks.scale * blocks.factors).reshape(-1, 1)
+    return np.hstack([_half(scales), blocks.integers.reshape(-1, 32).view(np.uint8)])
+
+
+def pairs_as_q8_0(blocks: IntegerBlocks, steps: tuple[float, ...]) -> Bytes:
+    """Two groups of 16; the scale is a part (1 / step) of that of the larger factor, rounded to float16.
 
     With a whole step that group's integers are exact, and the other's fall between: the step of least error is taken.
     """
-    pairs = blocks.factors.reshape(-1, 32 // blocks.group_size())
+    pairs = blocks.factors.reshape(-1, 2)
     largest = pairs.max(axis=1, keepdims=True)
-    ratios = np.repeat(pairs / np.where(largest > 0, largest, 1), blocks.group_size(), axis=1)
+    ratios = np.repeat(pairs / np.where(largest > 0, largest, 1), 16, axis=1)
     wanted = blocks.integers.reshape(-1, 32) * ratios
     tried = [np.rint(wanted * step) for step in steps]
     errors = [np.square(one / step - wanted).sum(axis=1) for one, step in zip(tried, steps, strict=True)]
     best = np.argmin(errors, axis=0)[:, None]
     quants = np.choose(best, tried).astype(np.int8)
-    scale = np.repeat(blocks.scale, blocks.factors.shape[1] // pairs.shape[1], axis=0)
+    scale = np.repeat(blocks.scale, blocks.factors.shape[1] // 2, axis=0)
     scales = scale * largest / np.array(steps, np.float32)[best]
     return np.hstack([_half(scales), quants.view(np.uint8)])
 

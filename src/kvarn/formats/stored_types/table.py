@@ -22,6 +22,7 @@ from kvarn.formats.stored_types.integer_blocks import (
     as_q5_k,
     as_q6_k,
     as_q8_0,
+    pairs_as_q8_0,
 )
 from kvarn.formats.weights import TensorType
 
@@ -75,6 +76,9 @@ class StoredType:
                 yield self.read(stored[begin : begin + step])
 
 
+# The integers go to 43 and to 12: with the largest steps, to 127.
+_two_bits = partial(pairs_as_q8_0, steps=(2, 127 / 43))
+_four_bits = partial(pairs_as_q8_0, steps=(8, 9, 10, 127 / 12))
 _TYPES: Final = (
     StoredType(39, "MXFP4", 32, 17, T.Q8_0, mxfp4.read, mxfp4.as_q8_0),
     StoredType(34, "TQ1_0", 256, 54, T.Q2_K, small_floats.read_tq1_0, as_q2_k),
@@ -85,10 +89,8 @@ _TYPES: Final = (
     StoredType(21, "IQ3_S", 256, 110, T.Q5_K, iq_quants.read_iq3_s, as_q5_k),
     StoredType(23, "IQ4_XS", 256, 136, T.IQ4_NL, iq_quants.read_iq4_xs, as_iq4_nl, _ROUNDED),
     StoredType(16, "IQ2_XXS", 256, 66, T.Q8_0, iq_quants.read_iq2_xxs, as_q8_0, _ROUNDED),
-    StoredType(17, "IQ2_XS", 256, 74, T.Q8_0, iq_quants.read_iq2_xs, partial(as_q8_0, steps=(2, 127 / 43)), _COMMON),
-    StoredType(22, "IQ2_S", 256, 82, T.Q8_0, iq_quants.read_iq2_s, partial(as_q8_0, steps=(2, 127 / 43)), _COMMON),
-    StoredType(
-        40, "NVFP4", 64, 36, T.Q8_0, small_floats.read_nvfp4, partial(as_q8_0, steps=(8, 9, 10, 127 / 12)), _COMMON
-    ),
+    StoredType(17, "IQ2_XS", 256, 74, T.Q8_0, iq_quants.read_iq2_xs, _two_bits, _COMMON),
+    StoredType(22, "IQ2_S", 256, 82, T.Q8_0, iq_quants.read_iq2_s, _two_bits, _COMMON),
+    StoredType(40, "NVFP4", 64, 36, T.Q8_0, small_floats.read_nvfp4, _four_bits, _COMMON),
 )
 STORED_TYPES: Final = {one.id: one for one in _TYPES}
