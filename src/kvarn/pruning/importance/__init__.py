@@ -1,0 +1,1 @@
+"""What matters: statistics of activations, criteria over them, and the refit of what stays."""

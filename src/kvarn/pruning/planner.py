@@ -1,0 +1,123 @@
+"""From a shape to the cut that has it, and what that cut does to the predictions, measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from kvarn.errors import ConfigError
+from kvarn.formats.weights import WeightSource
+from kvarn.hub import OnProgress
+from kvarn.models.spec import ModelSpec
+from kvarn.pruning.cut import Cut, LayerCut
+from kvarn.pruning.families import kept_layers, layer_kinds
+from kvarn.pruning.importance.criteria import Float32, best
+from kvarn.pruning.importance.refit import refitted
+from kvarn.pruning.importance.scores import PartScores
+from kvarn.pruning.probe import CutProbe
+from kvarn.pruning.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class CutTrial:
+    """A shape that was measured. kl: mean divergence from the source on the text, in nats, before any rounding."""
+
+    shape: ModelShape
+    kl: float
+
+
+@dataclass(slots=True)
+class CutPlanner:
+    """One source by one criterion. trials: everything measured so far."""
+
+    weights: WeightSource
+    spec: ModelSpec
+    scores: PartScores
+    probe: CutProbe
+    refits: bool
+    progress: OnProgress | None = None
+    trials: list[CutTrial] = field(default_factory=list)
+
+    def cut(self, shape: ModelShape) -> Cut:
+        """What stays by the scores."""
+        kinds = layer_kinds(self.weights, self.spec, shape.layers)
+        layers = kept_layers(self.spec, kinds, self.scores.layers())
+        if layers is None:
+            raise ConfigError(f"no choice of {shape.layers} layers keeps the order of this model's kinds of layers")
+        return Cut(tuple(self._layer(layer, shape) for layer in layers))
+
+    def measure(self, shape: ModelShape) -> CutTrial:
+        """What a shape costs; a shape is measured once."""
+        known = next((trial for trial in self.trials if trial.shape == shape), None)
+        if known is None:
+            known = CutTrial(shape, self.divergence(self.cut(shape)))
+            self.trials.append(known)
+            if self.progress is not None:
+                self.progress(len(self.trials), None, "shapes measured")
+        return known
+
+    def divergence(self, cut: Cut) -> float:
+        """Mean KL of a cut."""
+        stays = {one.layer: one for one in cut.layers}
+        gone = [
+            f"blk.{layer}.{kind}.weight"
+            for layer in range(len(self.spec.blocks))
+            if layer not in stays
+            for kind in ("attn_output", "ffn_down")
+        ]
+        replaced = {name: np.zeros(self.weights.tensors[name].shape, np.float32) for name in gone}
+        for (name, columns), values in zip(self._shortened(cut), self.fitted(cut).values(), strict=True):
+            full = np.zeros(self.weights.tensors[name].shape, np.float32)
+            full[:, columns] = values
+            replaced[name] = full
+        return self.probe.divergence(replaced) if replaced else 0.0
+
+    def fitted(self, cut: Cut) -> dict[str, Float32]:
+        """The values of every matrix that loses columns."""
+        found = {}
+        for name, columns in self._shortened(cut):
+            values = self.weights.array(name)
+            if self.refits:
+                layer, kind = int(name.split(".")[1]), name.split(".")[2]
+                input = "ffn_down" if kind == "ffn_down" else "attention_output"
+                found[name] = refitted(values, self.scores.activations[layer, input].moments, columns)
+            else:
+                found[name] = np.ascontiguousarray(values[:, columns])
+        return found
+
+    def _shortened(self, cut: Cut) -> list[tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+        """Matrices that lose columns, with those that stay."""
+        return list(chain.from_iterable(self._of_layer(one) for one in cut.layers))
+
+    def _of_layer(self, one: LayerCut) -> list[tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+        block = self.spec.blocks[one.layer]
+        found = []
+        if len(one.heads) < block.attention.num_heads:
+            dim = block.attention.head_dim
+            columns = (np.array(one.heads)[:, None] * dim + np.arange(dim)).reshape(-1)
+            found.append((f"blk.{one.layer}.attn_output.weight", columns))
+        if len(one.channels) < block.feed_forward.hidden:
+            found.append((f"blk.{one.layer}.ffn_down.weight", np.array(one.channels)))
+        return found
+
+    def _layer(self, layer: int, shape: ModelShape) -> LayerCut:
+        attention, hidden = self.spec.blocks[layer].attention, self.spec.blocks[layer].feed_forward.hidden
+        heads, kv_heads = tuple(range(attention.num_heads)), tuple(range(attention.num_kv_heads))
+        if shape.kv_heads < attention.num_kv_heads:
+            shared = attention.num_heads // attention.num_kv_heads
+            kv_heads = best(self.scores.groups(layer), shape.kv_heads)
+            heads = tuple(kv * shared + one for kv in kv_heads for one in range(shared))
+        elif shape.heads < attention.num_heads:
+            heads = self._best_queries(layer, shape)
+        channels = tuple(range(hidden))
+        if shape.hidden < hidden:
+            channels = best(self.scores.channels(layer), shape.hidden)
+        return LayerCut(layer, heads, kv_heads, channels)
+
+    def _best_queries(self, layer: int, shape: ModelShape) -> tuple[int, ...]:
+        """The best query heads of each KV group."""
+        groups = self.scores.heads(layer).reshape(shape.kv_heads, -1)
+        each = shape.heads // shape.kv_heads
+        return tuple(kv * groups.shape[1] + one for kv in range(shape.kv_heads) for one in best(groups[kv], each))
