@@ -5,7 +5,7 @@ Rows are taken as bytes. Columns, too, where whole blocks stay; otherwise the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.native import _native
+from kvarn.formats.stored_grids import has_grid
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 from kvarn.models.spec import Block, FeedForward, ModelSpec
 from kvarn.quantization.blocks import FLOATS, Bytes, Float32, requantized
+from kvarn.quantization.gptq import ErrorFeedback
 from kvarn.quantization.recipes import fitting_type
 
 Indices = npt.NDArray[np.int64]
+Statistics = Callable[[str], Float32 | None]  # of what a matrix of the source reads, by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class _Piece:
 class PrunedWeights:
     """The weights of a source through a cut. refits: new values of some of them, by the source's name.
 
-    importance: weights of the columns of the source's matrices, for those that are encoded again.
+    importance: weights of the columns, for matrices that are encoded again; moments: E[x x^T] of what they read, where
+    it is known: then with error feedback.
     keeps_floats: what would be encoded again is F16 instead, for another step that rounds.
     """
 
@@ -92,11 +96,13 @@ class PrunedWeights:
         cut: Cut,
         *,
         refits: Mapping[str, Float32] | None = None,
-        importance: Mapping[str, Float32] | None = None,
+        importance: Statistics = lambda _: None,
+        moments: Statistics = lambda _: None,
         threads: int = 1,
         keeps_floats: bool = False,
     ) -> None:
-        self._source, self._refits, self._importance = source, refits or {}, importance or {}
+        self._source, self._refits = source, refits or {}
+        self._importance, self._moments = importance, moments
         self._team = _native.ThreadTeam(threads)
         self._pieces = dict(_pieces(source, spec, cut))
         self._keeps_floats = keeps_floats
@@ -129,10 +135,16 @@ class PrunedWeights:
         flat = values.reshape(-1).view(np.uint8)
         if info.type is TensorType.F32:
             return flat
-        weight = self._importance.get(one.source.name)
+        weight = self._importance(one.source.name)
         if weight is not None and one.columns is not None:
             weight = np.ascontiguousarray(weight[one.columns])
-        return np.concatenate(list(requantized(flat, as_floats, info.type, weight, self._team)))
+        stored = np.concatenate(list(requantized(flat, as_floats, info.type, weight, self._team)))
+        moments = self._moments(one.source.name) if has_grid(info.type) else None
+        if moments is None:
+            return stored
+        if one.columns is not None:
+            moments = moments[np.ix_(one.columns, one.columns)]
+        return ErrorFeedback(moments).rounded(values, stored, info.type)
 
     def array(self, name: str) -> Float32:
         one = self._pieces[name]

@@ -80,9 +80,9 @@ class CutPlanner:
         for name, columns in self._shortened(cut):
             values = self.weights.array(name)
             if self.refits:
-                layer, kind = int(name.split(".")[1]), name.split(".")[2]
-                input = "ffn_down" if kind == "ffn_down" else "attention_output"
-                found[name] = refitted(values, self.scores.activations[layer, input].moments, columns)
+                moments = self.scores.activations.of_matrix(name)
+                assert moments is not None
+                found[name] = refitted(values, moments, columns)
             else:
                 found[name] = np.ascontiguousarray(values[:, columns])
         return found

@@ -132,6 +132,7 @@ class PruneJob:
             cut,
             refits=values,
             importance=planner.scores.activations.importance,
+            moments=planner.scores.activations.of_matrix if self._options.refit else lambda _: None,
             threads=self._threads,
             keeps_floats=self._options.then is not None,
         )

@@ -6,6 +6,8 @@ Moments lie in a file without a name, so that a large model needs no memory for 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,25 +39,49 @@ class InputMoments:
 
 
 class Activations:
-    """Moments by layer and input. importance: the mean squares of what each matrix reads, by its name."""
+    """Moments by layer and input, and the mean squares of what each matrix reads.
 
-    def __init__(self, folder: Path) -> None:
-        self.importance: dict[str, Float32] = {}
+    collect: fills it when something is asked for; layers alone go without it.
+    """
+
+    def __init__(self, folder: Path, collect: Callable[[Activations], None] | None = None) -> None:
+        self._collect = collect
+        self._importance: dict[str, Float32] = {}
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the moments
         self._places: dict[tuple[int, str], tuple[int, int]] = {}
         self._means: dict[tuple[int, str], Float32] = {}
 
     def __getitem__(self, key: tuple[int, str]) -> InputMoments:
+        self._fill()
         start, columns = self._places[key]
         self._file.seek(start)
         data = np.frombuffer(self._file.read(4 * columns * columns), np.float32)
         return InputMoments(self._means[key], data.reshape(columns, columns))
+
+    def of_matrix(self, name: str) -> Float32 | None:
+        """The moments of what a matrix reads, None where they were not kept."""
+        _, layer, kind, _ = name.split(".")
+        input = {"ffn_down": "ffn_down", "attn_output": "attention_output"}.get(kind)
+        return None if input is None else self[int(layer), input].moments
+
+    def importance(self, name: str) -> Float32 | None:
+        """The mean square of each column that a matrix reads."""
+        self._fill()
+        return self._importance.get(name)
 
     def add(self, one: LayerInput, mean: Float32, moments: Float32) -> None:
         key = one.layer, one.name
         self._places[key] = self._file.seek(0, 2), one.columns
         self._file.write(np.ascontiguousarray(moments).data)
         self._means[key] = mean
+
+    def add_importance(self, one: LayerInput, squares: Float32) -> None:
+        self._importance |= dict.fromkeys(one.matrices, squares)
+
+    def _fill(self) -> None:
+        collect, self._collect = self._collect, None
+        if collect is not None:
+            collect(self)
 
     def close(self) -> None:
         self._file.close()
@@ -64,19 +90,15 @@ class Activations:
 def collect_activations(
     path: Path, text: RunningText, folder: Path, threads: int, progress: OnProgress | None
 ) -> Activations:
-    """Run the text through the model and keep the moments of both inputs of every layer."""
-    found = Activations(folder)
-    collector = MomentCollector(path, text, threads)
-    try:
-        for band in collector.bands():
-            inputs = [one for one in band if one.name in INPUTS]
-            for one, moments in collector.collect(inputs, progress).items():
-                found.add(one, collector.means[one], moments)
-            for one in band:
-                found.importance |= dict.fromkeys(one.matrices, collector.squares(one))
-    except BaseException:
-        found.close()
-        raise
-    finally:
-        collector.close()
-    return found
+    """What both inputs of every layer are on a text, run through the model when it is first asked for."""
+
+    def collect(found: Activations) -> None:
+        with closing(MomentCollector(path, text, threads)) as collector:
+            for band in collector.bands():
+                inputs = [one for one in band if one.name in INPUTS]
+                for one, moments in collector.collect(inputs, progress).items():
+                    found.add(one, collector.means[one], moments)
+                for one in band:
+                    found.add_importance(one, collector.squares(one))
+
+    return Activations(folder, collect)
