@@ -123,7 +123,9 @@ class PrunedWeights:
     def encoded_again(self) -> tuple[str, ...]:
         """The tensors whose quantised values were rounded a second time."""
         return tuple(
-            name for name, one in self._pieces.items() if one.source.type not in FLOATS and not self._is_bytes(one)
+            name
+            for name, one in self._pieces.items()
+            if not (one.source.type in FLOATS or self.tensors[name].type in FLOATS or self._is_bytes(one))
         )
 
     def raw(self, name: str) -> Bytes:

@@ -1,4 +1,8 @@
-"""From a shape to the cut that has it, and what that cut does to the predictions, measured."""
+"""From a shape to the cut that has it, refitted, and what that cut does to the predictions, measured.
+
+What is left makes good what went. For inputs x with moments M = E[x x^T] and kept columns K, the W' of least
+E|W x - W' x_K|^2 is W M[:, K] M[K, K]^-1.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,21 @@ from kvarn.errors import ConfigError
 from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress
 from kvarn.models.spec import ModelSpec
-from kvarn.pruning.cut import Cut, LayerCut
+from kvarn.pruning.cut import Cut, Indices, LayerCut
 from kvarn.pruning.families import kept_layers, layer_kinds
 from kvarn.pruning.importance.criteria import Float32, best
-from kvarn.pruning.importance.refit import refitted
 from kvarn.pruning.importance.scores import PartScores
 from kvarn.pruning.probe import CutProbe
-from kvarn.pruning.shapes import ModelShape
+from kvarn.pruning.shapes import CutShape
+
+DAMPING = 0.01  # of the mean of the diagonal, as in GPTQ: a text has not seen everything
 
 
 @dataclass(frozen=True, slots=True)
 class CutTrial:
     """A shape that was measured. kl: mean divergence from the source on the text, in nats, before any rounding."""
 
-    shape: ModelShape
+    shape: CutShape
     kl: float
 
 
@@ -40,7 +45,7 @@ class CutPlanner:
     progress: OnProgress | None = None
     trials: list[CutTrial] = field(default_factory=list)
 
-    def cut(self, shape: ModelShape) -> Cut:
+    def cut(self, shape: CutShape) -> Cut:
         """What stays by the scores."""
         kinds = layer_kinds(self.weights, self.spec, shape.layers)
         layers = kept_layers(self.spec, kinds, self.scores.layers())
@@ -48,7 +53,7 @@ class CutPlanner:
             raise ConfigError(f"no choice of {shape.layers} layers keeps the order of this model's kinds of layers")
         return Cut(tuple(self._layer(layer, shape) for layer in layers))
 
-    def measure(self, shape: ModelShape) -> CutTrial:
+    def measure(self, shape: CutShape) -> CutTrial:
         """What a shape costs; a shape is measured once."""
         known = next((trial for trial in self.trials if trial.shape == shape), None)
         if known is None:
@@ -87,11 +92,11 @@ class CutPlanner:
                 found[name] = np.ascontiguousarray(values[:, columns])
         return found
 
-    def _shortened(self, cut: Cut) -> list[tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    def _shortened(self, cut: Cut) -> list[tuple[str, Indices]]:
         """Matrices that lose columns, with those that stay."""
         return list(chain.from_iterable(self._of_layer(one) for one in cut.layers))
 
-    def _of_layer(self, one: LayerCut) -> list[tuple[str, np.ndarray[tuple[int], np.dtype[np.int64]]]]:
+    def _of_layer(self, one: LayerCut) -> list[tuple[str, Indices]]:
         block = self.spec.blocks[one.layer]
         found = []
         if len(one.heads) < block.attention.num_heads:
@@ -102,7 +107,7 @@ class CutPlanner:
             found.append((f"blk.{one.layer}.ffn_down.weight", np.array(one.channels)))
         return found
 
-    def _layer(self, layer: int, shape: ModelShape) -> LayerCut:
+    def _layer(self, layer: int, shape: CutShape) -> LayerCut:
         attention, hidden = self.spec.blocks[layer].attention, self.spec.blocks[layer].feed_forward.hidden
         heads, kv_heads = tuple(range(attention.num_heads)), tuple(range(attention.num_kv_heads))
         if shape.kv_heads < attention.num_kv_heads:
@@ -116,8 +121,20 @@ class CutPlanner:
             channels = best(self.scores.channels(layer), shape.hidden)
         return LayerCut(layer, heads, kv_heads, channels)
 
-    def _best_queries(self, layer: int, shape: ModelShape) -> tuple[int, ...]:
+    def _best_queries(self, layer: int, shape: CutShape) -> tuple[int, ...]:
         """The best query heads of each KV group."""
         groups = self.scores.heads(layer).reshape(shape.kv_heads, -1)
         each = shape.heads // shape.kv_heads
         return tuple(kv * groups.shape[1] + one for kv in range(shape.kv_heads) for one in best(groups[kv], each))
+
+
+def refitted(weights: Float32, moments: Float32, columns: Indices) -> Float32:
+    """The kept columns of a matrix, fitted to all of it; (rows, kept)."""
+    kept = moments[np.ix_(columns, columns)].astype(np.float64)
+    damping = DAMPING * float(kept.diagonal().mean()) or 1.0
+    gone = np.setdiff1d(np.arange(weights.shape[1]), columns)
+    # Only what the removed columns did is distributed, so that damping pulls towards the weights as they are.
+    target = weights[:, gone].astype(np.float64) @ moments[np.ix_(gone, columns)]
+    kept[np.diag_indices_from(kept)] += damping
+    change = np.linalg.solve(kept, target.T).T
+    return (weights[:, columns] + change).astype(np.float32)

@@ -25,7 +25,7 @@ from kvarn.pruning.output import PrunedFile
 from kvarn.pruning.planner import CutPlanner
 from kvarn.pruning.probe import CutProbe
 from kvarn.pruning.report import CutOutcome, HealingReport, PruningReport
-from kvarn.pruning.shapes import ModelShape, shape_of
+from kvarn.pruning.shapes import CutShape, shape_of
 from kvarn.pruning.target_shape import ShapeTarget
 from kvarn.quantization.disk import require_writable
 from kvarn.quantization.source import ModelSource, open_source
@@ -86,7 +86,7 @@ class PruneJob:
         with self.planner(output.parent) as planner:
             return self.write(planner, self.target.choose(planner), output)
 
-    def write(self, planner: CutPlanner, shape: ModelShape, output: Path) -> PruningReport:
+    def write(self, planner: CutPlanner, shape: CutShape, output: Path) -> PruningReport:
         """The file of a shape, and what it is worth."""
         cut = planner.cut(shape)
         weights = self._pruned(planner, cut, planner.fitted(cut))
@@ -137,7 +137,7 @@ class PruneJob:
             keeps_floats=self._options.then is not None,
         )
 
-    def _influence_kl(self, planner: CutPlanner, shape: ModelShape) -> float | None:
+    def _influence_kl(self, planner: CutPlanner, shape: CutShape) -> float | None:
         """What the same shape costs by influence, where the criterion looks at no activations."""
         if self._options.by not in DATA_FREE:
             return None
@@ -152,7 +152,7 @@ class PruneJob:
             before = planner.probe.perplexity()
         left = PrunedWeights(self._weights, self._spec, cut)
         first = cut.layers[0]
-        shape = ModelShape(len(cut.layers), len(first.channels), len(first.heads), len(first.kv_heads))
+        shape = CutShape(len(cut.layers), len(first.channels), len(first.heads), len(first.kv_heads))
         source = CutOutcome(shape_of(self._spec), parameters(self._weights.tensors), self._source.num_bytes, before)
         return PruningReport(
             source=str(self._path),

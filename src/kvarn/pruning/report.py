@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvarn.pruning.planner import CutTrial
-from kvarn.pruning.shapes import ModelShape
+from kvarn.pruning.shapes import CutShape
 
 
 @dataclass(frozen=True, slots=True)
 class CutOutcome:
     """A shape with its weights and bytes, and its perplexity on the text, None where nothing was measured."""
 
-    shape: ModelShape
+    shape: CutShape
     parameters: int  # of all layers; embedding and head are not counted
     num_bytes: int
     perplexity: float | None = None
@@ -74,6 +74,11 @@ class PruningReport:
             found.append(
                 f"{len(self.encoded_again)} matrices, {self.encoded_again[0]} the first, were quantised already and "
                 "are rounded a second time; start from F16, BF16 or F32 where there is one"
+            )
+        if self.healing is not None and self.kl is not None and self.kl >= (self.kl_unrounded or 0.0):
+            found.append(
+                f"healing did not help: KL {self.kl_unrounded:.3f} before it, {self.kl:.3f} of the file on the text; "
+                "heal longer, on a GPU, or not at all"
             )
         return tuple(found)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from kvarn.pruning.planner import CutPlanner, CutTrial
-from kvarn.pruning.shapes import CutBudget, ModelShape, largest_hidden
+from kvarn.pruning.shapes import CutBudget, CutShape, largest_hidden
 
 COARSE_DEPTHS = 5
 MIN_HIDDEN_SHARE = 0.25  # of the channels, to begin with: with fewer, fewer layers are better
@@ -24,7 +24,7 @@ class ShapeSearch:
     """depths and heads: those there are, largest first; heads as (heads, KV heads). step: of the channels."""
 
     planner: CutPlanner
-    whole: ModelShape
+    whole: CutShape
     budget: CutBudget
     depths: Sequence[int]
     heads: Sequence[tuple[int, int]]
@@ -43,7 +43,7 @@ class ShapeSearch:
                 return best
             best = found
 
-    def shape(self, depth: int, head: int) -> ModelShape | None:
+    def shape(self, depth: int, head: int) -> CutShape | None:
         """The shape that fills the budget with so many layers and heads; None where one more layer fits whole."""
         layers, (heads, kv_heads) = self.depths[depth], self.heads[head]
         hidden = self._hidden(layers, heads, kv_heads)
@@ -52,7 +52,7 @@ class ShapeSearch:
         more = self.depths[max(0, depth - 1)]
         if more > layers and hidden == self.whole.hidden == self._hidden(more, heads, kv_heads):
             return None
-        return ModelShape(layers, hidden, heads, kv_heads)
+        return CutShape(layers, hidden, heads, kv_heads)
 
     def _places(self, head: int) -> list[tuple[int, int]]:
         return [(depth, head) for depth in range(len(self.depths)) if self.shape(depth, head) is not None]
@@ -62,7 +62,7 @@ class ShapeSearch:
         return 0.0 if shape is None else shape.hidden / self.whole.hidden
 
     def _hidden(self, layers: int, heads: int, kv_heads: int) -> int | None:
-        return largest_hidden(ModelShape(layers, self.whole.hidden, heads, kv_heads), self.budget, self.step)
+        return largest_hidden(CutShape(layers, self.whole.hidden, heads, kv_heads), self.budget, self.step)
 
     def _has(self, place: tuple[int, int]) -> bool:
         depth, head = place

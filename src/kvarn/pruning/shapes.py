@@ -14,7 +14,7 @@ MAX_HEAD_MISMATCH = 0.1  # of a head, for ratios such as 0.33
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class CutShape:
     """Uniform over all layers."""
 
     layers: int
@@ -32,16 +32,16 @@ class CutBudget:
 
     limit: int
     what: str
-    size: Callable[[ModelShape], int]
+    size: Callable[[CutShape], int]
 
-    def fits(self, shape: ModelShape) -> bool:
+    def fits(self, shape: CutShape) -> bool:
         return self.size(shape) <= self.limit
 
 
-def shape_of(spec: ModelSpec) -> ModelShape:
+def shape_of(spec: ModelSpec) -> CutShape:
     block = spec.blocks[0]
     attention = block.attention
-    return ModelShape(len(spec.blocks), block.feed_forward.hidden, attention.num_heads, attention.num_kv_heads)
+    return CutShape(len(spec.blocks), block.feed_forward.hidden, attention.num_heads, attention.num_kv_heads)
 
 
 def hidden_step(weights: WeightSource, spec: ModelSpec) -> int:
@@ -58,7 +58,7 @@ def cut_hidden(hidden: int, ratio: float, step: int) -> int:
     return min(hidden, max(step, round(wanted / step) * step))
 
 
-def head_shapes(shape: ModelShape) -> Iterator[tuple[int, int]]:
+def head_shapes(shape: CutShape) -> Iterator[tuple[int, int]]:
     """(heads, KV heads) after whole KV groups go, or equally many query heads of each group; largest first."""
     shared = shape.heads // shape.kv_heads
     groups = {(kv * shared, kv) for kv in range(1, shape.kv_heads + 1)}
@@ -66,7 +66,7 @@ def head_shapes(shape: ModelShape) -> Iterator[tuple[int, int]]:
     yield from sorted(groups | queries, reverse=True)
 
 
-def cut_heads(shape: ModelShape, ratio: float) -> list[tuple[int, int]]:
+def cut_heads(shape: CutShape, ratio: float) -> list[tuple[int, int]]:
     """The ways to remove a ratio of the heads; a ratio that has none is refused with those that have."""
     removed = round(shape.heads * ratio)
     found = [(heads, kv) for heads, kv in head_shapes(shape) if heads == shape.heads - removed]
@@ -80,21 +80,21 @@ def cut_heads(shape: ModelShape, ratio: float) -> list[tuple[int, int]]:
     return found
 
 
-def largest_hidden(shape: ModelShape, budget: CutBudget, step: int) -> int | None:
+def largest_hidden(shape: CutShape, budget: CutBudget, step: int) -> int | None:
     """The most channels with which a shape fits, at most as many as it has."""
     if budget.fits(shape):
         return shape.hidden
     low, high = 0, -(-shape.hidden // step)  # low fits or is nothing, high does not fit
     while high - low > 1:
         middle = (low + high) // 2
-        if budget.fits(ModelShape(shape.layers, middle * step, shape.heads, shape.kv_heads)):
+        if budget.fits(CutShape(shape.layers, middle * step, shape.heads, shape.kv_heads)):
             low = middle
         else:
             high = middle
     return low * step if low else None
 
 
-def require_possible(smallest: ModelShape, budget: CutBudget) -> None:
+def require_possible(smallest: CutShape, budget: CutBudget) -> None:
     """Refuse a budget below the smallest shape there is."""
     least = budget.size(smallest)
     if least > budget.limit:

@@ -15,7 +15,7 @@ from kvarn.pruning.planner import CutPlanner
 from kvarn.pruning.search import ShapeSearch
 from kvarn.pruning.shapes import (
     CutBudget,
-    ModelShape,
+    CutShape,
     cut_heads,
     cut_hidden,
     head_shapes,
@@ -44,11 +44,11 @@ class ShapeTarget:
             whole = shape_of(self.spec)
             heads, kv_heads = list(head_shapes(whole))[-1] if "heads" in parts else (whole.heads, whole.kv_heads)
             hidden = min(whole.hidden, hidden_step(self.weights, self.spec))
-            require_possible(ModelShape(self._depths()[-1], hidden, heads, kv_heads), self._budget())
+            require_possible(CutShape(self._depths()[-1], hidden, heads, kv_heads), self._budget())
         else:
             self._exact()
 
-    def choose(self, planner: CutPlanner) -> ModelShape:
+    def choose(self, planner: CutPlanner) -> CutShape:
         """The shape of least divergence among those asked for."""
         if not self.target.is_budget:
             return min((planner.measure(shape) for shape in self._exact()), key=lambda trial: trial.kl).shape
@@ -59,7 +59,7 @@ class ShapeTarget:
         step = hidden_step(self.weights, self.spec)
         return ShapeSearch(planner, whole, self._budget(), self._depths(), heads, step).run().shape
 
-    def _exact(self) -> list[ModelShape]:
+    def _exact(self) -> list[CutShape]:
         whole, target = shape_of(self.spec), self.target
         depths, left = self._depths(), whole.layers - (target.layers or 0)
         if left not in depths:
@@ -70,7 +70,7 @@ class ShapeTarget:
             )
         hidden = cut_hidden(whole.hidden, target.ffn or 0.0, hidden_step(self.weights, self.spec))
         ways = cut_heads(whole, target.heads) if target.heads else [(whole.heads, whole.kv_heads)]
-        return [ModelShape(left, hidden, heads, kv_heads) for heads, kv_heads in ways]
+        return [CutShape(left, hidden, heads, kv_heads) for heads, kv_heads in ways]
 
     def _depths(self) -> tuple[int, ...]:
         return possible_depths(self.weights, self.spec)
@@ -82,7 +82,7 @@ class ShapeTarget:
         limit = int(self.target.keep * parameters(self.weights.tensors))
         return CutBudget(limit, "weights in its layers", lambda shape: parameters(self._sample(shape).tensors))
 
-    def _sample(self, shape: ModelShape) -> PrunedWeights:
+    def _sample(self, shape: CutShape) -> PrunedWeights:
         """Some weights of a shape, whichever they are."""
         heads, kv_heads = tuple(range(shape.heads)), tuple(range(shape.kv_heads))
         channels = tuple(range(0, 2 * shape.hidden, 2))  # never whole blocks

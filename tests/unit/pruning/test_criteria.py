@@ -15,8 +15,8 @@ from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from kvarn.pruning.importance.activations import Activations, collect_activations
 from kvarn.pruning.importance.criteria import best, block_influence
-from kvarn.pruning.importance.refit import DAMPING, refitted
 from kvarn.pruning.importance.scores import PartScores
+from kvarn.pruning.planner import DAMPING, refitted
 from kvarn.quantization.moments import LayerInput
 from tests.float_model import LAYERS, write_float_model, write_text
 from tests.unit.pruning.models import HIDDEN, Float32, weak_channels, write_changed

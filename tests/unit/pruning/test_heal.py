@@ -50,13 +50,14 @@ def test_what_it_does_not_compute_is_named(arch: str, wrong: str, tmp_path: Path
 def test_healing_comes_nearer_to_the_source_and_repeats_itself(source: Path, text: Path, tmp_path: Path) -> None:
     target = kvarn.PruneTarget(layers=3)
     plain = kvarn.prune(source, target, tmp_path / "plain.gguf", options=kvarn.PruneOptions(text=text))
-    options = kvarn.PruneOptions(text=text, heal_steps=8, seed=4)
+    options = kvarn.PruneOptions(text=text, heal_steps=16, seed=4)
     healed = [kvarn.prune(source, target, tmp_path / name, options=options) for name in ("first", "second")]
     assert healed[0].healing is not None
-    assert healed[0].healing.steps == 8
+    assert healed[0].healing.steps == 16
     assert healed[0].kl is not None
     assert plain.kl is not None
-    assert healed[0].kl < 0.9 * plain.kl
+    assert healed[0].kl < plain.kl
+    assert not healed[0].warnings
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     tensors = GGUFFile(tmp_path / "first").tensors
     assert tensors == dict(GGUFFile(tmp_path / "plain.gguf").tensors)
@@ -68,7 +69,7 @@ def test_healing_ends_after_its_minutes(source: Path, text: Path, tmp_path: Path
     assert report.healing is not None
     assert report.healing.steps >= 1
     one_more = report.healing.seconds / report.healing.steps
-    assert report.healing.seconds <= 1 + 4 * one_more  # it looks at the clock after each step
+    assert 1 <= report.healing.seconds <= 1 + 4 * one_more  # it looks at the clock before each step
 
 
 def test_healing_needs_more_text(source: Path, tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_healing_without_torch_is_refused_before_the_work(
 
 
 def test_the_rate_warms_up_and_falls() -> None:
-    shares = [rate_share(step, 100) for step in range(100)]
-    assert shares[0] < shares[4] < max(shares) == 1.0
+    shares = [rate_share(step, step / 100) for step in range(100)]
+    assert shares[0] < shares[4] < max(shares) <= 1.0
     assert shares[-1] == pytest.approx(0.1, abs=0.01)
-    assert rate_share(3, None) == rate_share(3, 100)
+    assert shares.index(max(shares)) < 10

@@ -123,16 +123,16 @@ def prune(
     and the one whose predictions stay nearest to the source's is written. Or say what goes: --layers 3, --ffn 0.1,
     --heads 0.25, alone or together. Heads go as whole KV groups or as equally many query heads of each group.
 
-    What stays is fitted to what went (--no-refit leaves it as it was): the columns left of ffn_down and attn_output
-    get the weights that come nearest to the outputs of the whole matrix on --text.
+    What stays is fitted to what went: the columns left of ffn_down and attn_output come as near as they can to the
+    outputs of the whole matrix on --text.
 
     --by: influence leaves out the layers that turn the residual stream least, and channels and heads that add least to
     it; activation is the same for channels and heads, flap looks at the variance of what they add. magnitude, l2 and
     random look at no activations: they are for comparison, and how much worse they are is measured and told.
 
-    A tenth costs a small model a fifth to a half of its perplexity. --heal MINUTES brings part of that back by
-    distilling from the source on the text (torch; a GPU where there is one). Judge the result by another text:
-    kvarn evaluate OUT --against SOURCE --text FILE. Dense models of llama, qwen2, qwen3 and gemma3 can be pruned.
+    A tenth costs a small model a quarter to a half of its perplexity. --heal MINUTES brings part of that back by
+    distilling from the source on the text (torch, best with a GPU). Judge the result by another text: kvarn evaluate
+    OUT --against SOURCE --text FILE. Dense models of llama, qwen2, qwen3 and gemma3 can be pruned.
 
     Example: kvarn prune model-f16.gguf --keep 0.9 --text wiki.txt -o smaller.gguf
 
@@ -147,8 +147,7 @@ def prune(
         print(json.dumps(report.as_dict()))
     else:
         _print_report(report)
-    for warning in report.warnings:
-        print(f"warning: {printable(warning)}", file=sys.stderr)
+    _print_warnings(report)
 
 
 def _print_report(report: PruningReport) -> None:
@@ -171,3 +170,8 @@ def _print_report(report: PruningReport) -> None:
             f"  healed on {healing.device}: {healing.steps:,} steps, {healing.num_tokens:,} tokens, "
             f"{healing.seconds:.0f} s, KL {healing.losses[0]:.3f} -> {healing.losses[1]:.3f}"
         )
+
+
+def _print_warnings(report: PruningReport) -> None:
+    for warning in report.warnings:
+        print(f"warning: {printable(warning)}", file=sys.stderr)

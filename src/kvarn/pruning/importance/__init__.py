@@ -1,1 +1,1 @@
-"""What matters: statistics of activations, criteria over them, and the refit of what stays."""
+"""What matters: statistics of activations on a text, and criteria over them."""

@@ -24,7 +24,8 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
 WARM_UP = 8  # steps
-TIMED_STEPS = 3  # from which the number of steps of a time is told
+GPU_BATCH, GPU_RATE = 16, 2e-4  # sequences of a step, and how far a step goes
+CPU_BATCH, CPU_RATE = 2, 5e-5  # few tokens: their gradient is mostly noise
 FINAL_SHARE = 0.1  # of the rate, at the end
 MAX_NORM = 1.0
 LOGIT_ROWS = 256  # at one time: rows x vocabulary
@@ -41,12 +42,12 @@ class DistilledModel:
 
 @dataclass(frozen=True, slots=True)
 class DistillOptions:
-    """How long: seconds, or exactly so many steps. batch: sequences of a step."""
+    """How long: seconds, or exactly so many steps. batch: sequences of a step; None: as the device is used to."""
 
     seconds: float | None = None
     steps: int | None = None
     batch: int | None = None
-    rate: float = 2e-4
+    rate: float | None = None
     seed: int = 0
     device: str | None = None
 
@@ -91,37 +92,39 @@ class _Distillation:
         device: torch.device,
     ) -> None:
         self._device, self._options = device, options
+        batch, rate = (GPU_BATCH, GPU_RATE) if device.type == "cuda" else (CPU_BATCH, CPU_RATE)
+        self._rate = options.rate or rate
         self._teacher = DenseDecoder(teacher.spec, teacher.names, teacher.read, device)
         self._student = DenseDecoder(student.spec, student.names, student.read, device)
         learning = [name for name in student.names if name.startswith(("blk.", "output_norm"))]
         self._learning = {name: self._student.weights[name].requires_grad_() for name in learning}
-        self._optimizer = torch.optim.AdamW(
-            self._learning.values(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
-        self._batches = _batches(ids, options.batch or (16 if device.type == "cuda" else 2), options.seed)
+        self._optimizer = torch.optim.AdamW(self._learning.values(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self._batches = _batches(ids, options.batch or batch, options.seed)
 
     def run(self, progress: Callable[[int, int | None], None] | None) -> Distilled:
         started, num_tokens = time.perf_counter(), 0
         losses: list[float] = []
-        total, seconds = self._options.steps, self._options.seconds or math.inf
-        while total is None or len(losses) < total:
-            number = len(losses)
-            if number == TIMED_STEPS and total is None:
-                each = (time.perf_counter() - started) / number
-                total = max(number + 1, int(seconds / each))
-            ids = torch.from_numpy(next(self._batches)).long().to(self._device)
+        while (done := self._done(len(losses), time.perf_counter() - started)) < 1:
             for group in self._optimizer.param_groups:
-                group["lr"] = self._options.rate * rate_share(number, total)
+                group["lr"] = self._rate * rate_share(len(losses), done)
+            ids = torch.from_numpy(next(self._batches)).long().to(self._device)
             losses.append(self._step(ids))
+            if not math.isfinite(losses[-1]):
+                raise ConfigError(
+                    f"healing diverged after {len(losses)} steps: its loss is no number; prune without it"
+                )
             num_tokens += ids.numel()
             if progress is not None:
-                progress(len(losses), total)
-            if time.perf_counter() - started > seconds:
-                break
-        if not all(math.isfinite(loss) for loss in losses):
-            raise ConfigError("healing diverged: its loss is no number; give a smaller rate or none at all")
+                progress(len(losses), self._options.steps)
         weights = {name: value.detach().cpu().numpy() for name, value in self._learning.items()}
         return Distilled(weights, tuple(losses), num_tokens, time.perf_counter() - started, _title(self._device))
+
+    def _done(self, steps: int, seconds: float) -> float:
+        """The share of the work that is done: of the steps, where they are given, else of the time."""
+        if self._options.steps is not None:
+            return steps / self._options.steps
+        assert self._options.seconds is not None
+        return seconds / self._options.seconds
 
     def _step(self, ids: Tensor) -> float:
         self._optimizer.zero_grad(set_to_none=True)
@@ -149,12 +152,10 @@ class _Distillation:
         return loss
 
 
-def rate_share(step: int, total: int | None) -> float:
-    """Linear warm-up, then half a cosine down to FINAL_SHARE."""
-    if step < WARM_UP or total is None:
-        return min(1.0, (step + 1) / WARM_UP)
-    done = (step - WARM_UP) / max(1, total - WARM_UP)
-    return FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+def rate_share(step: int, done: float) -> float:
+    """Linear warm-up over the first steps, times half a cosine down to FINAL_SHARE over the whole."""
+    fallen = FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+    return min(1.0, (step + 1) / WARM_UP) * fallen
 
 
 def _batches(ids: Int32, size: int, seed: int) -> Iterator[Int32]:
