@@ -64,7 +64,7 @@ def cut_blocks(spec: ModelSpec, cut: Cut) -> tuple[Block, ...]:
 def _cut_block(block: Block, cut: LayerCut) -> Block:
     assert isinstance(block.feed_forward, FeedForward)
     attention = replace(block.attention, num_heads=len(cut.heads), num_kv_heads=len(cut.kv_heads))
-    return replace(block, attention=attention, feed_forward=replace(block.feed_forward, hidden=len(cut.channels)))
+    return replace(block, mixer=attention, feed_forward=replace(block.feed_forward, hidden=len(cut.channels)))
 
 
 def parameters(tensors: Mapping[str, TensorInfo]) -> int:

@@ -14,7 +14,7 @@ from kvarn.evaluation.text import RunningText, cut_chunks
 from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress
 from kvarn.models.spec import ModelSpec
-from kvarn.models.tensor_shapes import FOLDED
+from kvarn.models.tensors.shapes import FOLDED
 from kvarn.pruning.cut import PrunedWeights
 from kvarn.pruning.importance.criteria import Float32
 from kvarn.pruning.options import PruneOptions
