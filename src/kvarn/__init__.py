@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
     from kvarn.evaluation.report import Divergence, EvaluationReport
     from kvarn.llm import LLM
+    from kvarn.pruning.options import PruneOptions, PruneTarget
+    from kvarn.pruning.prune import prune
+    from kvarn.pruning.report import PruningReport
     from kvarn.quantization.allocation.allocate import SizeTarget
     from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
     from kvarn.quantization.quantize import QuantizeOptions, quantize
@@ -67,6 +70,10 @@ _HOMES = {
     "EvaluationOptions": "kvarn.evaluation.evaluate",
     "EvaluationReport": "kvarn.evaluation.report",
     "evaluate": "kvarn.evaluation.evaluate",
+    "PruneOptions": "kvarn.pruning.options",
+    "PruneTarget": "kvarn.pruning.options",
+    "PruningReport": "kvarn.pruning.report",
+    "prune": "kvarn.pruning.prune",
     "ImatrixOptions": "kvarn.quantization.collect",
     "QuantizationReport": "kvarn.quantization.report",
     "QuantizeOptions": "kvarn.quantization.quantize",
@@ -127,6 +134,9 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
+    "PruneOptions",
+    "PruneTarget",
+    "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
     "Regex",
@@ -148,6 +158,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "__version__",
     "collect_imatrix",
     "evaluate",
+    "prune",
     "quantize",
     "register_sampler",
 ]

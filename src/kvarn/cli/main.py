@@ -30,6 +30,7 @@ from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.serve import serve
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
+from kvarn.cli.weights.prune import prune
 from kvarn.cli.weights.quantize import imatrix, quantize
 from kvarn.config import is_debug
 from kvarn.errors import ConfigError, InvalidParameter, KvarnError
@@ -59,6 +60,7 @@ COMMANDS: Mapping[str, Command] = {
     "rm": remove,
     "quantize": quantize,
     "imatrix": imatrix,
+    "prune": prune,
     "evaluate": evaluate,
     "doctor": doctor,
     "search": search,

@@ -39,7 +39,9 @@ class LayerInput:
 
 
 class MomentCollector:
-    """A loaded model and a text; close() frees it."""
+    """A loaded model and a text; close() frees it. means: of the inputs that collect() saw last."""
+
+    means: dict[LayerInput, Float32]
 
     def __init__(self, path: Path, text: RunningText, threads: int) -> None:
         self._model = load_model(path, EngineConfig(threads=threads, context=CONTEXT, backend="native"))
@@ -72,11 +74,13 @@ class MomentCollector:
     def collect(self, inputs: Sequence[LayerInput], progress: OnProgress | None) -> dict[LayerInput, Float32]:
         """Run the text and return the moments of these inputs."""
         found = {one: np.zeros((one.columns, one.columns), np.float32) for one in inputs}
+        self.means = {one: np.zeros(one.columns, np.float32) for one in inputs}
         share = np.float32(self._chunks.size**-0.5)
         for _ in self._run({one.layer for one in inputs}, progress, "second moments"):
             for one in inputs:
                 rows = self._backend.take_rows(one.layer, one.name, 0, one.columns) * share
                 found[one] += rows.T @ rows
+                self.means[one] += rows.sum(axis=0) * share
         return found
 
     def observe(self, progress: OnProgress | None) -> None:
@@ -88,9 +92,9 @@ class MomentCollector:
         """Chunk by chunk; the rows that the matrices of some layers read are kept until they are taken."""
         engine = self._model.engine
         self._backend.observe_inputs()
-        for layer in kept_layers:
-            self._backend.keep_rows(layer, keep=True)
         for number, ids in enumerate(self._chunks):
+            for layer in kept_layers:
+                self._backend.keep_rows(layer, keep=True)  # forgets the rows of inputs that nobody took
             for _ in token_states(self._backend, engine.kv, ids, engine.max_batch_tokens, len(ids)):
                 pass
             yield
@@ -101,6 +105,12 @@ class MomentCollector:
         """The mean and the largest magnitude of each column, over the last run."""
         sums = self._backend.observed_inputs(one.layer, one.name, 1, one.columns)
         return (sums.magnitudes[0] / max(1, int(sums.rows[0]))).astype(np.float32), sums.largest[0]
+
+    def squares(self, one: LayerInput) -> Float32:
+        """The mean square of each column, over the last collect()."""
+        sums = self._backend.observed_inputs(one.layer, one.name, 1, one.columns)
+        found: Float32 = (sums.squares[0] / max(1, int(sums.rows[0]))).astype(np.float32)
+        return found
 
     def close(self) -> None:
         self._model.close()

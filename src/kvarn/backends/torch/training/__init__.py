@@ -1,0 +1,1 @@
+"""Training of whole models in torch, for healing after pruning."""

@@ -1,0 +1,1 @@
+"""Smaller models by leaving parts out: layers, channels of the feed-forward, attention heads."""

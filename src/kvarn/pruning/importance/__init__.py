@@ -1,0 +1,1 @@
+"""What matters: statistics of activations on a text, and criteria over them."""

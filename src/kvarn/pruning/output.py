@@ -1,0 +1,123 @@
+"""The file of a pruned model: its size before it is written, its metadata, and what is made of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvarn.formats.gguf.reader import GGUFFile
+from kvarn.formats.gguf.writer import Streamed, gguf_size, write_gguf
+from kvarn.formats.weights import TensorType, WeightSource
+from kvarn.hub import OnProgress
+from kvarn.pruning.cut import PrunedWeights
+from kvarn.pruning.options import PruneOptions
+from kvarn.quantization.allocation.allocate import SizeTarget
+from kvarn.quantization.blocks import Bytes
+from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
+from kvarn.quantization.disk import require_room
+from kvarn.quantization.imatrix import DIGESTS
+from kvarn.quantization.plan import refuse_requantizing
+from kvarn.quantization.quantize import QuantizeOptions, quantize
+from kvarn.quantization.recipes import is_quantizable
+from kvarn.quantization.source import ModelSource
+
+LAYERS = "kvarn.pruning.layers"  # metadata: those of the source that stayed
+IMATRIX = ImatrixOptions(chunks=32, context=256)
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedFile:
+    """Where the weights of a cut go. digests: sha256 of the texts it was measured on."""
+
+    path: Path
+    source: ModelSource
+    options: PruneOptions
+    threads: int
+    progress: OnProgress | None
+    digests: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse to round a second time without having been asked to."""
+        if self.options.then is not None:
+            matrices = [info for info in self.source.weights.tensors.values() if is_quantizable(info)]
+            refuse_requantizing(self.source, matrices, confirmed=self.options.requantize)
+
+    def size(self, weights: PrunedWeights) -> int:
+        """The bytes of a file of these weights."""
+        return gguf_size(self._metadata(weights), {name: self._streamed(weights, name) for name in weights.tensors})
+
+    def copy(self, output: Path) -> None:
+        """The source as it is: byte by byte, where it is one GGUF file."""
+        require_room(output, self.source.num_bytes)
+        if not isinstance(self.source.weights, GGUFFile):
+            self._write(output, self.source.weights, dict(self.source.metadata()))
+            return
+        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", delete=False) as file:
+            try:
+                shutil.copyfile(self.path, file.name)
+                shutil.copymode(self.path, file.name)
+                os.replace(file.name, output)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file.name)
+                raise
+
+    def write(self, output: Path, weights: PrunedWeights) -> None:
+        """Write the weights, and quantise them where that was asked for."""
+        metadata = self._metadata(weights)
+        if self.options.then is None:
+            self._write(output, weights, metadata)
+            return
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+            floats = Path(folder) / "pruned.gguf"
+            self._write(floats, weights, metadata)
+            self._quantize(floats, self.options.then, output)
+
+    def _quantize(self, floats: Path, then: str | SizeTarget, output: Path) -> None:
+        matrix = floats.with_suffix(".imatrix")
+        collect_imatrix(floats, matrix, text=self.options.text, options=IMATRIX, progress=self.progress)
+        chosen = QuantizeOptions(
+            imatrix=matrix,
+            requantize=True,
+            force=self.options.force,
+            threads=self.threads,
+            text=self.options.text if isinstance(then, SizeTarget) else (),
+        )
+        quantize(floats, then, output, options=chosen, progress=self.progress)
+
+    def _metadata(self, weights: PrunedWeights) -> dict[str, Any]:
+        """The source's, with the new shape, the texts it was measured on and the layers it is made of."""
+        known = self.source.weights.metadata.get(DIGESTS, ())
+        digests = dict.fromkeys([*((known,) if isinstance(known, str) else known), *self.digests])
+        told = {DIGESTS: list(digests), LAYERS: list(weights.layers)}
+        return {**self.source.metadata(), **weights.hyperparameters, **told}
+
+    def _write(self, output: Path, weights: WeightSource, metadata: dict[str, Any]) -> None:
+        tensors = {name: self._streamed(weights, name) for name in weights.tensors}
+        require_room(output, sum(tensor.num_bytes for tensor in tensors.values()))
+        progress = self.progress
+        show = None if progress is None else lambda done, total: progress(done, total, output.name)
+        write_gguf(output, metadata, tensors, progress=show)
+
+    def _streamed(self, weights: WeightSource, name: str) -> Streamed:
+        info = weights.tensors[name]
+        # llama.cpp reads norms and biases as F32 only; a GGUF source has them as they should be.
+        as_floats = not self.source.is_gguf and not is_quantizable(info)
+
+        def make() -> Iterator[Bytes]:
+            if as_floats:
+                yield np.ascontiguousarray(weights.array(name), np.float32).reshape(-1).view(np.uint8)
+            else:
+                yield weights.raw(name)
+            weights.release_pages((name,))
+            weights.verify_unchanged()
+
+        return Streamed(TensorType.F32 if as_floats else info.type, info.shape, make)
