@@ -73,7 +73,7 @@ def parameters(tensors: Mapping[str, TensorInfo]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _TensorPart:
     """Rows and columns of one tensor of the source; None: all."""
 
     source: TensorInfo
@@ -165,11 +165,11 @@ class PrunedWeights:
     def close(self) -> None:
         self._source.close()
 
-    def _is_bytes(self, one: _Piece) -> bool:
+    def _is_bytes(self, one: _TensorPart) -> bool:
         """Whether the stored bytes of the source can be taken."""
         return one.source.name not in self._refits and _whole_blocks(one) is not None
 
-    def _info(self, name: str, one: _Piece) -> TensorInfo:
+    def _info(self, name: str, one: _TensorPart) -> TensorInfo:
         shape = list(one.source.shape)
         if one.rows is not None:
             shape[0] = len(one.rows)
@@ -199,12 +199,12 @@ def cut_hyperparameters(source: WeightSource, spec: ModelSpec, cut: Cut) -> dict
     return changed
 
 
-def _pieces(source: WeightSource, spec: ModelSpec, cut: Cut) -> Iterator[tuple[str, _Piece]]:
+def _pieces(source: WeightSource, spec: ModelSpec, cut: Cut) -> Iterator[tuple[str, _TensorPart]]:
     """The tensors of the new model in the order of the source: what no layer owns, and the layers that stay."""
     places = {one.layer: (number, one) for number, one in enumerate(cut.layers)}
     for name, info in source.tensors.items():
         if not name.startswith("blk."):
-            yield name, _Piece(info, None, None)
+            yield name, _TensorPart(info, None, None)
             continue
         _, layer, kind = name.split(".", 2)
         if int(layer) in places:
@@ -212,14 +212,14 @@ def _pieces(source: WeightSource, spec: ModelSpec, cut: Cut) -> Iterator[tuple[s
             yield f"blk.{number}.{kind}", _cut_piece(info, kind, spec.blocks[one.layer], one)
 
 
-def _cut_piece(info: TensorInfo, kind: str, block: Block, cut: LayerCut) -> _Piece:
+def _cut_piece(info: TensorInfo, kind: str, block: Block, cut: LayerCut) -> _TensorPart:
     stem, attention = kind.partition(".")[0], block.attention
     channels = _chosen(cut.channels, block.feed_forward.hidden)
     heads = _spread(cut.heads, attention.num_heads, attention.head_dim)
     kv_heads = _spread(cut.kv_heads, attention.num_kv_heads, attention.head_dim)
     rows = {"ffn_gate": channels, "ffn_up": channels, "attn_q": heads, "attn_k": kv_heads, "attn_v": kv_heads}
     columns = {"ffn_down": channels, "attn_output": heads}
-    return _Piece(info, rows.get(stem), columns.get(stem) if len(info.shape) == 2 else None)
+    return _TensorPart(info, rows.get(stem), columns.get(stem) if len(info.shape) == 2 else None)
 
 
 def _chosen(numbers: tuple[int, ...], count: int) -> Indices | None:
@@ -232,7 +232,7 @@ def _spread(heads: tuple[int, ...], count: int, head_dim: int) -> Indices | None
     return None if chosen is None else (chosen[:, None] * head_dim + np.arange(head_dim)).reshape(-1)
 
 
-def _whole_blocks(one: _Piece) -> Indices | None:
+def _whole_blocks(one: _TensorPart) -> Indices | None:
     """The numbers of the blocks of a row that stay, where all of them stay or go whole."""
     block = one.source.type.block_values
     columns = np.arange(one.source.shape[-1]) if one.columns is None else one.columns
@@ -245,7 +245,7 @@ def _whole_blocks(one: _Piece) -> Indices | None:
     return groups[:, 0] // block if is_whole else None
 
 
-def _bytes(raw: Bytes, one: _Piece) -> Bytes:
+def _bytes(raw: Bytes, one: _TensorPart) -> Bytes:
     if one.rows is None and one.columns is None:
         return raw
     blocks = _whole_blocks(one)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import UnsupportedModel
-from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
+from kvarn.formats.weights import TensorInfo, TensorType, WeightSource, conversions
 from kvarn.models.describe import Description, describe
 from kvarn.models.rope import frequencies
 from kvarn.models.spec import MixtureOfExperts, ModelSpec, Rope
@@ -33,6 +33,7 @@ class ConvertedFolder:
 
     def __init__(self, source: WeightSource, description: Description) -> None:
         self._view = description.weights
+        self.conversions = conversions(source)
         self._spec = description.spec
         self._base = _rope_base(source.metadata["hf"])
         self._is_interleaved = _architecture(source, description.spec) == "llama"

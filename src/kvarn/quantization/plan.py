@@ -12,7 +12,7 @@ from kvarn.backends.native import _native
 from kvarn.errors import ConfigError
 from kvarn.evaluation.text import RunningText, TextFiles
 from kvarn.formats.gguf.writer import Streamed, alignment_of, gguf_size, padded
-from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.formats.weights import TensorInfo, TensorType, conversions
 from kvarn.hub import OnProgress
 from kvarn.models.spec import MixtureOfExperts, ModelSpec
 from kvarn.quantization.allocation.allocate import Budget, Measurement, SizeTarget, allocate
@@ -136,6 +136,11 @@ class SizePlanner:
 def refuse_requantizing(source: ModelSource, infos: list[TensorInfo], *, confirmed: bool) -> None:
     """A second rounding adds its error to the first one's, which a better source would not have."""
     lossy = [info for info in infos if info.type not in FLOATS]
+    if infos and not lossy and conversions(source.weights) and not confirmed:
+        raise ConfigError(
+            f"{source.weights.path} is quantised already ({conversions(source.weights)[0]:.200}), and would be rounded "
+            "a second time; start from F16, BF16 or F32, or confirm with requantize (--requantize)"
+        )
     if lossy and not confirmed:
         first = lossy[0]
         raise ConfigError(

@@ -13,6 +13,8 @@ from safetensors.numpy import save_file
 
 import kvarn
 from kvarn.errors import ConfigError, FormatError, UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.models.describe import describe
 from kvarn.quantization.fp8.scheme import LARGEST, encode
 from tests.float_model import write_float_model, write_text
 from tests.unit.quantization.test_folders import write_folder
@@ -218,7 +220,17 @@ def test_an_fp8_folder_is_no_source_for_another(source: Path, tmp_path: Path) ->
     kvarn.quantize(source, "FP8_ROW", tmp_path / "out")
     with pytest.raises((ConfigError, UnsupportedModel)):
         kvarn.quantize(tmp_path / "out", "FP8_ROW", tmp_path / "again")
+    with pytest.raises(ConfigError, match="quantised already"):
+        kvarn.quantize(tmp_path / "out", "Q8_0", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_an_fp8_folder_runs_with_the_weights_that_were_written(source: Path, tmp_path: Path) -> None:
+    kvarn.quantize(source, "FP8_ROW", tmp_path / "out")
+    first, second = (describe(open_weights(path)).weights for path in (source, tmp_path / "out"))
+    for name, info in first.tensors.items():
+        original, read = first.array(name), second.array(name)
+        assert np.abs(read - original).max() <= 0.07 * np.abs(original).max(), info
 
 
 def test_a_file_beside_the_weights_that_is_no_tokenizers_is_refused(tmp_path: Path) -> None:

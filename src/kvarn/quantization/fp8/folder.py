@@ -88,7 +88,7 @@ def _changes(opened: SafetensorsFolder, scheme: FP8Scheme) -> tuple[FP8Change, .
 
 def _refuse_quantized(opened: SafetensorsFolder) -> None:
     lossy = [info for info in opened.tensors.values() if info.type not in FLOATS]
-    if lossy or opened.metadata["hf"].get("quantization_config") is not None:
+    if lossy or opened.conversions or opened.metadata["hf"].get("quantization_config") is not None:
         raise ConfigError(f"{opened.path} is quantised already; FP8 is made of F32, F16 or BF16, give the original")
 
 
