@@ -52,10 +52,8 @@ class KVCache:
         return blocks_for(num_tokens, self.block_size)
 
     def lookup(self, token_ids: Sequence[int], tenant: str = "") -> PrefixHit:
-        """Find the longest published prefix in full blocks; the last token is always left to compute.
-
-        With recurrent layers one that ends in a snapshot of their states.
-        """
+        """Find the longest published prefix in full blocks, with recurrent layers one that ends in a snapshot of their
+        states; the last token is always left to compute."""
         self._num_lookups += 1
         block_ids, digests = [], []
         root = self._hasher.root(tenant)
@@ -66,8 +64,8 @@ class KVCache:
             block_ids.append(block_id)
             digests.append(digest)
         count = len(digests) if self.states is None else self.states.longest(digests)
-        num_matched = len(digests) * self.block_size
-        return PrefixHit(count * self.block_size, tuple(block_ids[:count]), tenant, tuple(digests[:count]), num_matched)
+        found = tuple(block_ids[:count]), tenant, tuple(digests[:count])
+        return PrefixHit(count * self.block_size, *found, num_matched=len(digests) * self.block_size)
 
     def fork(self, sequence: str, source: str | PrefixHit, num_tokens: int | None = None) -> None:
         """Start a sequence on the first num_tokens positions of another, or of a hit, sharing their blocks."""
@@ -120,8 +118,7 @@ class KVCache:
     def extend_each(self, sequences: Sequence[str], num_tokens: Sequence[int]) -> list[int] | None:
         """One more position for each of several sequences that hold num_tokens; the versions of their tables.
 
-        None and no change where one of them does not, or would need a copy, or the pool has too few blocks, or they
-        have states.
+        None and no change where one of them does not, would need a copy or has states, or the pool has too few blocks.
         """
         if self.states is not None:
             return None
@@ -142,13 +139,19 @@ class KVCache:
         return [table.version for table in tables]
 
     def publish(
-        self, sequence: str, token_ids: Sequence[int], tenant: str = "", num_computed: int | None = None
+        self,
+        sequence: str,
+        token_ids: Sequence[int],
+        tenant: str = "",
+        num_computed: int | None = None,
+        *,
+        is_decoding: bool = False,
     ) -> None:
         """Make the full blocks of these tokens findable.
 
         token_ids are the sequence's tokens from position 0 on; the first num_computed of them, or those it holds
         positions for, must have been computed for good; further ones are left out. Costs next to nothing when no block
-        has become full.
+        has become full. is_decoding: a snapshot of states takes the place of the one before.
         """
         table = self._tables[sequence]
         start = table.num_published * self.block_size
@@ -163,7 +166,7 @@ class KVCache:
             self._publish_block(table, digest)
             if self.states is not None:
                 end = table.num_published * self.block_size
-                self.states.publish(sequence, end, digest, is_decoding=stop - start == self.block_size)
+                self.states.publish(sequence, end, digest, is_decoding=is_decoding)
 
     def trim(self, sequence: str, num_tokens: int) -> None:
         """Roll back to the first num_tokens positions; what was published stays findable."""

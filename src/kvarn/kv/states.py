@@ -46,6 +46,7 @@ class StateCache:
     def __init__(self, num_slots: int, block_size: int) -> None:
         assert num_slots >= MIN_STATES, f"a sequence needs {MIN_STATES} slots"
         self.max_sequences = max(2, num_slots // SLOTS_OF_SEQUENCE)
+        self.keeps_snapshots = True  # somebody publishes what was computed
         self._block_size = block_size
         self._pool = BlockPool(num_slots)
         self._index = PrefixIndex()
@@ -112,6 +113,8 @@ class StateCache:
             f"the states behind {state.start} and {state.end} tokens are held"
         )
         state.end = num_tokens
+        for tokens in [tokens for tokens in state.saves if tokens > num_tokens]:  # nobody wrote them
+            self._pool.release([state.saves.pop(tokens)])
 
     def release(self, sequence: str) -> None:
         """Free what a sequence holds; its snapshots stay."""
@@ -141,7 +144,7 @@ class StateCache:
 
     @property
     def _can_save(self) -> bool:
-        return self._pool.num_free > self._num_reserved
+        return self.keeps_snapshots and self._pool.num_free > self._num_reserved
 
     def _allocate(self) -> int:
         slot = self._pool.allocate()

@@ -73,7 +73,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
     "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
     "conv_kernel": HParam("ssm.conv_kernel", ("linear_conv_kernel_dim",), 1, 64),
-    "short_conv_kernel": HParam("shortconv.l_cache", ("conv_L_cache",), 1, 64),
+    "short_conv_kernel": HParam("shortconv.l_cache", ("conv_L_cache",), 2, 64),
     "state_key_dim": HParam("ssm.state_size", ("linear_key_head_dim",), 1, 2**12),
     "state_value_dim": HParam(None, ("linear_value_head_dim",), 1, 2**12),
     "num_state_key_heads": HParam("ssm.group_count", ("linear_num_key_heads",), 1, 1024),

@@ -43,6 +43,11 @@ class MemoryPlan:
     state_bytes: int = 0  # of all of them
 
     @property
+    def max_sequences(self) -> int:
+        """Requests at once for which there are slots; one more text can be scored beside them."""
+        return max(1, self.num_states // SLOTS_OF_SEQUENCE - 1)
+
+    @property
     def needed_bytes(self) -> int:
         """The most that is in use at one time."""
         cache_bytes = self.kv_bytes + self.state_bytes
@@ -82,7 +87,8 @@ def plan_memory(
         kv_token_bytes=token_bytes,
     )
     left_bytes = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
-    fixed = _with_states(fixed, spec, max_running, left_bytes)
+    asked_bytes = kv_bytes if kv_bytes is not None else (context or 0) * token_bytes
+    fixed = _with_states(fixed, spec, max_running, min(int(left_bytes * STATE_SHARE), left_bytes - asked_bytes))
     left_bytes -= fixed.state_bytes
     cache = _choose_cache(spec, context, kv_bytes, token_bytes, left_bytes)
     plan = replace(fixed, context=cache.context, kv_bytes=cache.num_bytes, note=cache.note)
@@ -91,15 +97,15 @@ def plan_memory(
     return plan
 
 
-def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, left_bytes: int) -> MemoryPlan:
+def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, most_bytes: int) -> MemoryPlan:
     """Slots for the states of recurrent layers: for the requests that run, and for snapshots.
 
-    No more than a share of what is left, and never fewer than one request needs.
+    No more than most_bytes, and never fewer than one request needs.
     """
     slot_bytes = 4 * sum(state_layers(spec))
     if slot_bytes == 0:
         return plan
-    count = min(SLOTS_OF_SEQUENCE * (max_running + 1), max(MIN_STATES, int(left_bytes * STATE_SHARE) // slot_bytes))
+    count = min(SLOTS_OF_SEQUENCE * (max_running + 1), max(MIN_STATES, most_bytes // slot_bytes))
     return replace(plan, num_states=count, state_bytes=count * slot_bytes)
 
 
@@ -182,6 +188,7 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
 
 def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
     others, cache_bytes = plan.scratch_bytes + plan.runtime_bytes, plan.kv_bytes + plan.state_bytes
+    what = "KV cache and states" if plan.state_bytes else "KV cache"
     fitting_tokens = max(0, left_bytes) // plan.kv_token_bytes
     changes = ["use a smaller quantisation or model"]
     if fitting_tokens >= plan.context and plan.kv_bytes > left_bytes:  # a cache of several contexts was asked for
@@ -190,7 +197,7 @@ def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
         changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_tokens * plan.kv_token_bytes})")
     return DoesNotFit(
         f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "
-        f"KV cache {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
+        f"{what} {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "
         f"{show_bytes(plan.available.num_bytes)} is available: {plan.available.reason}; {', or '.join(changes)}",
         needed_bytes=plan.needed_bytes,
         available_bytes=plan.available.num_bytes,

@@ -82,12 +82,15 @@ def layer_kinds(
     hparams: HParams, dims: Dimensions, usual: tuple[bool, ...], kind: str, gguf: str | None
 ) -> tuple[bool, ...]:
     """Return which layers are of a kind beside full_attention: as the file says by layer, else the usual ones."""
-    given = hparams.raw(gguf, "layer_types")
+    given, key = hparams.raw(gguf, "layer_types"), gguf if hparams.is_gguf else "layer_types"
     if given is None:
         return usual
     if not isinstance(given, Sequence | np.ndarray) or isinstance(given, str) or len(given) < dims.num_layers:
-        raise hparams.format_error(f"layer_types must have one entry for each of the {dims.num_layers} layers")
+        raise hparams.format_error(f"{key} must have one entry for each of the {dims.num_layers} layers")
     if hparams.is_gguf:
+        for one in given:
+            if not isinstance(one, bool | np.bool_ | int | np.integer) or one not in (0, 1):
+                raise hparams.format_error(f"{key} has {short(one)}; expected true or false for each layer")
         return tuple(bool(one) for one in given[: dims.num_layers])
     for one in given:
         if one not in ("full_attention", kind):

@@ -22,7 +22,7 @@ def compute(kv: KVCache, name: str, text: list[int], *steps: int) -> None:
     """Take steps of so many tokens, each computed and published."""
     for count in steps:
         assert kv.extend(name, count) is not None
-        kv.publish(name, text, num_computed=kv.num_tokens(name))
+        kv.publish(name, text, num_computed=kv.num_tokens(name), is_decoding=count == 1)
         kv.check()
 
 
@@ -50,6 +50,28 @@ def test_a_step_that_failed_is_taken_again_from_the_same_state() -> None:
     state = kv.states.state_of("a")
     assert (state.read, state.start, state.end) == (before, 5, 7)
     kv.check()
+
+
+def test_a_snapshot_that_an_undone_step_would_have_made_is_never_found() -> None:
+    kv = cache()
+    assert kv.states is not None
+    kv.extend("a", 10)  # would leave a state behind 8 tokens
+    kv.trim("a", 0)
+    compute(kv, "a", TEXT, 8)
+    written = kv.states.state_of("a").written
+    kv.fork("b", kv.lookup(TEXT[:9]))
+    kv.extend("b", 1)
+    assert kv.states.state_of("b").read == written
+    kv.check()
+
+
+def test_prompts_in_steps_of_one_block_leave_snapshots_for_others() -> None:
+    kv = cache(num_states=40)
+    for _ in range(8):
+        kv.extend("a", SIZE)
+        kv.publish("a", TEXT, num_computed=kv.num_tokens("a"))
+    kv.release("a")
+    assert kv.lookup([*TEXT[:12], 7, 7]).num_tokens == 12
 
 
 def test_a_prefix_is_found_up_to_its_last_snapshot_and_the_next_to_come_by_finds_more() -> None:

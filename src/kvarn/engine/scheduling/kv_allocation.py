@@ -22,6 +22,8 @@ class KVAllocation:
     def extend(self, span: Span) -> Sequence[BlockCopy] | None:
         """Allocate blocks for what a span reads and writes; None: there are too few."""
         if span.reach is None:
+            if self._kv.num_tokens(span.request.id) > span.start:  # a plan was interrupted before it was made
+                self._kv.trim(span.request.id, span.start)
             return self._kv.extend_to(span.request.id, span.end)
         for name, num_slots in span.needs():
             if name != span.request.id:

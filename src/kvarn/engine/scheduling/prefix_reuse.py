@@ -19,6 +19,8 @@ class PrefixReuse:
         self.num_query_tokens = 0
         self._kv = kv
         self._finds_prefixes = finds_prefixes
+        if kv.states is not None:
+            kv.states.keeps_snapshots = finds_prefixes
 
     def count(self, request: Request, num_computed: int) -> None:
         """A request starts for the first time, with num_computed tokens taken over."""
@@ -62,4 +64,7 @@ class PrefixReuse:
     def publish(self, request: Request) -> None:
         """Publish the blocks that the request has computed."""
         if self._finds_prefixes:
-            self._kv.publish(request.id, request.token_ids, request.tenant, request.num_computed)
+            is_decoding = request.num_computed > request.num_prompt
+            self._kv.publish(
+                request.id, request.token_ids, request.tenant, request.num_computed, is_decoding=is_decoding
+            )

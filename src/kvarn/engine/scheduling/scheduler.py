@@ -118,6 +118,13 @@ class Scheduler:
         if self.wait_s > 0:
             return StepPlan()
         draft: Draft = {}
+        try:
+            return self._plan(draft, newest)
+        except BaseException:  # Ctrl-C: as if it had not begun
+            self._undo(draft.values())
+            raise
+
+    def _plan(self, draft: Draft, newest: StepPlan | None) -> StepPlan:
         self._start_highest(draft)
         shares = self._fairness.take(self._live.running.values(), self._live.waiting.peek())
         if not self._decoder.has_divisible_spans:
@@ -153,7 +160,10 @@ class Scheduler:
 
     def abandon(self, plan: StepPlan) -> None:
         """Undo plan() after an interrupted step: nothing of it counts as computed."""
-        for entry in (*plan.entries, *([] if plan.layerwise is None else [plan.layerwise.entry])):
+        self._undo((*plan.entries, *([] if plan.layerwise is None else [plan.layerwise.entry])))
+
+    def _undo(self, entries: Iterable[BatchEntry]) -> None:
+        for entry in list(entries):
             request = entry.span.request
             self._layerwise.leave(request)
             if request.id in self._live.running and (entry.copies or entry.span.reach is not None):

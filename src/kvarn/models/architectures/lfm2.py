@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import WeightView, renamed
 from kvarn.models.architectures.qwen3_next import flatten_conv
 from kvarn.models.dimensions import read_dimensions
@@ -57,6 +58,8 @@ def rename(spec: ModelSpec, view: WeightView) -> WeightView:
     """GGUF calls the last norm that of the embedding; safetensors' kernels have an axis more."""
     entries = dict(view.entries)
     if view.metadata.get("hf") is None and "token_embd_norm.weight" in entries:
+        if "output_norm.weight" in entries:
+            raise FormatError("two tensors are the last norm: token_embd_norm and output_norm", file=view.path)
         entries["output_norm.weight"] = renamed(entries.pop("token_embd_norm.weight").info, "output_norm.weight")
     for layer in range(len(spec.blocks)):
         flatten_conv(entries, f"blk.{layer}.shortconv.conv.weight")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import ViewEntry, WeightView, changed, gathered
 from kvarn.models.architectures.glm4_moe import drop_draft_layers
 from kvarn.models.architectures.llama import mixture_of_experts
@@ -96,33 +97,49 @@ def separate(spec: ModelSpec, view: WeightView) -> WeightView:
 
 
 def _separate_gate(entries: dict[str, ViewEntry], stem: str, attention: Attention) -> None:
-    size = attention.head_dim
+    size, heads = attention.head_dim, range(attention.num_heads)
     for suffix in ("weight", "bias"):
-        entry = entries.pop(f"{stem}attn_q.{suffix}", None)
-        if entry is not None:
-            for place, name in enumerate(("attn_q", "attn_gate")):
-                ranges = [((2 * head + place) * size, size) for head in range(attention.num_heads)]
-                entries[f"{stem}{name}.{suffix}"] = gathered(entry, f"{stem}{name}.{suffix}", ranges)
+        parts = {
+            f"{stem}{name}.{suffix}": [((2 * head + place) * size, size) for head in heads]
+            for place, name in enumerate(("attn_q", "attn_gate"))
+        }
+        _take_apart(entries, f"{stem}attn_q.{suffix}", parts)
 
 
 def _separate_delta_net(entries: dict[str, ViewEntry], stem: str, layer: GatedDeltaNet) -> None:
-    key_heads, ratio = layer.num_key_heads, layer.num_value_heads // layer.num_key_heads
-    value = ratio * layer.value_dim
-    if entry := entries.pop(f"{stem}ssm_in.weight", None):  # q, k, v and the gate of one key head after the other
-        firsts = [head * 2 * (layer.key_dim + value) for head in range(key_heads)]
-        starts = ((0, layer.key_dim), (layer.key_dim, layer.key_dim), (2 * layer.key_dim, value))
-        qkv = [(first + start, count) for start, count in starts for first in firsts]
-        entries[f"{stem}attn_qkv.weight"] = gathered(entry, f"{stem}attn_qkv.weight", qkv)
-        gate = [(first + 2 * layer.key_dim + value, value) for first in firsts]
-        entries[f"{stem}attn_gate.weight"] = gathered(entry, f"{stem}attn_gate.weight", gate)
-    if entry := entries.pop(f"{stem}ssm_ba.weight", None):
-        for place, name in enumerate(("ssm_beta", "ssm_alpha")):
-            ranges = [((2 * head + place) * ratio, ratio) for head in range(key_heads)]
-            entries[f"{stem}{name}.weight"] = gathered(entry, f"{stem}{name}.weight", ranges)
+    heads, ratio = range(layer.num_key_heads), layer.num_value_heads // layer.num_key_heads
+    key, value = layer.key_dim, ratio * layer.value_dim
+    starts = ((0, key), (key, key), (2 * key, value), (2 * key + value, value))  # q, k, v and the gate of a key head
+    rows = [[(head * 2 * (key + value) + start, count) for head in heads] for start, count in starts]
+    parts = {f"{stem}attn_qkv.weight": [*rows[0], *rows[1], *rows[2]], f"{stem}attn_gate.weight": rows[3]}
+    _take_apart(entries, f"{stem}ssm_in.weight", parts)
+    parts = {
+        f"{stem}{name}.weight": [((2 * head + place) * ratio, ratio) for head in heads]
+        for place, name in enumerate(("ssm_beta", "ssm_alpha"))
+    }
+    _take_apart(entries, f"{stem}ssm_ba.weight", parts)
     if entry := entries.pop(f"{stem}ssm_a_log", None):
         entry = changed(entry, lambda values: -np.exp(values))
-        entries[f"{stem}ssm_a"] = replace(entry, info=replace(entry.info, name=f"{stem}ssm_a"))
+        _put(entries, replace(entry, info=replace(entry.info, name=f"{stem}ssm_a")))
     flatten_conv(entries, f"{stem}ssm_conv1d.weight")
+
+
+def _take_apart(entries: dict[str, ViewEntry], name: str, parts: dict[str, list[tuple[int, int]]]) -> None:
+    """Make tensors of ranges of rows (first, count) of another one, which are all of its rows."""
+    entry = entries.pop(name, None)
+    if entry is None:
+        return
+    total = sum(count for ranges in parts.values() for _, count in ranges)
+    if entry.info.shape[:1] != (total,):
+        raise FormatError(f"tensor {name} has shape {entry.info.shape}; expected {total} rows")
+    for part, ranges in parts.items():
+        _put(entries, gathered(entry, part, ranges))
+
+
+def _put(entries: dict[str, ViewEntry], entry: ViewEntry) -> None:
+    if entry.info.name in entries:
+        raise FormatError(f"tensor {entry.info.name} is stored twice, alone and as a part of another one")
+    entries[entry.info.name] = entry
 
 
 def flatten_conv(entries: dict[str, ViewEntry], name: str) -> None:

@@ -167,13 +167,22 @@ def _plan_within(description: Description, engine: EngineConfig, num_bytes: int,
     available = MemoryAvailable(num_bytes, reason)
     weights = device_weights(description.spec, description.weights, engine)
     share, held = device_share(description.spec, weights, engine)
-    return plan_memory(share, held, engine.context, engine.kv_bytes, available, kv_dtype=engine.kv_dtype)
+    return plan_memory(
+        share,
+        held,
+        engine.context,
+        engine.kv_bytes,
+        available,
+        kv_dtype=engine.kv_dtype,
+        max_running=engine.max_running,
+    )
 
 
 def _settled(engine: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> EngineConfig:
     """The plan as options, so that loading comes to the same sizes whatever the machine's memory is by then."""
     kv_bytes = None if isinstance(spec.generation, Encoder) else plan.kv_bytes
-    return replace(engine, context=plan.context, kv_bytes=kv_bytes)
+    max_running = min(engine.max_running, plan.max_sequences) if plan.num_states else engine.max_running
+    return replace(engine, context=plan.context, kv_bytes=kv_bytes, max_running=max_running)
 
 
 def _recorded_digest(name: str) -> str | None:
