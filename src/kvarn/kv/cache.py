@@ -31,8 +31,7 @@ class KVCache:
         self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex()
         self._tables: dict[str, BlockTable] = {}
-        self._num_lookups = 0
-        self._num_hit_tokens = 0
+        self._num_lookups = self._num_hit_tokens = 0
 
     @property
     def num_blocks(self) -> int:
@@ -56,8 +55,7 @@ class KVCache:
         states; the last token is always left to compute."""
         self._num_lookups += 1
         block_ids, digests = [], []
-        root = self._hasher.root(tenant)
-        for digest in self._hasher.chain(root, token_ids, 0, len(token_ids) - 1):
+        for digest in self._hasher.chain(self._hasher.root(tenant), token_ids, 0, len(token_ids) - 1):
             block_id = self._index.find(digest)
             if block_id is None:
                 break
