@@ -22,6 +22,7 @@ from kvarn.decoding.autoregressive import AutoregressiveDecoder
 from kvarn.decoding.sampling_state import SamplingDefaults
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
+from kvarn.engine.scheduling import scheduler
 from kvarn.engine.stream import Stream
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
@@ -226,6 +227,34 @@ def test_a_step_that_fails_after_it_has_written_is_repeated_with_the_same_answer
     expected = [alone(sound, prompt, params) for prompt in mine]
     engine = TinyModel("qwen3_5_text", tmp_path / "again", FailingBackend).engine(chunk=30)
     assert same(run(engine, [submit(engine, prompt, params) for prompt in mine]), expected)
+
+
+@pytest.mark.parametrize("arch", ["qwen3_5_text", "llama"])
+def test_a_plan_or_a_step_that_is_interrupted_counts_for_nothing(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TinyModel(arch, tmp_path)
+    prompt = prompts(1, seed=6, low=50)[0]
+    mine = [prompt, [*prompt[:36], 7, 7, 7], prompt]
+    expected = [alone(model, one, GREEDY) for one in mine]
+    engine = model.engine(chunk=40)
+    found = []
+    for number, one in enumerate(mine):
+        request = submit(engine, one, GREEDY)
+        places: tuple[tuple[Any, str], ...] = ((scheduler, "make_plan"), (engine.backend, "forward"))
+        for place, name in places:  # while it is planned, and when it is to be computed
+            with monkeypatch.context() as patched:
+                patched.setattr(place, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    engine.step()
+            if number:
+                engine.step()
+        found += run(engine, [request])
+    assert same(found, expected)
+
+
+def interrupted(*_arguments: Any) -> Any:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
