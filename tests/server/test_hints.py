@@ -128,7 +128,7 @@ class TestMaxTokens:
 )
 def test_a_description_may_be_a_manual(client: httpx.Client, path: str, tool: dict[str, Any]) -> None:
     """It is read by the model, so the context is the limit that is met first."""
-    for num_characters, words in ((MAX_DESCRIPTION_CHARACTERS, "tokens"), (MAX_DESCRIPTION_CHARACTERS + 1, "131072")):
+    for num_characters, words in ((MAX_DESCRIPTION_CHARACTERS, "tokens"), (MAX_DESCRIPTION_CHARACTERS + 1, "131,072")):
         described = (tool.get("function") or tool) | {"description": "word " * (num_characters // 5 + 1)}
         described["description"] = described["description"][:num_characters]
         body = HI[path] | {"tools": [tool | {"function": described} if "function" in tool else described]}

@@ -59,8 +59,9 @@ class QuantizeOptions:
     def __post_init__(self) -> None:
         check_parameter.integer("threads", self.threads, 1, MAX_THREADS, optional=True)
         check_parameter.one_of("method", self.method, METHODS, optional=True)
-        if self.imatrix is not None:
-            check_parameter.path("imatrix", self.imatrix)
+        for name in ("imatrix", "measured"):
+            if getattr(self, name) is not None:
+                check_parameter.path(name, getattr(self, name))
         for name in ("pure", "requantize", "force"):
             check_parameter.flag(name, getattr(self, name))
         for one in (self.text,) if isinstance(self.text, str) or not is_iterable(self.text) else self.text:
