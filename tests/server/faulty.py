@@ -148,6 +148,7 @@ def _make_unreadable(llm: LLM, token_id: int, where: str) -> None:
         return bytes(real(wanted))
 
     tokenizer.token_bytes = token_bytes
+    tokenizer._piece_cache.clear()  # what was read before is remembered
 
 
 def _not_a_number(real: Callable[[Any], Any], batch: Any) -> Any:
