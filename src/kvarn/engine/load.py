@@ -20,6 +20,7 @@ from kvarn.backends.select import (
     device_memory,
     device_share,
     device_weights,
+    kv_dtype,
     make_backend,
     require_support,
 )
@@ -102,7 +103,7 @@ def _load(
         config.context,
         config.kv_bytes,
         available,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=kv_dtype(config),
         max_running=config.max_running,
     )
     backend = make_backend(config, config.threads or choose_threads().count)
@@ -185,7 +186,7 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
     layout = KVLayout(
-        _block_size(spec, config), kv_layers(spec), config.kv_dtype, state_layers(spec), memory.num_states
+        _block_size(spec, config), kv_layers(spec), kv_dtype(config), state_layers(spec), memory.num_states
     )
     num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)

@@ -22,7 +22,7 @@ CACHE_TOKENS = 8192  # at least, where they fit, so that a model of a short cont
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
 STATE_SHARE = 0.25  # of the memory left beside the weights, at most, for recurrent states
-KV_VALUE_BYTES = {"f16": 2, "f32": 4}
+KV_VALUE_BYTES = {"f16": 2, "f32": 4, "bf16": 2, "fp8": 1}
 Q8_GROUP = 32  # q8_0: dimensions that share one f16 scale
 
 

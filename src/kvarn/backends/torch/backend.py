@@ -207,7 +207,7 @@ class TorchBackend:
         model = self._loaded
         spec = model.weights.spec
         is_dense = all(isinstance(block.feed_forward, FeedForward) for block in spec.blocks) and not state_layers(spec)
-        if type(model.ops) is PlainOps or not is_dense or not getattr(model.ops, "has_kernels", False):
+        if type(model.ops) is PlainOps or not is_dense:
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))

@@ -35,7 +35,7 @@ def pack_kept(q: Tensor, block: BlockWeights, step: Step, cache: DeviceCache, al
         slots = np.arange(int(batch.context_lens[keep.sequence]))
         outside = slots[(slots < keep.block_start) | (slots >= keep.block_end)]
         found = table[outside // cache.block_size] * cache.block_size + outside % cache.block_size
-        keys = cache.layers[block.index][0][torch.from_numpy(found).to(q.device)].float()
+        keys = cache.rows(block.index)[0][torch.from_numpy(found).to(q.device)].float()
         scores = _scores(q[torch.from_numpy(rows).to(q.device)], keys, block.spec.attention.scale)
         scores, own = all_heads(scores, block)
         kept = _kept_slots(keep, scores, torch.from_numpy(outside).to(q.device))[own]

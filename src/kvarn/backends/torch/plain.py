@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
-from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cache import CachedRows, DeviceCache
 from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
@@ -83,10 +83,11 @@ class PlainOps:
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         q, k, v = torch.split(qkv.float().view(len(qkv), -1, dim), [heads, kv_heads, kv_heads], dim=1)
         q, k = self._position(q, k, block, rope, step.positions)
-        keys, values = k[: step.num_rows], v[: step.num_rows]
+        keys: Tensor | CachedRows = k[: step.num_rows]
+        values: Tensor | CachedRows = v[: step.num_rows]
         if step.slots is not None:
-            cache.store(block.index, step.slots[: step.num_rows], keys, values)
-            keys, values = cache.layers[block.index]
+            cache.store(block.index, step.slots[: step.num_rows], k[: step.num_rows], v[: step.num_rows])
+            keys, values = cache.rows(block.index)
             pack_kept(q, block, step, cache, self.all_heads)
         assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
         found = attend_tiles(q, keys, values, block, step.tiles)
@@ -162,7 +163,9 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     return chosen, share * moe.scale
 
 
-def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, tiles: Tiles) -> Tensor:
+def attend_tiles(
+    q: Tensor, keys: Tensor | CachedRows, values: Tensor | CachedRows, block: BlockWeights, tiles: Tiles
+) -> Tensor:
     """Attend piece by piece and merge from left to right; the rows of the batch, (rows, heads, head_dim)."""
     attention = block.spec.attention
     group = attention.num_heads // attention.num_kv_heads

@@ -76,7 +76,7 @@ class PagedTiles:
     sequences: Tensor  # (tiles)
     first_rows: Tensor  # (tiles)
     counts: Tensor  # (tiles) queries
-    num_pieces: int  # of the longest context, at least
+    num_key_tiles: int  # that are computed side by side, of the longest context at least; 1: one after the other
     tile: int  # queries of a full one
     is_decode: bool = False  # tile i is the one query of sequence i, which is row i; padding has no context
 
@@ -141,7 +141,7 @@ def make_tiles(batch: Batch, block_size: int, device: torch.device) -> Tiles:
     return Tiles(on_device(rows, device), positions, on_device(place, device), pieces)
 
 
-def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTiles:
+def make_paged_tiles(batch: Batch, tile: int, num_key_tiles: int, device: torch.device) -> PagedTiles:
     """Cut every sequence's queries into tiles of that many, those with the most keys first."""
     lengths = np.diff(batch.row_starts).astype(np.int64)
     sequences, first = cut_rows(lengths, tile)
@@ -161,7 +161,7 @@ def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTile
         sequences=moved(sequences),
         first_rows=moved(rows),
         counts=moved(counts),
-        num_pieces=-(-int(batch.context_lens.max()) // PIECE),
+        num_key_tiles=num_key_tiles,
         tile=tile,
     )
 

@@ -26,7 +26,9 @@ def bench_model(
     steps: Annotated[int, typer.Option("--steps", min=1, max=10_000, help="Decode steps of one measurement.")] = 32,
     threads: Threads = None,
     backend: BackendName = None,
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="f16, f32 or q8_0.")] = "f16",
+    kv_dtype: Annotated[
+        str | None, typer.Option("--kv-dtype", help="f16, f32 or q8_0; on a GPU also bf16, its default, and fp8.")
+    ] = None,
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON only.")] = False,
 ) -> None:
     """Prefill, decode and batched decode in tokens per second, beside what this machine could do at most."""

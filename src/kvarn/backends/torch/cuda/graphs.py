@@ -15,10 +15,11 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots, with_chosen
+from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
 
 MAX_SEQUENCES = 256
 PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
@@ -46,7 +47,7 @@ class StepShape:
     outputs: int  # the same as rows: all of them, in order
     tile: int  # queries of one tile
     tiles: int
-    pieces: int  # computed side by side
+    key_tiles: int  # computed side by side
 
     @property
     def is_decode(self) -> bool:
@@ -107,14 +108,14 @@ class CapturedSteps:
         longest = int(batch.context_lens.max())
         if num_rows == num_sequences == len(batch.output_rows):
             rows = next(size for size in BUCKETS if num_rows <= size)
-            return StepShape(rows, rows, 1, rows, self._ops.pieces_of(rows, longest))
+            return StepShape(rows, rows, 1, rows, self._ops.key_tiles_of(rows, longest))
         rows = next((size for size in PROMPT_ROWS if num_rows <= size), 0)
         outputs = next((size for size in OUTPUTS if len(batch.output_rows) <= size), 0)
         if not rows or not outputs:
             return None
         tile = self._ops.prompt_tile
         tiles = rows // tile + (16 if num_sequences <= 16 else MAX_SEQUENCES)
-        return StepShape(rows, outputs, tile, tiles, self._ops.pieces_of(tiles, longest))
+        return StepShape(rows, outputs, tile, tiles, self._ops.key_tiles_of(tiles, longest))
 
     def _stage(self, batch: Batch, shape: StepShape) -> None:
         """Write the batch to pinned memory and begin its copy."""
@@ -165,7 +166,7 @@ class CapturedSteps:
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
         tiles = PagedTiles(
             self._tables, at["context"], at["shift"], sequences, first, counts,
-            num_pieces=shape.pieces, tile=shape.tile, is_decode=shape.is_decode,
+            num_key_tiles=shape.key_tiles, tile=shape.tile, is_decode=shape.is_decode,
         )  # fmt: skip
         tokens, positions, slots = (at[name][: shape.rows] for name in ("token", "position", "slot"))
         outputs = None if shape.is_decode else at["output"][: shape.outputs]
@@ -190,7 +191,8 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
-    decodes += [_batch(1, PIECE << doubled, 1, block_size) for doubled in range(DEEP.bit_length() - PIECE.bit_length())]
+    depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
+    decodes += [_batch(1, depth, 1, block_size) for depth in depths]
     fitting = [batch for batch in prompts + decodes if int(batch.context_lens.max()) <= max_context]
     return [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
 

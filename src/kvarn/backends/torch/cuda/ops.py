@@ -5,7 +5,6 @@ What no kernel covers (layers without a cache, the keys a sparse cache keeps, ex
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import torch
@@ -20,16 +19,15 @@ from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged_tiles
+from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
 from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, Attention, FeedForward
-
-log = logging.getLogger(__name__)
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
-MAX_SPLIT = 256  # tiles times KV heads below which a sequence's pieces are computed side by side
+MAX_SPLIT = 256  # tiles times KV heads below which a sequence's tiles of keys are computed side by side ...
+MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
 
 class CudaOps(PlainOps):
@@ -40,15 +38,14 @@ class CudaOps(PlainOps):
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
-        self.has_kernels = not any(_lacks_kernel(one) for one in attentions)
-        if not self.has_kernels:
-            log.warning("no attention kernel for this model's layers: plain operations, slower and not captured")
+        self._finished = torch.zeros(0, dtype=torch.int32)
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
         shapes: dict[tuple[torch.Size, Epilogue, torch.dtype], list[Tensor]] = {}
         for weight, epilogue, dtype in _products(weights):
             shapes.setdefault((weight.shape, epilogue, dtype), []).append(weight)
+        self._finished = torch.zeros(MAX_SPLIT, dtype=torch.int32, device=weights.tokens.device)
         for (_, epilogue, dtype), matrices in shapes.items():
             self._matmuls.tune(matrices, BUCKETS, epilogue, dtype)
 
@@ -57,10 +54,12 @@ class CudaOps(PlainOps):
         return next((bucket for bucket in BUCKETS if num_rows <= bucket), MULTIPLE)
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
-        if batch.block_tables.shape[1] == 0 or not self.has_kernels:
+        if batch.block_tables.shape[1] == 0:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
-        return make_paged_tiles(batch, 1 if longest == 1 else self.prompt_tile, cache.device)
+        tile = 1 if longest == 1 else self.prompt_tile
+        num_tiles = int((-(-(batch.row_starts[1:] - batch.row_starts[:-1]) // tile)).sum())
+        return make_paged_tiles(batch, tile, self.key_tiles_of(num_tiles, int(batch.context_lens.max())), cache.device)
 
     @property
     def prompt_tile(self) -> int:
@@ -98,29 +97,21 @@ class CudaOps(PlainOps):
         q = rows.rotate_and_store(qkv, block, rope, step, pair)
         if step.batch.keep:
             pack_kept(q.float(), block, step, cache, self.all_heads)
-        attention = block.spec.attention
-        kernel = paged.Kernel(attention, paged.rows_for(attention, tiles.tile), cache.block_size)
-        scratch = self._scratch(tiles, kernel, q.device)
-        return paged.attend(q, pair, tiles, step.positions, kernel, scratch).view(len(q), -1)
+        kernel = paged.Kernel(block.spec.attention, tiles.tile, cache.block_size)
+        parts = self._parts(tiles, kernel)
+        return paged.attend(q, pair, block.sinks, tiles, step.positions, kernel, parts).view(len(q), -1)
 
-    def pieces_of(self, num_tiles: int, longest: int) -> int:
-        """Pieces that are computed side by side for contexts up to so many slots; 1: each sequence by one program."""
+    def key_tiles_of(self, num_tiles: int, longest: int) -> int:
+        """Tiles of keys that are computed side by side for contexts up to so many slots; 1: one after the other."""
         if num_tiles * self._kv_heads >= MAX_SPLIT:
             return 1
-        return 1 << (-(-longest // PIECE) - 1).bit_length()
+        return 1 << (-(-longest // paged.KEY_TILE) - 1).bit_length()
 
-    def _scratch(self, tiles: PagedTiles, kernel: paged.Kernel, device: torch.device) -> paged.Pieces | None:
-        num_pieces = self.pieces_of(len(tiles.sequences), tiles.num_pieces * PIECE)
-        if num_pieces == 1:
+    def _parts(self, tiles: PagedTiles, kernel: paged.Kernel) -> paged.Parts | None:
+        num_tiles, num_key_tiles = len(tiles.sequences), tiles.num_key_tiles
+        if num_key_tiles == 1 or paged.part_bytes(num_tiles, kernel, num_key_tiles) > MAX_PART_BYTES:
             return None
-        return paged.new_pieces(len(tiles.sequences), kernel, num_pieces * PIECE, device)
-
-
-def _lacks_kernel(attention: Attention) -> bool:
-    """Whether the kernels do not know it: sinks, temperatures, norms of Q and K but rms norms of heads before rope."""
-    norm = attention.qk_norm
-    is_usual = norm is None or (norm.kind == "rms" and not norm.has_bias and not attention.qk_norm_after_rope)
-    return attention.sinks or attention.temperature is not None or not is_usual or attention.qk_norm_span == "row"
+        return paged.new_parts(num_tiles, kernel, num_key_tiles, self._finished)
 
 
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
