@@ -33,6 +33,7 @@ except ImportError:  # only quantising would need it
 
 import kvarn
 from kvarn.backends.batch import Batch
+from kvarn.bench.diffusion import SPARSE
 from kvarn.bench.observed_backend import observed
 from kvarn.bench.synthetic import write_model
 
@@ -83,8 +84,8 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def denoising(cache: str, per_step: int) -> kvarn.SamplingParams:
-    sparse = {"sparse": kvarn.SparseConfig(retention_ratio=0.5)} if cache == "sparse" else {"cache": cache}
-    diffusion = kvarn.DiffusionParams(steps=TOKENS // per_step, block_length=BLOCK, canvas="fixed", **sparse)
+    cached = {"sparse": SPARSE} if cache == "sparse" else {"cache": cache}
+    diffusion = kvarn.DiffusionParams(steps=TOKENS // per_step, block_length=BLOCK, canvas="fixed", **cached)
     return kvarn.SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, diffusion=diffusion)
 
 
@@ -98,8 +99,7 @@ def measure_row(llm: kvarn.LLM, cache: str, per_step: int, count: int) -> None:
         answers = llm.generate(asked, params)
         took = time.perf_counter() - started
     assert all(len(answer.token_ids) == TOKENS for answer in answers)
-    naive_s = count * TOKENS * NAIVE_S
-    ms = 1e3 / calls.passes
+    naive_s, ms = count * TOKENS * NAIVE_S, 1e3 / calls.passes
     tell(f"{cache} {per_step} a step, {count} at once", {
         "s": round(took, 3), "passes": calls.passes, "rows": calls.rows, "ms_per_pass": round(took * ms, 2),
         "of_that_in_python": round((took - calls.calls_s) * ms, 2), "times_naive": round(naive_s / took, 1),
@@ -169,8 +169,7 @@ def kernel() -> None:
     for _ in range(20):
         most_confident(logits[:32], 126336)
     torch.cuda.synchronize()
-    us = round((time.perf_counter() - started) * 1e6 / 20)
-    same_ids = torch.equal(ours[0], theirs[0])
+    us, same_ids = round((time.perf_counter() - started) * 1e6 / 20), torch.equal(ours[0], theirs[0])
     tell("confidence", {"same_ids": same_ids, "off_by": worst, "same_alone": same, "us_of_32_rows": us})
 
 

@@ -101,3 +101,19 @@ def test_the_kernels_agree_with_the_definition() -> None:
     command = [sys.executable, "-c", KERNEL]
     done = subprocess.run(command, env=interpreted, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_steps_for_warming_up_are_sound_and_have_the_usual_sizes() -> None:
+    pytest.importorskip("triton")
+    from kvarn.backends.torch.cuda.graphs import DENOISING_OUTPUTS, DENOISING_ROWS, denoising_warm_up_batches
+
+    batches = denoising_warm_up_batches(64, 64, 4096)
+    for batch in batches:
+        tables, contexts = batch.block_tables, batch.context_lens
+        assert np.array_equal(np.diff(batch.row_starts), contexts)
+        assert len(np.unique(tables)) == tables.size
+        assert tables.shape[1] * 64 >= contexts.max()
+        assert 0 <= batch.output_rows.min() <= batch.output_rows.max() < len(batch.token_ids)
+        assert np.all(np.diff(batch.output_rows) > 0)
+    assert {len(batch.token_ids) for batch in batches} >= set(DENOISING_ROWS)
+    assert {len(batch.output_rows) for batch in batches} == set(DENOISING_OUTPUTS)

@@ -25,12 +25,11 @@ def most_confident(logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]
     rows, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, COLUMNS)
     device = logits.device
-    best, peaks = torch.empty(2, rows, parts, device=device, dtype=torch.float32)
-    sums, moments = torch.empty(2, rows, parts, device=device, dtype=torch.float64)
-    ids = torch.empty(rows, parts, device=device, dtype=torch.int32)
-    chosen = torch.empty(rows, device=device, dtype=torch.int32)
-    logprobs, entropies = torch.empty(2, rows, device=device, dtype=torch.float32)
-    found = (best, ids, peaks, sums, moments)
+    # best, ids, peaks, sums, moments. Each a tensor of its own: how a kernel loads, and so the order in which it adds,
+    # depends on the alignment of its pointers, which must not depend on the number of rows.
+    types = (torch.float32, torch.int32, torch.float32, torch.float64, torch.float64)
+    found = [torch.empty(rows, parts, device=device, dtype=type) for type in types]
+    chosen, logprobs, entropies = (torch.empty(rows, device=device, dtype=type) for type in (types[1], *types[:1] * 2))
     stride = logits.stride(0)
     _score_part[(rows, parts)](logits, *found, vocabulary, stride, parts, banned, SIZE=COLUMNS, num_warps=8)
     padded = max(2, triton.next_power_of_2(parts))
