@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvarn import LLM, DiffusionParams, EngineConfig, SamplingParams
 from kvarn.backends.batch import NO_TOKEN, RowSampling, SampleRows
 from kvarn.sampling.sampler import BANNED
+from tests.diffusing import write_talking_model
 
 torch = pytest.importorskip("torch")
 
@@ -93,6 +96,21 @@ def test_many_rows_are_those_alone() -> None:
 def test_rows_that_ask_for_more_are_sampled(changes: dict[str, object]) -> None:
     assert asks_for_confidence(rows_of(2), MASK_ID)
     assert not asks_for_confidence(rows_of(2, **changes), MASK_ID)
+
+
+def test_a_request_that_is_sampled_gets_the_same_answer(tmp_path: Path) -> None:
+    path, config = (
+        write_talking_model(tmp_path / "tiny.gguf"),
+        EngineConfig(backend="torch", device="cpu", threads=1, context=64),
+    )
+    with LLM(path, config=config) as llm:
+        for policy in ("low_confidence", "entropy", "threshold"):
+            diffusion = DiffusionParams(block_length=4, policy=policy)
+            answers = [
+                llm.generate("hello", SamplingParams(max_tokens=8, logit_bias=bias, diffusion=diffusion)).token_ids
+                for bias in ({}, {3: 0.0})  # a bias of nothing: not a plain row any more
+            ]
+            assert answers[0] == answers[1]
 
 
 def test_the_kernels_agree_with_the_definition() -> None:
