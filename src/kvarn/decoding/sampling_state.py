@@ -12,9 +12,8 @@ from kvarn.decoding.penalty_counts import PenaltyCounts
 from kvarn.errors import ConstraintError
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
+from kvarn.sampling.sampler import BANNED
 from kvarn.types import SamplingParams
-
-BANNED = -1e9  # bias of a token that must not be sampled; finite, so that no inf - inf can arise
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, S
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
+from kvarn.backends.torch.denoising.confidence import Confident, asks_for_confidence, confident_rows
 from kvarn.backends.torch.device import Device, computing, on_device
 from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
 from kvarn.backends.torch.plain import PlainOps
@@ -32,7 +33,7 @@ from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weight
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.recurrent import attentions, state_layers
-from kvarn.models.spec import Attention, FeedForward, ModelSpec, Pooling
+from kvarn.models.spec import Attention, FeedForward, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -136,12 +137,24 @@ class TorchBackend:
     def _draw(self, hidden: Tensor, rows: SampleRows) -> Drawn:
         """Begin to choose: among the logits that a captured step has left, or computing them from the states."""
         decoded, device = self._decoded, self.device.torch_device
-        if decoded is None or decoded.hidden is not hidden or decoded.logits is None:
+        if decoded is not None and decoded.hidden is not hidden:
+            decoded = None
+        generation = self._loaded.weights.spec.generation
+        if isinstance(generation, MaskedDiffusion) and asks_for_confidence(rows, generation.mask_id):
+            return self._confident(decoded, hidden, generation.mask_id).drawn(rows)
+        if decoded is None or decoded.logits is None:
             return draw_rows(lambda wanted: self._logits(hidden[wanted]), rows.with_unused_masked(), device)
         if decoded.greedy is not None and is_greedy(rows):
             return self._greedy(decoded.greedy, rows)
         logits = decoded.logits
         return draw_rows(lambda wanted: logits[wanted], rows.with_unused_masked(), device)
+
+    def _confident(self, decoded: Decoded | None, hidden: Tensor, mask_id: int) -> Confident:
+        """Of all output rows of a denoising step."""
+        if decoded is not None and decoded.confident is not None:
+            return decoded.confident
+        best_of = self._loaded.ops.most_confident
+        return confident_rows(lambda some: self._logits(hidden[some]), len(hidden), best_of, mask_id)
 
     def _greedy(self, greedy: Tensor, rows: SampleRows) -> Drawn:
         """Of the largest logits; where an id that no token has is largest, the others are looked at when it is read."""
@@ -217,7 +230,9 @@ class TorchBackend:
         if self._graphs is None:
             return
         module = importlib.import_module(f"{KERNELS}.graphs")
-        for batch in module.warm_up_batches(block_size, num_blocks, max_tokens):
+        is_denoising = isinstance(self._loaded.weights.spec.generation, MaskedDiffusion)
+        batches_of = module.denoising_warm_up_batches if is_denoising else module.warm_up_batches
+        for batch in batches_of(block_size, num_blocks, max_tokens):
             self.forward(batch)
         self.synchronise()
 

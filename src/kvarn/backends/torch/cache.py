@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import BlockCopy, KVLayout
+from kvarn.backends.torch.device import on_device
 from kvarn.errors import ConfigError
 
 DTYPES = {"f16": torch.float16, "f32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
@@ -74,7 +75,7 @@ class DeviceCache:
             cache[target // self.block_size, heads, target % self.block_size] = found
 
     def _rows(self, table: Int64, slots: Tensor) -> Tensor:
-        blocks = torch.from_numpy(table).to(self.device)
+        blocks = on_device(table, self.device)
         return blocks[slots // self.block_size] * self.block_size + slots % self.block_size
 
     def _zeros(self, shape: tuple[int, ...]) -> Tensor:

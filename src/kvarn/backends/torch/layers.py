@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.denoising.confidence import Confident
 from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
@@ -37,6 +38,9 @@ class Ops(Protocol):
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         """In float32."""
 
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As confidence.most_confident()."""
+
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         """residual + linear(x); may write into residual."""
 
@@ -57,8 +61,9 @@ class Decoded:
     """What a captured step leaves on the device; all but hidden is overwritten by the next one."""
 
     hidden: Tensor  # (rows, width)
-    logits: Tensor | None  # (rows, vocabulary); None for a model without a head
+    logits: Tensor | None  # (rows, vocabulary); None for a model without a head, or one that denoises
     greedy: Tensor | None  # (rows) int32: the most probable tokens
+    confident: Confident | None = None  # instead of both, for a model that denoises
 
 
 class StepGraphs(Protocol):

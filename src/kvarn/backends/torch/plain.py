@@ -14,7 +14,8 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import CachedRows, DeviceCache
-from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.denoising.confidence import most_confident
+from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -49,6 +50,9 @@ class PlainOps:
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         return self._matmul(x, head.weight).float()
+
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return most_confident(logits, banned)
 
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         return residual + self.linear(x, linear)

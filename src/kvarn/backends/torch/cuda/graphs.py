@@ -18,13 +18,18 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
+from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
 from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
+from kvarn.models.spec import MaskedDiffusion
 
 MAX_SEQUENCES = 256
 PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
+DENOISING_ROWS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # of a step of blocks and whole canvases
 DEEP = 4096  # context of the deepest step that is captured before the first request
 OUTPUTS = (16, 256)  # rows of such a step whose states are wanted
+DENOISING_OUTPUTS = (32, 128, 256, 512)
+DENOISING_BLOCK = 32  # the usual length of a block
 # The staged arrays, one after the other in one buffer, and what stands in them where a batch has nothing.
 PADDING = {
     "token": 0,
@@ -79,6 +84,10 @@ class CapturedSteps:
         self._model, self._cache, self._ops = model, cache, model.ops
         self._chosen = chosen
         self._width = -(-max_context // cache.block_size)
+        self._generation = model.weights.spec.generation
+        is_denoising = isinstance(self._generation, MaskedDiffusion)
+        self._rows: tuple[int, ...] = DENOISING_ROWS if is_denoising else PROMPT_ROWS
+        self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
         self._decode_inputs = Inputs(MAX_SEQUENCES, cache.device)
@@ -99,7 +108,8 @@ class CapturedSteps:
         found.graph.replay()
         left, count = found.left, len(batch.output_rows)
         logits, greedy = (None if one is None else one[:count] for one in (left.logits, left.greedy))
-        return Decoded(left.hidden[:count].clone(), logits, greedy)
+        confident = None if left.confident is None else left.confident.first(count)
+        return Decoded(left.hidden[:count].clone(), logits, greedy, confident)
 
     def _shape(self, batch: Batch) -> StepShape | None:
         num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
@@ -109,8 +119,8 @@ class CapturedSteps:
         if num_rows == num_sequences == len(batch.output_rows):
             rows = next(size for size in BUCKETS if num_rows <= size)
             return StepShape(rows, rows, 1, rows, self._ops.key_tiles_of(rows, longest))
-        rows = next((size for size in PROMPT_ROWS if num_rows <= size), 0)
-        outputs = next((size for size in OUTPUTS if len(batch.output_rows) <= size), 0)
+        rows = next((size for size in self._rows if num_rows <= size), 0)
+        outputs = next((size for size in self._outputs if len(batch.output_rows) <= size), 0)
         if not rows or not outputs:
             return None
         tile = self._ops.prompt_tile
@@ -182,6 +192,10 @@ class CapturedSteps:
         hidden = model.finish(x, step)
         if model.weights.head is None or len(hidden) != shape.outputs:
             return Decoded(hidden, None, None)
+        if isinstance(self._generation, MaskedDiffusion):  # each graph would keep logits of many rows: none are left
+            best_of, mask_id = self._ops.most_confident, self._generation.mask_id
+            confident = confident_rows(lambda some: model.logits(hidden[some]), len(hidden), best_of, mask_id)
+            return Decoded(hidden, None, None, confident)
         logits = model.logits(hidden)
         return Decoded(hidden, logits, most_probable(logits))
 
@@ -193,16 +207,29 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
     decodes += [_batch(1, depth, 1, block_size) for depth in depths]
-    fitting = [batch for batch in prompts + decodes if int(batch.context_lens.max()) <= max_context]
-    return [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
+    return _fitting(prompts + decodes, num_blocks, max_context)
 
 
-def _batch(num_sequences: int, first: int, rows: int, block_size: int) -> Batch:
-    """Rows of several sequences from one position on, each with its own blocks, the last row of each wanted."""
+def denoising_warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
+    """The same for a model that denoises: canvases, and the blocks of several requests."""
+    block = DENOISING_BLOCK
+    canvases = [_batch(1, 0, rows, block_size, block) for rows in (*DENOISING_ROWS, 2 * DENOISING_ROWS[-1])]
+    blocks = [_batch(outputs // block, 0, block, block_size, block) for outputs in DENOISING_OUTPUTS]
+    return _fitting(canvases + blocks, num_blocks, max_context)
+
+
+def _fitting(batches: list[Batch], num_blocks: int, max_context: int) -> list[Batch]:
+    short = [batch for batch in batches if int(batch.context_lens.max()) <= max_context]
+    return [batch for batch in short if int(batch.block_tables.max()) < num_blocks]
+
+
+def _batch(num_sequences: int, first: int, rows: int, block_size: int, num_wanted: int = 1) -> Batch:
+    """Rows of several sequences from one position on, each with its own blocks, the last rows of each wanted."""
     ids = np.zeros(num_sequences * rows, np.int32)
     starts = np.arange(num_sequences + 1, dtype=np.int32) * rows
     per_sequence = -(-(first + rows) // block_size)
     tables = np.arange(num_sequences * per_sequence, dtype=np.int32).reshape(num_sequences, per_sequence)
     positions = np.tile(np.arange(first, first + rows, dtype=np.int32), num_sequences)
     contexts = np.full(num_sequences, first + rows, np.int32)
-    return Batch(ids, positions, starts, contexts, tables, starts[1:] - 1)
+    wanted = (starts[1:, None] + np.arange(-num_wanted, 0)).reshape(-1).astype(np.int32)
+    return Batch(ids, positions, starts, contexts, tables, wanted)

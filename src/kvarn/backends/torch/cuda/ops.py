@@ -13,10 +13,10 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
-from kvarn.backends.torch.cuda import rows
+from kvarn.backends.torch.cuda import confidence, rows
 from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.matmul import Epilogue
-from kvarn.backends.torch.keep import pack_kept
+from kvarn.backends.torch.denoising.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
@@ -68,6 +68,9 @@ class CudaOps(PlainOps):
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         return self._matmuls.in_float32(x, head.weight)
+
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return confidence.most_confident(logits, banned)
 
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         if linear.bias is not None:

@@ -68,6 +68,9 @@ class ShardedOps:
         padded = torch.nn.functional.pad(own, (0, longest - own.shape[1]))
         return torch.cat(self._ranks.tensor.gather(padded), dim=1)[:, : self._vocab_size]
 
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self._inner.most_confident(logits, banned)
+
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         return residual + self.linear(x, linear)
 
