@@ -32,7 +32,7 @@ from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weight
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
 from kvarn.models.recurrent import attentions, state_layers
-from kvarn.models.spec import Attention, FeedForward, ModelSpec, Pooling
+from kvarn.models.spec import Attention, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -206,8 +206,7 @@ class TorchBackend:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
         spec = model.weights.spec
-        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in spec.blocks) and not state_layers(spec)
-        if type(model.ops) is PlainOps or not is_dense or not getattr(model.ops, "has_kernels", False):
+        if state_layers(spec) or not getattr(model.ops, "has_kernels", False):
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))

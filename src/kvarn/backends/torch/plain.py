@@ -116,7 +116,7 @@ class PlainOps:
             q = q * (1 + attention.temperature.beta * turns)[:, None, None]
         return q, k
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:  # noqa: ARG002
         """Every expert's rows through its matrices, added in ascending order of experts."""
         chosen, share = route(self.linear(x, weights.router).float(), weights, moe)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -1,6 +1,6 @@
 """The operations of a model on an NVIDIA GPU: Triton kernels, and the vendor's matmuls where they give the same bits.
 
-What no kernel covers (layers without a cache, the keys a sparse cache keeps, experts) the plain operations compute.
+What no kernel covers (layers without a cache, the keys a sparse cache keeps) the plain operations compute.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import rows
 from kvarn.backends.torch.cuda.choose import Matmuls
+from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
 from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged_tiles
-from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, Attention, FeedForward
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Linear,
+    ModelWeights,
+    NormWeights,
+)
+from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +111,14 @@ class CudaOps(PlainOps):
         scratch = self._scratch(tiles, kernel, q.device)
         return paged.attend(q, pair, tiles, step.positions, kernel, scratch).view(len(q), -1)
 
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
+        shared = None
+        if weights.shared is not None and moe.shared is not None:
+            ffn = FeedForward(moe.shared.hidden, moe.activation)
+            shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
+        logits = self._matmuls.in_float32(x, weights.router.weight)
+        return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
+
     def pieces_of(self, num_tiles: int, longest: int) -> int:
         """Pieces that are computed side by side for contexts up to so many slots; 1: each sequence by one program."""
         if num_tiles * self._kv_heads >= MAX_SPLIT:
@@ -140,5 +156,16 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
             gated = Epilogue.SILU_GATED if _is_fused(inner.gate_up, ffn) else Epilogue.STORE
             yield inner.gate_up.weight, gated, dtype
             yield inner.down.weight, adds if inner.down.bias is None else Epilogue.STORE, dtype
+        if isinstance(inner, ExpertWeights) and isinstance(ffn, MixtureOfExperts):
+            yield inner.router.weight, Epilogue.STORE, torch.float32
+            if inner.shared is not None:
+                yield (
+                    inner.shared.gate_up.weight,
+                    Epilogue.SILU_GATED if ffn.activation == "silu" else Epilogue.STORE,
+                    dtype,
+                )
+                yield inner.shared.down.weight, Epilogue.STORE, dtype
+        if block.output_gate is not None:
+            yield block.output_gate.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32
