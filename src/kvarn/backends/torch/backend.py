@@ -31,7 +31,7 @@ from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.recurrent import attentions, state_layers
+from kvarn.models.recurrent import attentions
 from kvarn.models.spec import Attention, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
@@ -205,8 +205,7 @@ class TorchBackend:
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
-        spec = model.weights.spec
-        if state_layers(spec) or not getattr(model.ops, "has_kernels", False):
+        if not getattr(model.ops, "has_kernels", False):
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))
@@ -216,7 +215,8 @@ class TorchBackend:
         if self._graphs is None:
             return
         module = importlib.import_module(f"{KERNELS}.graphs")
-        for batch in module.warm_up_batches(block_size, num_blocks, max_tokens):
+        num_states = len(self._paged.states[0]) if self._paged.states else 0
+        for batch in module.warm_up_batches(block_size, num_blocks, max_tokens, num_states):
             self.forward(batch)
         self.synchronise()
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -48,6 +47,9 @@ class Ops(Protocol):
     def attend(
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
     ) -> Tensor: ...
+
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        """What a recurrent layer's output projection reads; states (slots, floats), None: nothing is kept."""
 
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
         """The step tells which rows are padding: what is given for them does not matter."""
@@ -106,8 +108,7 @@ class Model:
 
         def attention(y: Tensor) -> Tensor:
             if block.recurrent is not None:
-                slots = cache.states[index] if cache.states else None
-                return recur(y, block, RowOps(ops.linear, ops.normalise), step.batch, slots)
+                return ops.recur(y, block, step, cache.states[index] if cache.states else None)
             found = attend(y)
             if block.output_gate is None:
                 return found

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -115,6 +116,9 @@ class PlainOps:
             turns = torch.log1p((positions // attention.temperature.length).float())
             q = q * (1 + attention.temperature.beta * turns)[:, None, None]
         return q, k
+
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return recur(x, block, RowOps(self.linear, self.normalise), step.batch, states)
 
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:  # noqa: ARG002
         """Every expert's rows through its matrices, added in ascending order of experts."""

@@ -6,18 +6,19 @@ share one pool of memory, so only one of them may be under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvarn.backends.batch import Batch, Int32
+from kvarn.backends.batch import Batch, Int32, StateSlots
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.layers import Decoded, Model
+from kvarn.backends.torch.recurrent import STATE_ROWS, StateRows, state_arrays
 from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots, with_chosen
 
 MAX_SEQUENCES = 256
@@ -36,6 +37,8 @@ PADDING = {
     "count": 0,
     "output": 0,
 }
+STATE_PADDING = {"begins": 0, "read": -1, "written": -1, "saved": -1, "firsts": 0, "ends": 0}  # recurrent.StateRows
+FEW_SEQUENCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,11 @@ class StepShape:
     def is_decode(self) -> bool:
         return self.tile == 1
 
+    @property
+    def sequences(self) -> int:
+        """At most so many."""
+        return self.rows if self.is_decode else self.tiles - self.rows // self.tile
+
 
 @dataclass(frozen=True, slots=True)
 class Captured:
@@ -64,8 +72,8 @@ class Captured:
 class Inputs:
     """The staged arrays of a step of at most so many rows, on the host and on the device."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+    def __init__(self, num_arrays: int, size: int, device: torch.device) -> None:
+        self.staged = torch.zeros(num_arrays, size, dtype=torch.int32, pin_memory=True)
         self.on_device = self.staged.to(device)
 
 
@@ -80,8 +88,9 @@ class CapturedSteps:
         self._width = -(-max_context // cache.block_size)
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
-        self._decode_inputs = Inputs(MAX_SEQUENCES, cache.device)
-        self._prompt_inputs = Inputs(PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
+        self._padding = PADDING | (STATE_PADDING if cache.states else {})
+        self._decode_inputs = Inputs(len(self._padding), MAX_SEQUENCES, cache.device)
+        self._prompt_inputs = Inputs(len(self._padding), PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
         self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._tables = self._staged_tables.to(cache.device)
         self._copied = torch.cuda.Event()  # the last copy has read the staged memory
@@ -104,6 +113,8 @@ class CapturedSteps:
         num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
         if batch.keep or not 0 < width <= self._width or not 0 < num_sequences <= MAX_SEQUENCES:
             return None
+        if self._cache.states and batch.states is None:
+            return None
         longest = int(batch.context_lens.max())
         if num_rows == num_sequences == len(batch.output_rows):
             rows = next(size for size in BUCKETS if num_rows <= size)
@@ -113,7 +124,7 @@ class CapturedSteps:
         if not rows or not outputs:
             return None
         tile = self._ops.prompt_tile
-        tiles = rows // tile + (16 if num_sequences <= 16 else MAX_SEQUENCES)
+        tiles = rows // tile + (FEW_SEQUENCES if num_sequences <= FEW_SEQUENCES else MAX_SEQUENCES)
         return StepShape(rows, outputs, tile, tiles, self._ops.pieces_of(tiles, longest))
 
     def _stage(self, batch: Batch, shape: StepShape) -> None:
@@ -131,9 +142,10 @@ class CapturedSteps:
             "first": batch.row_starts[sequences] + first,
             "count": np.minimum(lengths[sequences] - first, shape.tile),
             "output": batch.output_rows,
+            **(state_arrays(batch) if self._cache.states else {}),
         }
         inputs = self._inputs(shape)
-        for row, (name, nothing) in zip(inputs.staged.numpy(), PADDING.items(), strict=True):
+        for row, (name, nothing) in zip(inputs.staged.numpy(), self._padding.items(), strict=True):
             row[: len(arrays[name])] = arrays[name]
             row[len(arrays[name]) :] = nothing
         tables: Int32 = self._staged_tables.numpy()
@@ -161,7 +173,7 @@ class CapturedSteps:
         return Captured(graph, left)
 
     def _step(self, shape: StepShape) -> Step:
-        at = dict(zip(PADDING, self._inputs(shape).on_device, strict=True))
+        at = dict(zip(self._padding, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
         tiles = PagedTiles(
             self._tables, at["context"], at["shift"], sequences, first, counts,
@@ -171,7 +183,10 @@ class CapturedSteps:
         outputs = None if shape.is_decode else at["output"][: shape.outputs]
         empty = np.empty(0, np.int32)
         nothing = Batch(empty, empty, empty, empty, empty, empty)
-        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles)
+        counts = {name: shape.rows if name in STATE_ROWS else shape.sequences for name in STATE_PADDING}
+        held = {name: at[name][:count] for name, count in counts.items()} if self._cache.states else None
+        states = None if held is None else StateRows(**held)
+        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles, states)
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
@@ -185,14 +200,23 @@ class CapturedSteps:
         return Decoded(hidden, logits, most_probable(logits))
 
 
-def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
-    """Steps for which everything is compiled that will be met, over the first blocks."""
+def warm_up_batches(block_size: int, num_blocks: int, max_context: int, num_states: int) -> list[Batch]:
+    """Steps for which everything is compiled that will be met, over the first blocks and slots of states."""
     prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     decodes += [_batch(1, PIECE << doubled, 1, block_size) for doubled in range(DEEP.bit_length() - PIECE.bit_length())]
     fitting = [batch for batch in prompts + decodes if int(batch.context_lens.max()) <= max_context]
-    return [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
+    fitting = [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
+    return [replace(batch, states=_states(batch, num_states)) for batch in fitting]
+
+
+def _states(batch: Batch, num_states: int) -> StateSlots | None:
+    """Slots that nobody has read yet: what is written there does not matter."""
+    count, empty = len(batch.context_lens), np.empty(0, np.int32)
+    if not num_states:
+        return None
+    return StateSlots(np.full(count, -1, np.int32), np.arange(count, dtype=np.int32) % num_states, empty, empty)
 
 
 def _batch(num_sequences: int, first: int, rows: int, block_size: int) -> Batch:

@@ -14,23 +14,26 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
-from kvarn.backends.torch.cuda import rows
+from kvarn.backends.torch.cuda import recurrent, rows
 from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
 from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
+from kvarn.backends.torch.recurrent import make_state_rows
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged_tiles
 from kvarn.backends.torch.weights import (
     BlockWeights,
+    DeltaNetWeights,
     ExpertWeights,
     FeedForwardWeights,
     Linear,
     ModelWeights,
     NormWeights,
+    ShortConvWeights,
 )
-from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts
+from kvarn.models.spec import Activation, Attention, FeedForward, GatedDeltaNet, MixtureOfExperts, ShortConv
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +114,19 @@ class CudaOps(PlainOps):
         scratch = self._scratch(tiles, kernel, q.device)
         return paged.attend(q, pair, tiles, step.positions, kernel, scratch).view(len(q), -1)
 
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        mixer, weights = block.spec.mixer, block.recurrent
+        rows = step.states or make_state_rows(step.batch, len(x), x.device)
+        states = states if states is not None else torch.empty(0, 0, device=x.device)  # no row has a slot
+        if isinstance(mixer, ShortConv) and isinstance(weights, ShortConvWeights):
+            return recurrent.short_conv(self.linear(x, block.qkv), weights.conv, mixer, rows, states)
+        assert isinstance(mixer, GatedDeltaNet), "an attention has no state"
+        assert isinstance(weights, DeltaNetWeights), "a delta net has its own weights"
+        parts = (block.qkv, weights.gate, weights.alpha, weights.beta)
+        return recurrent.delta_net(
+            recurrent.Projections(*(self.linear(x, part) for part in parts)), weights, mixer, rows, states
+        )
+
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
         shared = None
         if weights.shared is not None and moe.shared is not None:
@@ -167,5 +183,8 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
                 yield inner.shared.down.weight, Epilogue.STORE, dtype
         if block.output_gate is not None:
             yield block.output_gate.weight, Epilogue.STORE, dtype
+        if isinstance(block.recurrent, DeltaNetWeights):
+            for linear in (block.recurrent.gate, block.recurrent.alpha, block.recurrent.beta):
+                yield linear.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32

@@ -82,6 +82,9 @@ class ShardedOps:
     ) -> Tensor:
         return self._inner.attend(qkv, block, rope, step, cache)
 
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return self._inner.recur(x, block, step, states)
+
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
         return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, step))
 
