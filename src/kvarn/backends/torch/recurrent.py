@@ -51,6 +51,7 @@ def state_arrays(batch: Batch) -> dict[str, Int32]:
     firsts, ends = batch.row_starts[:-1], batch.row_starts[1:]
     nothing = np.full(len(lengths), -1, np.int32)
     by_row = {name: np.full(len(batch.token_ids), -1, np.int32) for name in ("written", "saved")}
+    assert held is not None or not batch.positions[firsts[lengths > 0]].any(), "without slots: in one piece"
     if held is not None:
         by_row["written"][ends[lengths > 0] - 1] = held.written[lengths > 0]
         by_row["saved"][held.saved_rows] = held.saved_slots

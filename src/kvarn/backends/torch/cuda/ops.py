@@ -17,7 +17,7 @@ from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import recurrent, rows
 from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
-from kvarn.backends.torch.cuda.matmul import Epilogue
+from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.recurrent import make_state_rows
@@ -122,17 +122,16 @@ class CudaOps(PlainOps):
             return recurrent.short_conv(self.linear(x, block.qkv), weights.conv, mixer, rows, states)
         assert isinstance(mixer, GatedDeltaNet), "an attention has no state"
         assert isinstance(weights, DeltaNetWeights), "a delta net has its own weights"
-        parts = (block.qkv, weights.gate, weights.alpha, weights.beta)
-        return recurrent.delta_net(
-            recurrent.Projections(*(self.linear(x, part) for part in parts)), weights, mixer, rows, states
-        )
+        qkv, gate = (self.linear(x, part) for part in (block.qkv, weights.gate))
+        alpha, beta = (_narrow(x, part.weight, x.dtype) for part in (weights.alpha, weights.beta))
+        return recurrent.delta_net(recurrent.Projections(qkv, gate, alpha, beta), weights, mixer, rows, states)
 
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
         shared = None
         if weights.shared is not None and moe.shared is not None:
             ffn = FeedForward(moe.shared.hidden, moe.activation)
             shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
-        logits = self._matmuls.in_float32(x, weights.router.weight)
+        logits = _narrow(x, weights.router.weight, torch.float32)
         return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
 
     def pieces_of(self, num_tiles: int, longest: int) -> int:
@@ -155,6 +154,11 @@ def _lacks_kernel(attention: Attention) -> bool:
     return attention.sinks or attention.temperature is not None or not is_usual or attention.qk_norm_span == "row"
 
 
+def _narrow(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x @ weight.T for a few columns: not worth a choice by time, whose checks take longer the fewer they are."""
+    return multiply(x, weight, torch.empty(len(x), len(weight), device=x.device, dtype=dtype))
+
+
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
     return ffn.gated and ffn.activation == "silu" and linear.bias is None
 
@@ -173,7 +177,6 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
             yield inner.gate_up.weight, gated, dtype
             yield inner.down.weight, adds if inner.down.bias is None else Epilogue.STORE, dtype
         if isinstance(inner, ExpertWeights) and isinstance(ffn, MixtureOfExperts):
-            yield inner.router.weight, Epilogue.STORE, torch.float32
             if inner.shared is not None:
                 yield (
                     inner.shared.gate_up.weight,
@@ -184,7 +187,6 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
         if block.output_gate is not None:
             yield block.output_gate.weight, Epilogue.STORE, dtype
         if isinstance(block.recurrent, DeltaNetWeights):
-            for linear in (block.recurrent.gate, block.recurrent.alpha, block.recurrent.beta):
-                yield linear.weight, Epilogue.STORE, dtype
+            yield block.recurrent.gate.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32
