@@ -32,8 +32,8 @@ from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.recurrent import attentions, state_layers
-from kvarn.models.spec import Attention, FeedForward, MaskedDiffusion, ModelSpec, Pooling
+from kvarn.models.recurrent import attentions
+from kvarn.models.spec import Attention, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -218,9 +218,7 @@ class TorchBackend:
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
-        spec = model.weights.spec
-        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in spec.blocks) and not state_layers(spec)
-        if type(model.ops) is PlainOps or not is_dense:
+        if not model.ops.can_be_captured:
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))
@@ -232,8 +230,9 @@ class TorchBackend:
         module = importlib.import_module(f"{KERNELS}.graphs")
         is_denoising = isinstance(self._loaded.weights.spec.generation, MaskedDiffusion)
         batches_of = module.denoising_warm_up_batches if is_denoising else module.warm_up_batches
+        num_states = len(self._paged.states[0]) if self._paged.states else 0
         for batch in batches_of(block_size, num_blocks, max_tokens):
-            self.forward(batch)
+            self.forward(module.with_states(batch, num_states))
         self.synchronise()
 
     @property

@@ -11,7 +11,6 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.denoising.confidence import Confident
-from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -20,6 +19,8 @@ from kvarn.models.spec import FeedForward, MixtureOfExperts
 
 class Ops(Protocol):
     """What a device has to compute; x is always (rows, width)."""
+
+    can_be_captured: bool  # whole steps as graphs: no operation waits for the device
 
     def prepare(self, weights: ModelWeights) -> None:
         """Called once the weights are loaded."""
@@ -53,7 +54,11 @@ class Ops(Protocol):
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
     ) -> Tensor: ...
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor: ...
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        """What a recurrent layer's output projection reads; states (slots, floats), None: nothing is kept."""
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
+        """The step tells which rows are padding: what is given for them does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,7 @@ class Model:
 
         def attention(y: Tensor) -> Tensor:
             if block.recurrent is not None:
-                slots = cache.states[index] if cache.states else None
-                return recur(y, block, RowOps(ops.linear, ops.normalise), step.batch, slots)
+                return ops.recur(y, block, step, cache.states[index] if cache.states else None)
             found = attend(y)
             if block.output_gate is None:
                 return found
@@ -123,16 +127,16 @@ class Model:
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
-            return ops.normalise(self._add_feed_forward(x, x, block), norms["layer_output_norm"])
+            return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
         found = attention(x if placement == "post" else ops.normalise(x, norms["attn_norm"]))
         if placement in ("sandwich", "post"):
             x = x + scale * ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
-            found = self._feed_forward(x if placement == "post" else ops.normalise(x, norms["ffn_norm"]), block)
+            found = self._feed_forward(x if placement == "post" else ops.normalise(x, norms["ffn_norm"]), block, step)
             return x + scale * ops.normalise(found, norms["post_ffw_norm"])
         before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
         x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
         before = ops.normalise(x, norms["ffn_norm"]) if before is None else before
-        return self._add_feed_forward(x, before, block)
+        return self._add_feed_forward(x, before, block, step)
 
     def finish(self, x: Tensor, step: Step) -> Tensor:
         """The states of the output rows after the output norm."""
@@ -150,19 +154,20 @@ class Model:
         y = y if spec_head.scale == 1 else y * spec_head.scale
         return y if spec_head.softcap is None else spec_head.softcap * torch.tanh(y / spec_head.softcap)
 
-    def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights) -> Tensor:
+    def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights, step: Step) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward
         if isinstance(weights, ExpertWeights) or block.spec.residual_scale != 1:
-            return residual + block.spec.residual_scale * self._feed_forward(x, block)
+            found = self._feed_forward(x, block, step)
+            return residual + (found if block.spec.residual_scale == 1 else block.spec.residual_scale * found)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.add_linear(residual, hidden, weights.down)
 
-    def _feed_forward(self, x: Tensor, block: BlockWeights) -> Tensor:
+    def _feed_forward(self, x: Tensor, block: BlockWeights, step: Step) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward
         if isinstance(weights, ExpertWeights):
             assert isinstance(ffn, MixtureOfExperts), "only experts have expert weights"
-            return self.ops.experts(x, weights, ffn)
+            return self.ops.experts(x, weights, ffn, step)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.linear(hidden, weights.down)

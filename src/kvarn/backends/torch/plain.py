@@ -16,6 +16,7 @@ from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import CachedRows, DeviceCache
 from kvarn.backends.torch.denoising.confidence import most_confident
 from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -26,6 +27,8 @@ Matmul = Callable[[Tensor, Tensor], Tensor]
 
 class PlainOps:
     """Everything in torch, sums and norms in float32. matmul(rows, matrix) is all that a device may replace."""
+
+    can_be_captured = False
 
     def __init__(self, matmul: Matmul | None = None) -> None:
         self._matmul = matmul or tiled_matmul
@@ -121,7 +124,10 @@ class PlainOps:
             q = q * (1 + attention.temperature.beta * turns)[:, None, None]
         return q, k
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return recur(x, block, RowOps(self.linear, self.normalise), step.batch, states)
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:  # noqa: ARG002
         """Every expert's rows through its matrices, added in ascending order of experts."""
         chosen, share = route(self.linear(x, weights.router).float(), weights, moe)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

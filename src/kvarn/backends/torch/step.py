@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.recurrent import StateRows, make_state_rows
 from kvarn.models.spec import Attention
 
 ROWS = 16  # a multiple of this many rows is computed
@@ -92,6 +93,7 @@ class Step:
     slots: Tensor | None  # of the flat cache, -1 for padding; None: nothing is cached
     output_rows: Tensor | None  # None: all
     tiles: Tiles | PagedTiles
+    states: StateRows | None = None  # None: nothing is kept of recurrent layers
 
 
 def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | PagedTiles) -> Step:
@@ -111,6 +113,7 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
         slots=padded(token_slots(batch, block_size), -1) if batch.block_tables.shape[1] else None,
         output_rows=on_device(batch.output_rows.astype(np.int64), device),
         tiles=tiles,
+        states=None if batch.states is None else make_state_rows(batch, num_rows + padding, device),
     )
 
 

@@ -6,20 +6,21 @@ share one pool of memory, so only one of them may be under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvarn.backends.batch import Batch, Int32
+from kvarn.backends.batch import Batch, Int32, StateSlots
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
+from kvarn.backends.torch.recurrent import STATE_ROWS, StateRows, state_arrays
 from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
 from kvarn.models.spec import MaskedDiffusion
 
@@ -42,6 +43,8 @@ PADDING = {
     "count": 0,
     "output": 0,
 }
+STATE_PADDING = {"begins": 0, "read": -1, "written": -1, "saved": -1, "firsts": 0, "ends": 0}  # recurrent.StateRows
+FEW_SEQUENCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ class StepShape:
     def is_decode(self) -> bool:
         return self.tile == 1
 
+    @property
+    def sequences(self) -> int:
+        """At most so many."""
+        return self.rows if self.is_decode else self.tiles - self.rows // self.tile
+
 
 @dataclass(frozen=True, slots=True)
 class Captured:
@@ -70,8 +78,8 @@ class Captured:
 class Inputs:
     """The staged arrays of a step of at most so many rows, on the host and on the device."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+    def __init__(self, num_arrays: int, size: int, device: torch.device) -> None:
+        self.staged = torch.zeros(num_arrays, size, dtype=torch.int32, pin_memory=True)
         self.on_device = self.staged.to(device)
 
 
@@ -90,8 +98,9 @@ class CapturedSteps:
         self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
-        self._decode_inputs = Inputs(MAX_SEQUENCES, cache.device)
-        self._prompt_inputs = Inputs(PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
+        self._padding = PADDING | (STATE_PADDING if cache.states else {})
+        self._decode_inputs = Inputs(len(self._padding), MAX_SEQUENCES, cache.device)
+        self._prompt_inputs = Inputs(len(self._padding), PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
         self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._tables = self._staged_tables.to(cache.device)
         self._copied = torch.cuda.Event()  # the last copy has read the staged memory
@@ -115,6 +124,8 @@ class CapturedSteps:
         num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
         if batch.keep or not 0 < width <= self._width or not 0 < num_sequences <= MAX_SEQUENCES:
             return None
+        if self._cache.states and batch.states is None:
+            return None
         longest = int(batch.context_lens.max())
         if num_rows == num_sequences == len(batch.output_rows):
             rows = next(size for size in BUCKETS if num_rows <= size)
@@ -124,7 +135,7 @@ class CapturedSteps:
         if not rows or not outputs:
             return None
         tile = self._ops.prompt_tile
-        tiles = rows // tile + (16 if num_sequences <= 16 else MAX_SEQUENCES)
+        tiles = rows // tile + (FEW_SEQUENCES if num_sequences <= FEW_SEQUENCES else MAX_SEQUENCES)
         return StepShape(rows, outputs, tile, tiles, self._ops.key_tiles_of(tiles, longest))
 
     def _stage(self, batch: Batch, shape: StepShape) -> None:
@@ -142,9 +153,10 @@ class CapturedSteps:
             "first": batch.row_starts[sequences] + first,
             "count": np.minimum(lengths[sequences] - first, shape.tile),
             "output": batch.output_rows,
+            **(state_arrays(batch) if self._cache.states else {}),
         }
         inputs = self._inputs(shape)
-        for row, (name, nothing) in zip(inputs.staged.numpy(), PADDING.items(), strict=True):
+        for row, (name, nothing) in zip(inputs.staged.numpy(), self._padding.items(), strict=True):
             row[: len(arrays[name])] = arrays[name]
             row[len(arrays[name]) :] = nothing
         tables: Int32 = self._staged_tables.numpy()
@@ -172,7 +184,7 @@ class CapturedSteps:
         return Captured(graph, left)
 
     def _step(self, shape: StepShape) -> Step:
-        at = dict(zip(PADDING, self._inputs(shape).on_device, strict=True))
+        at = dict(zip(self._padding, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
         tiles = PagedTiles(
             self._tables, at["context"], at["shift"], sequences, first, counts,
@@ -182,7 +194,10 @@ class CapturedSteps:
         outputs = None if shape.is_decode else at["output"][: shape.outputs]
         empty = np.empty(0, np.int32)
         nothing = Batch(empty, empty, empty, empty, empty, empty)
-        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles)
+        counts = {name: shape.rows if name in STATE_ROWS else shape.sequences for name in STATE_PADDING}
+        held = {name: at[name][:count] for name, count in counts.items()} if self._cache.states else None
+        states = None if held is None else StateRows(**held)
+        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles, states)
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
@@ -208,6 +223,15 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
     decodes += [_batch(1, depth, 1, block_size) for depth in depths]
     return _fitting(prompts + decodes, num_blocks, max_context)
+
+
+def with_states(batch: Batch, num_states: int) -> Batch:
+    """The same batch with slots for states, where a model has them: what is written there, nobody has read yet."""
+    count, empty = len(batch.context_lens), np.empty(0, np.int32)
+    if not num_states:
+        return batch
+    written = np.arange(count, dtype=np.int32) % num_states
+    return replace(batch, states=StateSlots(np.full(count, -1, np.int32), written, empty, empty))
 
 
 def denoising_warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:

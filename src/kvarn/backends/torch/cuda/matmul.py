@@ -39,9 +39,12 @@ class Tiling:
 
     def fits(self, element_size: int, num_matrices: int) -> bool:
         """Whether its buffers fit into shared memory, and its sums into registers."""
-        buffers = (self.rows + num_matrices * self.columns) * self.depth * element_size * self.stages
         sums = num_matrices * self.rows * self.columns / (self.warps * 32)
-        return buffers <= MAX_SHARED and sums <= MAX_SUMS
+        return self.buffers(element_size, num_matrices) <= MAX_SHARED and sums <= MAX_SUMS
+
+    def buffers(self, element_size: int, num_matrices: int) -> int:
+        """Bytes of shared memory."""
+        return (self.rows + num_matrices * self.columns) * self.depth * element_size * self.stages
 
     def prefetched(self, element_size: int) -> int:
         """Lines of each row of weights that are asked for ahead of the rest: a power of two; only few rows wait for
@@ -63,8 +66,12 @@ TILINGS = (
 def default_tiling(rows: int, epilogue: Epilogue, element_size: int) -> Tiling:
     """A tiling that works everywhere; choose.py finds faster ones."""
     tiling = next((one for one in TILINGS if rows <= one.rows), TILINGS[-1])
-    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
-    while not tiling.fits(element_size, matrices):
+    return fitting(tiling, element_size, 2 if epilogue is Epilogue.SILU_GATED else 1)
+
+
+def fitting(tiling: Tiling, element_size: int, num_matrices: int) -> Tiling:
+    """The tiling with as many stages, and as much depth, as fit."""
+    while not tiling.fits(element_size, num_matrices):
         tiling = (
             replace(tiling, stages=tiling.stages - 1) if tiling.stages > 2 else replace(tiling, depth=tiling.depth // 2)
         )

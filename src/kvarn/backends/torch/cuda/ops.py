@@ -1,6 +1,6 @@
 """The operations of a model on an NVIDIA GPU: Triton kernels, and the vendor's matmuls where they give the same bits.
 
-What no kernel covers (layers without a cache, the keys a sparse cache keeps, experts) the plain operations compute.
+What no kernel covers (layers without a cache, the keys a sparse cache keeps) the plain operations compute.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
-from kvarn.backends.torch.cuda import confidence, rows
+from kvarn.backends.torch.cuda import confidence, recurrent, rows
 from kvarn.backends.torch.cuda.choose import Matmuls
-from kvarn.backends.torch.cuda.matmul import Epilogue
+from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
+from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
 from kvarn.backends.torch.denoising.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
+from kvarn.backends.torch.recurrent import make_state_rows
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
-from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, Attention, FeedForward
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    DeltaNetWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Linear,
+    ModelWeights,
+    NormWeights,
+    ShortConvWeights,
+)
+from kvarn.models.spec import Activation, Attention, FeedForward, GatedDeltaNet, MixtureOfExperts, ShortConv
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
@@ -32,6 +43,8 @@ MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
 class CudaOps(PlainOps):
     """Made for one model: `attentions` are the kinds of its layers."""
+
+    can_be_captured = True
 
     def __init__(self, attentions: frozenset[Attention]) -> None:
         self._matmuls = Matmuls()
@@ -104,6 +117,26 @@ class CudaOps(PlainOps):
         parts = self._parts(tiles, kernel)
         return paged.attend(q, pair, block.sinks, tiles, step.positions, kernel, parts).view(len(q), -1)
 
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        mixer, weights = block.spec.mixer, block.recurrent
+        rows = step.states or make_state_rows(step.batch, len(x), x.device)
+        states = states if states is not None else torch.empty(0, 0, device=x.device)  # no row has a slot
+        if isinstance(mixer, ShortConv) and isinstance(weights, ShortConvWeights):
+            return recurrent.short_conv(self.linear(x, block.qkv), weights.conv, mixer, rows, states)
+        assert isinstance(mixer, GatedDeltaNet), "an attention has no state"
+        assert isinstance(weights, DeltaNetWeights), "a delta net has its own weights"
+        qkv, gate = (self.linear(x, part) for part in (block.qkv, weights.gate))
+        alpha, beta = (_narrow(x, part.weight, x.dtype) for part in (weights.alpha, weights.beta))
+        return recurrent.delta_net(recurrent.Projections(qkv, gate, alpha, beta), weights, mixer, rows, states)
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
+        shared = None
+        if weights.shared is not None and moe.shared is not None:
+            ffn = FeedForward(moe.shared.hidden, moe.activation)
+            shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
+        logits = _narrow(x, weights.router.weight, torch.float32)
+        return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
+
     def key_tiles_of(self, num_tiles: int, longest: int) -> int:
         """Tiles of keys that are computed side by side for contexts up to so many slots; 1: one after the other."""
         if num_tiles * self._kv_heads >= MAX_SPLIT:
@@ -115,6 +148,11 @@ class CudaOps(PlainOps):
         if num_key_tiles == 1 or paged.part_bytes(num_tiles, kernel, num_key_tiles) > MAX_PART_BYTES:
             return None
         return paged.new_parts(num_tiles, kernel, num_key_tiles, self._finished)
+
+
+def _narrow(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x @ weight.T for a few columns: not worth a choice by time, whose checks take longer the fewer they are."""
+    return multiply(x, weight, torch.empty(len(x), len(weight), device=x.device, dtype=dtype))
 
 
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
@@ -134,5 +172,17 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
             gated = Epilogue.SILU_GATED if _is_fused(inner.gate_up, ffn) else Epilogue.STORE
             yield inner.gate_up.weight, gated, dtype
             yield inner.down.weight, adds if inner.down.bias is None else Epilogue.STORE, dtype
+        if isinstance(inner, ExpertWeights) and isinstance(ffn, MixtureOfExperts):
+            if inner.shared is not None:
+                yield (
+                    inner.shared.gate_up.weight,
+                    Epilogue.SILU_GATED if ffn.activation == "silu" else Epilogue.STORE,
+                    dtype,
+                )
+                yield inner.shared.down.weight, Epilogue.STORE, dtype
+        if block.output_gate is not None:
+            yield block.output_gate.weight, Epilogue.STORE, dtype
+        if isinstance(block.recurrent, DeltaNetWeights):
+            yield block.recurrent.gate.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32

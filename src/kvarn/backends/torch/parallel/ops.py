@@ -27,6 +27,8 @@ from kvarn.models.spec import FeedForward, MixtureOfExperts, ModelSpec
 class ShardedOps:
     """Column-parallel products are a rank's own; row-parallel ones (attention's output, down, experts) are summed."""
 
+    can_be_captured = False
+
     def __init__(self, inner: PlainOps, ranks: Ranks, spec: ModelSpec) -> None:
         """spec is that of the whole model."""
         self._inner: Ops = inner
@@ -85,8 +87,11 @@ class ShardedOps:
     ) -> Tensor:
         return self._inner.attend(qkv, block, rope, step, cache)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
-        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe))
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return self._inner.recur(x, block, step, states)
+
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
+        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, step))
 
     def _all_heads(self, scores: Tensor, block: BlockWeights) -> tuple[Tensor, slice]:
         """The largest over the copies of each KV head: every copy meets its own query heads only."""
