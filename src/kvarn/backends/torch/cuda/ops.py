@@ -17,6 +17,7 @@ from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import rows
 from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.matmul import Epilogue
+from kvarn.backends.torch.cuda.pick_store import open_store
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
@@ -36,7 +37,7 @@ class CudaOps(PlainOps):
     """Made for one model: `attentions` are the kinds of its layers."""
 
     def __init__(self, attentions: frozenset[Attention]) -> None:
-        self._matmuls = Matmuls()
+        self._matmuls = Matmuls(open_store())
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
