@@ -21,6 +21,7 @@ from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import AsyncAnswers, EventLoopBridge, OnArrival, OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
+from kvarn.engine.waves import Waves
 from kvarn.errors import BackendError, Cancelled, RequestError
 from kvarn.types import Completion, TokenEvent
 
@@ -41,6 +42,8 @@ class EngineClient:
     ) -> None:
         """release is called once, when nothing uses the backend any more. arbiter: by default the device's."""
         arbiter = arbiter or process_arbiter(engine.config.device)
+        self._admission = engine.admission
+        self._wave_size = -(-engine.config.queue_limit // 4)
         self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge] = (
             weakref.WeakKeyDictionary()
@@ -89,16 +92,22 @@ class EngineClient:
         submissions: Sequence[Submission],
         watch: Callable[[Sequence[Future[Completion]]], None] | None = None,
     ) -> list[Completion]:
-        """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them."""
-        collectors = [OutputCollector(keeps_events=False) for _ in submissions]
-        handles = self.submit_all(submissions, *collectors)
+        """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them.
+
+        All are checked before one is started; more than a share of the queue enter it as others end.
+        """
+        admitted = [self._admission.admit(submission) for submission in submissions]
+        collectors = [OutputCollector(keeps_events=False) for _ in admitted]
+        waves = Waves(self._thread.submit, admitted, collectors)
         try:
+            waves.start(max(1, self._wave_size // max(one.params.n for one in admitted))).result()
             if watch is not None:
                 watch([collector.done for collector in collectors])
-            return [handle.result() for handle in handles]
+            return [RequestHandle(one, self, self._thread.thread).result() for one in collectors]
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            waves.stop()
+            for collector in collectors:
+                collector.cancel()
             raise
 
     def stream_async(self, num_submissions: int, on_arrival: OnArrival | None = None) -> AsyncAnswers:
