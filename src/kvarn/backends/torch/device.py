@@ -107,10 +107,17 @@ def torch_lines() -> Iterator[tuple[str, str]]:
         return
     yield "device", f"{device.title}, {str(device.dtype).removeprefix('torch.')}"
     if device.kind == "cuda":
+        yield "driver", f"knows CUDA {driver_version()}"
         memory = device.available_memory()
         yield "free memory", f"{memory.num_bytes / 2**30:,.1f} GiB {memory.reason}"
         has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
         yield "GPUs", f"{torch.cuda.device_count()}; {'NCCL' if has_nccl else 'no NCCL'} for tensor_parallel"
+
+
+def driver_version() -> str:
+    """The newest CUDA that the GPU's driver knows, such as 12.8."""
+    number = int(torch._C._cuda_getDriverVersion()) if torch.cuda.is_available() else 0  # type: ignore[attr-defined]
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def choose_device(name: str, device: str | None = None) -> Device:

@@ -17,6 +17,7 @@ from kvarn.backends.torch.cuda import confidence, recurrent, rows
 from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
 from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
+from kvarn.backends.torch.cuda.pick_store import open_store
 from kvarn.backends.torch.denoising.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.recurrent import make_state_rows
@@ -47,7 +48,7 @@ class CudaOps(PlainOps):
     can_be_captured = True
 
     def __init__(self, attentions: frozenset[Attention]) -> None:
-        self._matmuls = Matmuls()
+        self._matmuls = Matmuls(open_store())
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
