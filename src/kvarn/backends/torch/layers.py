@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
@@ -20,6 +21,8 @@ from kvarn.models.spec import FeedForward, MixtureOfExperts
 class Ops(Protocol):
     """What a device has to compute; x is always (rows, width)."""
 
+    reads_packed: bool  # whether matrices may be QuantizedMatrix
+
     def prepare(self, weights: ModelWeights) -> None:
         """Called once the weights are loaded."""
 
@@ -29,7 +32,7 @@ class Ops(Protocol):
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         """Which queries are computed together."""
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
         """Rows of the embedding."""
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor: ...

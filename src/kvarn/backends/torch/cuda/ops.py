@@ -15,8 +15,9 @@ from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.matmul import Epilogue
+from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
@@ -25,6 +26,8 @@ from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linea
 from kvarn.models.spec import Activation, Attention, FeedForward
 
 log = logging.getLogger(__name__)
+
+Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
@@ -35,8 +38,10 @@ MAX_SPLIT = 256  # tiles times KV heads below which a sequence's pieces are comp
 class CudaOps(PlainOps):
     """Made for one model: `attentions` are the kinds of its layers."""
 
+    reads_packed = True
+
     def __init__(self, attentions: frozenset[Attention]) -> None:
-        self._matmuls = Matmuls()
+        self._matmuls = QuantizedMatmuls()
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
@@ -46,11 +51,24 @@ class CudaOps(PlainOps):
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
-        shapes: dict[tuple[torch.Size, Epilogue, torch.dtype], list[Tensor]] = {}
-        for weight, epilogue, dtype in _products(weights):
-            shapes.setdefault((weight.shape, epilogue, dtype), []).append(weight)
-        for (_, epilogue, dtype), matrices in shapes.items():
-            self._matmuls.tune(matrices, BUCKETS, epilogue, dtype)
+        shapes: dict[tuple[object, ...], list[Product]] = {}
+        for product in _products(weights):
+            weight, epilogue, dtype = product
+            types = weight.types if isinstance(weight, QuantizedMatrix) else ()
+            shapes.setdefault((weight.shape, types, epilogue, dtype), []).append(product)
+        for products in shapes.values():
+            _, epilogue, dtype = products[0]
+            dense = [weight for weight, _, _ in products if isinstance(weight, Tensor)]
+            packed = [weight for weight, _, _ in products if isinstance(weight, QuantizedMatrix)]
+            if dense:
+                self._matmuls.tune(dense, BUCKETS, epilogue, dtype)
+            else:
+                self._matmuls.tune_quantized(packed, BUCKETS, epilogue, dtype)
+
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        if isinstance(tokens, Tensor):
+            return super().lookup(tokens, token_ids)
+        return self._matmuls.lookup(tokens, token_ids)
 
     def row_multiple(self, num_rows: int) -> int:
         """So few numbers of rows that a kernel can be chosen for each."""
@@ -127,7 +145,7 @@ def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
     return ffn.gated and ffn.activation == "silu" and linear.bias is None
 
 
-def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.dtype]]:
+def _products(weights: ModelWeights) -> Iterator[Product]:
     """Every dense product of a forward pass: its matrix, what becomes of it, and its type."""
     dtype = weights.tokens.dtype
     for block in weights.blocks:
