@@ -11,7 +11,8 @@ from kvarn.backends.native import _native
 from kvarn.errors import FormatError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
-from kvarn.quantization.packed.types import PackedType, WrittenType, encode
+from kvarn.quantization.packed.encode import encode
+from kvarn.quantization.packed.types import PackedType, WrittenType
 
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
