@@ -75,7 +75,7 @@ def _unpack(matrix: packing.PackedMatrix) -> Tensor:
 
 
 def _scales(matrix: packing.PackedMatrix) -> tuple[Tensor, Tensor]:
-    words = matrix.scales.T.reshape(matrix.shape[0], matrix.tiles, -1).contiguous()
+    words = matrix.scales[:-1].T.reshape(matrix.shape[0], matrix.tiles, -1).contiguous()
     halves = words.view(torch.float16).float()
     kind, none = matrix.packing.scales, torch.zeros(1)
     if kind == packing.HALF:

@@ -73,7 +73,7 @@ class Matmuls:
     def tune(self, weights: Sequence[Tensor], num_rows: Iterable[int], epilogue: Epilogue, dtype: torch.dtype) -> None:
         """Choose by time for matrices of one shape; several of them, so that none is timed from the cache."""
         for count in num_rows:
-            x = random_rows(count, weights[0])
+            x = _random_rows(count, weights[0])
             key = _key(x, weights[0], epilogue, dtype)
             if key not in self.picks:
                 self.picks[key] = _fastest(x, weights[:TIMED_CALLS], epilogue, dtype)
@@ -125,7 +125,7 @@ def _is_equal(pick: Pick, own: Pick, x: Tensor, weight: Tensor, epilogue: Epilog
         return False
     width = len(weight) // 2 if epilogue is Epilogue.SILU_GATED else len(weight)
     for trial in range(-(-NUM_COMPARED // (len(x) * width))):
-        values = random_rows(len(x), weight, trial)
+        values = _random_rows(len(x), weight, trial)
         held = torch.randn(len(x), width, device=x.device, generator=_generator(x.device, trial)).to(dtype)
         found, wanted = (_compute(one, values, weight, held.clone(), epilogue) for one in (pick, own))
         if not torch.equal(found, wanted):
@@ -173,8 +173,7 @@ def _new(x: Tensor, columns: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty(len(x), columns, device=x.device, dtype=dtype or x.dtype)
 
 
-def random_rows(count: int, weight: Tensor, seed: int = 0) -> Tensor:
-    """Rows to multiply by a matrix."""
+def _random_rows(count: int, weight: Tensor, seed: int = 0) -> Tensor:
     found = torch.randn(count, weight.shape[1], device=weight.device, generator=_generator(weight.device, seed))
     return found.to(weight.dtype)
 

@@ -5,18 +5,19 @@ whatever computes the dense product. All give the same bits; for the rows of a d
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.choose import TIMED_CALLS, Matmuls, random_rows, replay_us
-from kvarn.backends.torch.cuda.matmul import Epilogue
+from kvarn.backends.torch.cuda.choose import TIMED_CALLS, Matmuls, replay_us
+from kvarn.backends.torch.cuda.matmul import Epilogue, default_tiling, multiply
 from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
-from kvarn.backends.torch.cuda.quantized.products import PackedTiling, multiply_packed, write_values
+from kvarn.backends.torch.cuda.quantized.products import PackedTiling, compile_products, multiply_packed, write_values
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
-MAX_PACKED_ROWS = 256  # more are multiplied by values in any case
+MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
 TILINGS = {  # by rows, the first one where nothing was timed
     16: ((32, 4, 2), (16, 6, 1), (64, 4, 4), (64, 3, 4)),
     32: ((32, 4, 2), (64, 4, 4)),
@@ -24,6 +25,31 @@ TILINGS = {  # by rows, the first one where nothing was timed
     128: ((64, 3, 4), (128, 3, 8)),
 }
 Key = tuple[int, int, int, str, int, torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A product that a kernel is chosen for; several matrices, so that none is timed from the cache."""
+
+    x: Tensor
+    parts: Sequence[PackedMatrix]
+    out: Tensor
+    epilogue: Epilogue
+
+    @classmethod
+    def of(cls, parts: Sequence[PackedMatrix], num_rows: int, epilogue: Epilogue, dtype: torch.dtype) -> _Timed:
+        (columns, depth), device = parts[0].shape, parts[0].low.device
+        x = torch.randn(num_rows, depth, device=device).to(torch.bfloat16)
+        width = columns // 2 if epilogue is Epilogue.SILU_GATED else columns
+        return cls(x, parts, torch.zeros(num_rows, width, dtype=dtype, device=device), epilogue)
+
+    @property
+    def key(self) -> Key:
+        return _key(self.x, self.parts[0], self.epilogue, self.out.dtype)
+
+    @property
+    def tilings(self) -> list[PackedTiling]:
+        return tilings(len(self.x), self.parts[0], self.epilogue)
 
 
 class QuantizedMatmuls(Matmuls):
@@ -69,30 +95,43 @@ class QuantizedMatmuls(Matmuls):
     ) -> None:
         """Choose by time for matrices of one shape and the same types."""
         for index, part in enumerate(weights[0].parts):
-            if isinstance(part, Tensor):
-                continue
-            is_gated = epilogue is Epilogue.SILU_GATED and len(weights[0].parts) > 1
+            is_apart = epilogue is Epilogue.SILU_GATED and len(weights[0].parts) > 1
             same = [one.parts[index] for one in weights[:TIMED_CALLS]]
             packed = [one for one in same if isinstance(one, PackedMatrix)]
-            for count in num_rows:
-                self._tune(packed, count, Epilogue.STORE if is_gated else epilogue, dtype)
+            if isinstance(part, PackedMatrix):
+                timed = [
+                    _Timed.of(packed, count, Epilogue.STORE if is_apart else epilogue, dtype) for count in num_rows
+                ]
+                self._tune([one for one in timed if one.key not in self.packed_picks])
 
-    def _tune(self, parts: Sequence[PackedMatrix], count: int, epilogue: Epilogue, dtype: torch.dtype) -> None:
-        x = random_rows(count, torch.empty(0, parts[0].shape[1], dtype=torch.bfloat16, device=parts[0].low.device))
-        key = _key(x, parts[0], epilogue, dtype)
-        if key in self.packed_picks:
-            return
-        width = parts[0].shape[0] // 2 if epilogue is Epilogue.SILU_GATED else parts[0].shape[0]
-        out = torch.zeros(count, width, dtype=dtype, device=x.device)
-        picks: list[PackedTiling | None] = [*tilings(count, parts[0], epilogue)]
-        if count > max(TILINGS) // 2:
-            picks.append(None)
+    def _tune(self, timed: Sequence[_Timed]) -> None:
+        compile_products(
+            (one.x, one.parts[0], one.out, one.epilogue, tiling) for one in timed for tiling in one.tilings
+        )
+        for one in timed:
+            picks: list[PackedTiling | None] = [tiling for tiling in one.tilings if self._is_equal(tiling, one)]
+            if not picks or len(one.x) >= MIN_VALUES_ROWS:
+                picks.append(None)
+            times = {pick: self._time_us(pick, one) for pick in picks}
+            self.packed_picks[one.key] = min(times, key=times.__getitem__)
 
-        def time_us(pick: PackedTiling | None) -> float:
-            calls = [parts[index % len(parts)] for index in range(TIMED_CALLS)]
-            return replay_us(lambda: [self._compute(pick, x, one, out, epilogue) for one in calls])
+    def _is_equal(self, tiling: PackedTiling, timed: _Timed) -> bool:
+        """Compare all bits with the dense kernel's; of a matrix beyond the scratch memory its first columns'."""
+        x, part = timed.x, timed.parts[0]
+        count = min(part.shape[0], SCRATCH_VALUES // part.shape[1])
+        is_whole = count == part.shape[0]
+        epilogue = timed.epilogue if is_whole else Epilogue.STORE
+        width = timed.out.shape[1] if is_whole else part.shape[0]
+        held = torch.randn(len(x), width, device=x.device).to(timed.out.dtype)
+        found = multiply_packed(x, part, held.clone(), epilogue, tiling)
+        values = self._values(part, 0, count, x.dtype)
+        wanted = held if is_whole else held[:, :count]
+        multiply(x, values, wanted, epilogue, default_tiling(1, epilogue, x.element_size()))
+        return torch.equal(found[:, : wanted.shape[1]], wanted)
 
-        self.packed_picks[key] = min(picks, key=time_us)
+    def _time_us(self, pick: PackedTiling | None, timed: _Timed) -> float:
+        parts = [timed.parts[index % len(timed.parts)] for index in range(TIMED_CALLS)]
+        return replay_us(lambda: [self._compute(pick, timed.x, one, timed.out, timed.epilogue) for one in parts])
 
     def _by_parts(self, x: Tensor, weight: QuantizedMatrix, out: Tensor, epilogue: Epilogue = Epilogue.STORE) -> Tensor:
         """Every part into its columns."""
@@ -146,7 +185,7 @@ def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[Packe
     matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
     tile_rows = next((size for size in TILINGS if num_rows <= size), max(TILINGS))
     found = [PackedTiling(tile_rows, *one) for one in TILINGS[tile_rows]]
-    return [one for one in found if one.fits(part.packing.bits, matrices)] or [PackedTiling(16, 32, 2, 2)]
+    return [one for one in found if one.fits(part.packing.bits, matrices)] or [PackedTiling(16, 64, 2, 4)]
 
 
 def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:

@@ -6,7 +6,7 @@ tile holds value j of every group, so that unpacking one group is a shift and a 
     low    int32 (columns, tiles x 32)   bits 4i .. 4i+3 of word j: the low four bits of value 32i + j
     high   of types with 5 bits int8, with 6 int16: the bits above, 1 or 2 for each group
     8 bits int32 twice: bytes of groups 0 to 3 in low, of 4 to 7 in high
-    scales int32 (tiles x words, columns): the file's scales, some to a word
+    scales int32 (tiles x words + 1, columns): the file's scales, some to a word; at the end the bits of 2^23
 
 Integers are stored without their sign: value = scale x (integer - zero), or scale x integer - minimum.
 """
@@ -24,6 +24,7 @@ from kvarn.formats.weights import TensorType
 
 TILE = 256
 GROUPS = 8
+TWO_23 = 0x4B000000
 CHUNK_VALUES = 1 << 24  # temporaries stay small beside the result
 HALF, HALF_AND_MIN, SIX_BITS, INT8 = range(4)  # as in kernels.py
 
@@ -149,8 +150,8 @@ def _fields(groups: Tensor, bits: int) -> Tensor:
 
 
 def _columns(words: Tensor) -> Tensor:
-    """Bytes of scales (columns, bytes) as (words, columns)."""
-    return words.contiguous().view(torch.int32).T.contiguous()
+    """Bytes of scales (columns, bytes) as (words + 1, columns)."""
+    return torch.nn.functional.pad(words.contiguous().view(torch.int32).T, (0, 0, 0, 1), value=TWO_23).contiguous()
 
 
 def _int8_scales(stored: Tensor) -> Tensor:

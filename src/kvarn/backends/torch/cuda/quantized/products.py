@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +29,13 @@ class PackedTiling:
     warps: int
 
     def fits(self, bits: int, num_matrices: int) -> bool:
-        """Whether its buffers fit into shared memory, and its sums into registers."""
+        """Whether its buffers fit into shared memory, its sums into registers, and its chain is the ascending one.
+
+        Triton takes int8 operands of the smaller matrix instructions, which are those of fewer than four warps or 64
+        columns, in another order of the inner dimension.
+        """
+        if bits == 5 and (self.warps % 4 or self.columns < 64):
+            return False
         buffer = self.rows * TILE * 2 + num_matrices * self.columns * (bits * TILE // 8 + 32)
         sums = num_matrices * self.rows * self.columns / (self.warps * 32)
         return buffer * self.stages <= MAX_SHARED and sums <= MAX_SUMS
@@ -35,18 +43,33 @@ class PackedTiling:
 
 def multiply_packed(x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling) -> Tensor:
     """out = x (rows, depth) @ matrix.T, or what the epilogue makes of it; as matmul.multiply."""
+    _launch(x, matrix, out, epilogue, tiling, is_warmup=False)
+    return out
+
+
+def compile_products(wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling]]) -> None:
+    """Compile for these arguments of multiply_packed, several at a time; computes nothing."""
+    if not hasattr(triton, "AsyncCompileMode"):
+        return
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        for one in wanted:
+            _launch(*one, is_warmup=True)
+
+
+def _launch(
+    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, *, is_warmup: bool
+) -> None:
     rows, depth = x.shape
     columns = matrix.shape[0] // 2 if epilogue is Epilogue.SILU_GATED else matrix.shape[0]
     packing = matrix.packing
     grid = (triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),)
-    multiply_kernel[grid](
+    multiply_kernel.run(
         x, matrix.low, matrix.low if matrix.high is None else matrix.high, matrix.scales, out,
         rows, columns, matrix.tiles, depth, x.stride(0), matrix.shape[0], out.stride(0),
         BITS=packing.bits, ZERO=packing.zero, SCALES=packing.scales, ROWS=tiling.rows, COLUMNS=tiling.columns,
         STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0, IS_WHOLE=depth % TILE == 0,
-        EPILOGUE=int(epilogue), num_warps=tiling.warps,
+        EPILOGUE=int(epilogue), num_warps=tiling.warps, grid=grid, warmup=is_warmup,
     )  # fmt: skip
-    return out
 
 
 def write_values(matrix: PackedMatrix, out: Tensor, first: int = 0, ids: Tensor | None = None) -> Tensor:
