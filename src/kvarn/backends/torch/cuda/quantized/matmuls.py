@@ -22,7 +22,7 @@ TILINGS = {  # by rows, the first one where nothing was timed
     16: ((32, 4, 2), (16, 6, 1), (64, 4, 4), (64, 3, 4)),
     32: ((32, 4, 2), (64, 4, 4)),
     64: ((64, 3, 4), (32, 4, 2)),
-    128: ((64, 3, 4), (128, 3, 8)),
+    128: ((64, 2, 8), (64, 2, 4)),
 }
 Key = tuple[int, int, int, str, int, torch.dtype]
 
