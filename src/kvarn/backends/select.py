@@ -73,8 +73,10 @@ def kv_dtype(config: EngineConfig) -> str:
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
     """Return the weights as the backend holds them."""
     if config.backend in TORCH_BACKENDS:
-        is_half = _torch_devices(config)[0].value_bytes == TensorType.BF16.block_bytes
-        return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
+        device = _torch_devices(config)[0]
+        is_half = device.value_bytes == TensorType.BF16.block_bytes
+        packed = device.packed_types if config.num_ranks == 1 else frozenset()
+        return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32, packed)
     return held_weights(spec, weights, config)
 
 

@@ -70,9 +70,10 @@ class TorchBackend:
     @computing
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         self.device.use()
-        loaded = load_weights(WeightReader(weights, self.device, progress), spec)
+        ops = self._make_ops(spec)
+        loaded = load_weights(WeightReader(weights, self.device, progress, packs=ops.reads_packed), spec)
         weights.verify_unchanged()
-        self._model = self._make_model(loaded, self._make_ops(spec))
+        self._model = self._make_model(loaded, ops)
         self._model.ops.prepare(loaded)
         self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 

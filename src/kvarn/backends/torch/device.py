@@ -15,7 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS
 from kvarn.errors import BackendError, ConfigError, DeviceLost
+from kvarn.formats.weights import TensorType
 from kvarn.machine import MemoryAvailable, available_memory
 
 MIN_VERSION = (2, 6)
@@ -40,6 +42,11 @@ class Device:
     @property
     def value_bytes(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def packed_types(self) -> frozenset[TensorType]:
+        """Types whose matrices stay quantised there: those that kernels read, which are Triton's."""
+        return frozenset(PACKINGS) if self.kind == "cuda" and find_spec("triton") else frozenset()
 
     @property
     def title(self) -> str:

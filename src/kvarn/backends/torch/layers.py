@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import Confident
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
@@ -21,6 +22,7 @@ class Ops(Protocol):
     """What a device has to compute; x is always (rows, width)."""
 
     can_be_captured: bool  # whole steps as graphs: no operation waits for the device
+    reads_packed: bool  # whether matrices may be QuantizedMatrix
 
     def prepare(self, weights: ModelWeights) -> None:
         """Called once the weights are loaded."""
@@ -31,7 +33,7 @@ class Ops(Protocol):
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         """Which queries are computed together."""
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
         """Rows of the embedding."""
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor: ...

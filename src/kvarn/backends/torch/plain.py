@@ -14,21 +14,23 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import CachedRows, DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import most_confident
 from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
-from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.backends.torch.weights import BlockWeights, ExpertStack, ExpertWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts
 
-Matmul = Callable[[Tensor, Tensor], Tensor]
+Matmul = Callable[[Tensor, Tensor | QuantizedMatrix], Tensor]
 
 
 class PlainOps:
     """Everything in torch, sums and norms in float32. matmul(rows, matrix) is all that a device may replace."""
 
     can_be_captured = False
+    reads_packed = False
 
     def __init__(self, matmul: Matmul | None = None) -> None:
         self._matmul = matmul or tiled_matmul
@@ -43,7 +45,8 @@ class PlainOps:
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return make_tiles(batch, cache.block_size, cache.device)
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        assert isinstance(tokens, Tensor), "plain operations have dense matrices"
         return tokens[token_ids]
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -143,12 +146,13 @@ class PlainOps:
             out = out + found
         return out.to(x.dtype)
 
-    def _of_expert(self, x: Tensor, stack: Linear, expert: int) -> Tensor:
+    def _of_expert(self, x: Tensor, stack: ExpertStack, expert: int) -> Tensor:
         return self.linear(x, Linear(stack.weight[expert], None if stack.bias is None else stack.bias[expert]))
 
 
-def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
+def tiled_matmul(x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
     """Rows times a matrix (out, in). On the CPU ROWS rows at a time: a library's sums depend on how many there are."""
+    assert isinstance(weight, Tensor), "plain operations have dense matrices"
     if x.device.type != "cpu":
         return F.linear(x, weight)
     padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))

@@ -1,5 +1,5 @@
-"""The weights on the device: quantised types dequantised, floats in the device's type, Q, K and V one matrix, gate and
-up one matrix. Norms and biases stay in float32."""
+"""The weights on the device: quantised types packed for its kernels or dequantised, floats in the device's type, Q, K
+and V one matrix, gate and up one matrix. Norms and biases stay in float32."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, stack
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
 from kvarn.formats.recast_weights import DenseWeights
@@ -23,6 +24,14 @@ FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorTy
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A matrix (out, in) and its bias."""
+
+    weight: Tensor | QuantizedMatrix
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """The same matrix of every expert, (experts, out, in), and their biases, (experts, out)."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -39,11 +48,11 @@ class NormWeights:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The router and every expert's matrices, (experts, out, in), and biases, (experts, out)."""
+    """The router and every expert's matrices."""
 
     router: Linear
-    gate_up: Linear
-    down: Linear
+    gate_up: ExpertStack
+    down: ExpertStack
     selection_bias: Tensor | None = None
     shared: FeedForwardWeights | None = None
     shared_gate: Tensor | None = None  # (width)
@@ -97,7 +106,7 @@ class ModelWeights:
     """A whole model."""
 
     spec: ModelSpec
-    tokens: Tensor
+    tokens: Tensor | QuantizedMatrix
     positions: Tensor | None
     token_types: Tensor | None
     embedding_norm: NormWeights | None
@@ -107,19 +116,30 @@ class ModelWeights:
 
 
 class WeightReader:
-    """Reads tensors by name onto a device, telling its progress."""
+    """Reads tensors by name onto a device, telling its progress; packs: quantised matrices stay so."""
 
-    def __init__(self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None, *, packs: bool = False
+    ) -> None:
         self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
         self._device = device
+        self._packs = packs
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
 
-    def matrix(self, *names: str) -> Tensor:
-        """One or several matrices under each other, in the device's type; stacks of experts by their rows."""
-        parts = [self._read(name, self._device.dtype) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+    def matrix(self, *names: str) -> Tensor | QuantizedMatrix:
+        """One or several matrices under each other: packed, or in the device's type."""
+        parts = stack([self._pack(name) for name in names])
+        if len(parts) == 1 and isinstance(parts[0], Tensor):
+            return parts[0]
+        return QuantizedMatrix(tuple(parts), self._device.dtype)
+
+    def experts(self, *stems: str, bias: bool) -> ExpertStack:
+        """Matrices of all experts under each other, in the device's type."""
+        parts = [self._read(f"{stem}.weight", self._device.dtype) for stem in stems]
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+        return ExpertStack(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
 
     def vector(self, *names: str) -> Tensor:
         parts = [self._read(name, torch.float32) for name in names]
@@ -129,26 +149,48 @@ class WeightReader:
         weight = self.matrix(*(f"{stem}.weight" for stem in stems))
         return Linear(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
 
+    def narrow(self, stem: str, *, bias: bool = False) -> Linear:
+        """A matrix of few rows, which is not packed."""
+        weight = self._read(f"{stem}.weight", self._device.dtype)
+        return Linear(weight, self.vector(f"{stem}.bias") if bias else None)
+
     def norm(self, stem: str, norm: Norm | None) -> NormWeights | None:
         if norm is None:
             return None
         bias = self.vector(f"{stem}.bias") if norm.has_bias else None
         return NormWeights(norm, self.vector(f"{stem}.weight"), bias)
 
+    def _pack(self, name: str) -> PackedMatrix | Tensor:
+        info = self._source.tensors[name]
+        if not self._packs or info.type not in PACKINGS or not info.num_bytes:
+            return self._read(name, self._device.dtype)
+        columns, depth = info.shape
+        packed = pack(self._raw(name), info.type, (columns, depth))
+        self._finish(name)
+        return packed
+
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         info = self._source.tensors[name]
         if not info.num_bytes:
             return torch.empty(info.shape, dtype=dtype, device=self._device.torch_device)
-        raw = torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
+        raw = self._raw(name)
         if info.type in FLOATS:
             values = raw.view(FLOATS[info.type]).view(info.shape).to(dtype)
         else:
             values = dequantize(raw, info.type, info.shape, dtype)
+        self._finish(name)
+        return values
+
+    def _raw(self, name: str) -> Tensor:
+        return torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
+
+    def _finish(self, name: str) -> None:
+        """A tensor is on the device."""
+        info = self._source.tensors[name]
         self._source.release_pages((name,))
         self._done += info.num_bytes
         if self._progress is not None:
             self._progress(self._done, self._total)
-        return values
 
 
 def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
@@ -216,8 +258,8 @@ def _load_state_weights(reader: WeightReader, stem: str, block: Block) -> ShortC
     assert norm is not None, "a delta net has a norm"
     return DeltaNetWeights(
         gate=reader.linear(f"{stem}.attn_gate"),
-        beta=reader.linear(f"{stem}.ssm_beta"),
-        alpha=reader.linear(f"{stem}.ssm_alpha"),
+        beta=reader.narrow(f"{stem}.ssm_beta"),
+        alpha=reader.narrow(f"{stem}.ssm_alpha"),
         conv=reader.vector(f"{stem}.ssm_conv1d.weight"),
         dt=reader.vector(f"{stem}.ssm_dt.bias"),
         a=reader.vector(f"{stem}.ssm_a"),
@@ -241,9 +283,9 @@ def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> Exp
         shared = FeedForwardWeights(gate_up, reader.linear(f"{stem}.ffn_down_shexp"))
         shared_gate = reader.vector(f"{stem}.ffn_gate_inp_shexp.weight") if moe.shared.gate else None
     return ExpertWeights(
-        router=reader.linear(f"{stem}.ffn_gate_inp", bias=moe.router_bias),
-        gate_up=reader.linear(f"{stem}.ffn_gate_exps", f"{stem}.ffn_up_exps", bias=moe.expert_bias),
-        down=reader.linear(f"{stem}.ffn_down_exps", bias=moe.expert_bias),
+        router=reader.narrow(f"{stem}.ffn_gate_inp", bias=moe.router_bias),
+        gate_up=reader.experts(f"{stem}.ffn_gate_exps", f"{stem}.ffn_up_exps", bias=moe.expert_bias),
+        down=reader.experts(f"{stem}.ffn_down_exps", bias=moe.expert_bias),
         selection_bias=reader.vector(f"{stem}.exp_probs_b.bias") if moe.selection_bias else None,
         shared=shared,
         shared_gate=shared_gate,

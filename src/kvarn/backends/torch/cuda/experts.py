@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvarn.backends.torch.cuda import expert_kernels as kernels
 from kvarn.backends.torch.cuda.matmul import MAX_SHARED, Tiling, fitting
-from kvarn.backends.torch.weights import ExpertWeights, Linear
+from kvarn.backends.torch.weights import ExpertStack, ExpertWeights
 from kvarn.models.spec import MixtureOfExperts
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3, "swiglu_oai": 4}
@@ -140,7 +140,7 @@ def _place(routes: Routes, moe: MixtureOfExperts, tile: int) -> Places:
 
 
 def _multiply(
-    x: Tensor, stack: Linear, out: Tensor, places: Places, moe: MixtureOfExperts, tiling: Tiling, *, is_gated: bool
+    x: Tensor, stack: ExpertStack, out: Tensor, places: Places, moe: MixtureOfExperts, tiling: Tiling, *, is_gated: bool
 ) -> None:
     matrices = 2 if is_gated else 1
     columns, depth = stack.weight.shape[1] // matrices, stack.weight.shape[2]

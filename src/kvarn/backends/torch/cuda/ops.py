@@ -14,10 +14,11 @@ from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
 from kvarn.backends.torch.cuda import confidence, recurrent, rows
-from kvarn.backends.torch.cuda.choose import Matmuls
 from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
 from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
 from kvarn.backends.torch.cuda.pick_store import open_store
+from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.keep import pack_kept
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.recurrent import make_state_rows
@@ -35,6 +36,8 @@ from kvarn.backends.torch.weights import (
 )
 from kvarn.models.spec import Activation, Attention, FeedForward, GatedDeltaNet, MixtureOfExperts, ShortConv
 
+Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
+
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
@@ -46,9 +49,10 @@ class CudaOps(PlainOps):
     """Made for one model: `attentions` are the kinds of its layers."""
 
     can_be_captured = True
+    reads_packed = True
 
     def __init__(self, attentions: frozenset[Attention]) -> None:
-        self._matmuls = Matmuls(open_store())
+        self._matmuls = QuantizedMatmuls(open_store())
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
@@ -56,12 +60,25 @@ class CudaOps(PlainOps):
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
-        shapes: dict[tuple[torch.Size, Epilogue, torch.dtype], list[Tensor]] = {}
-        for weight, epilogue, dtype in _products(weights):
-            shapes.setdefault((weight.shape, epilogue, dtype), []).append(weight)
         self._finished = torch.zeros(MAX_SPLIT, dtype=torch.int32, device=weights.tokens.device)
-        for (_, epilogue, dtype), matrices in shapes.items():
-            self._matmuls.tune(matrices, BUCKETS, epilogue, dtype)
+        shapes: dict[tuple[object, ...], list[Product]] = {}
+        for product in _products(weights):
+            weight, epilogue, dtype = product
+            types = weight.types if isinstance(weight, QuantizedMatrix) else ()
+            shapes.setdefault((weight.shape, types, epilogue, dtype), []).append(product)
+        for products in shapes.values():
+            _, epilogue, dtype = products[0]
+            dense = [weight for weight, _, _ in products if isinstance(weight, Tensor)]
+            packed = [weight for weight, _, _ in products if isinstance(weight, QuantizedMatrix)]
+            if dense:
+                self._matmuls.tune(dense, BUCKETS, epilogue, dtype)
+            else:
+                self._matmuls.tune_quantized(packed, BUCKETS, epilogue, dtype)
+
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        if isinstance(tokens, Tensor):
+            return super().lookup(tokens, token_ids)
+        return self._matmuls.lookup(tokens, token_ids)
 
     def row_multiple(self, num_rows: int) -> int:
         """So few numbers of rows that a kernel can be chosen for each."""
@@ -127,7 +144,7 @@ class CudaOps(PlainOps):
         assert isinstance(mixer, GatedDeltaNet), "an attention has no state"
         assert isinstance(weights, DeltaNetWeights), "a delta net has its own weights"
         qkv, gate = (self.linear(x, part) for part in (block.qkv, weights.gate))
-        alpha, beta = (_narrow(x, part.weight, x.dtype) for part in (weights.alpha, weights.beta))
+        alpha, beta = (_narrow(x, part, x.dtype) for part in (weights.alpha, weights.beta))
         return recurrent.delta_net(recurrent.Projections(qkv, gate, alpha, beta), weights, mixer, rows, states)
 
     def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
@@ -135,7 +152,7 @@ class CudaOps(PlainOps):
         if weights.shared is not None and moe.shared is not None:
             ffn = FeedForward(moe.shared.hidden, moe.activation)
             shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
-        logits = _narrow(x, weights.router.weight, torch.float32)
+        logits = _narrow(x, weights.router, torch.float32)
         return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
 
     def key_tiles_of(self, num_tiles: int, longest: int) -> int:
@@ -151,8 +168,10 @@ class CudaOps(PlainOps):
         return paged.new_parts(num_tiles, kernel, num_key_tiles, self._finished)
 
 
-def _narrow(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
     """x @ weight.T for a few columns: not worth a choice by time, whose checks take longer the fewer they are."""
+    weight = linear.weight
+    assert isinstance(weight, Tensor), "narrow matrices are not packed"
     return multiply(x, weight, torch.empty(len(x), len(weight), device=x.device, dtype=dtype))
 
 
@@ -160,7 +179,7 @@ def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
     return ffn.gated and ffn.activation == "silu" and linear.bias is None
 
 
-def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.dtype]]:
+def _products(weights: ModelWeights) -> Iterator[Product]:
     """Every dense product of a forward pass: its matrix, what becomes of it, and its type."""
     dtype = weights.tokens.dtype
     for block in weights.blocks:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.layers import Ops
 from kvarn.backends.torch.parallel.groups import Ranks
 from kvarn.backends.torch.parallel.shards import kv_replicas
@@ -28,6 +29,7 @@ class ShardedOps:
     """Column-parallel products are a rank's own; row-parallel ones (attention's output, down, experts) are summed."""
 
     can_be_captured = False
+    reads_packed = False
 
     def __init__(self, inner: PlainOps, ranks: Ranks, spec: ModelSpec) -> None:
         """spec is that of the whole model."""
@@ -52,8 +54,9 @@ class ShardedOps:
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return self._inner.plan(batch, cache)
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
         """Every rank's own tokens, and zeros for the others'."""
+        assert isinstance(tokens, Tensor), "ranks have dense matrices"
         own = token_ids - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
         found = tokens[torch.where(is_own, own, 0)]
