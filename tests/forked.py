@@ -81,8 +81,9 @@ class Parent:
             return subprocess.CompletedProcess(words, code, _read(told), _read(warned))
 
     def close(self) -> None:
-        self._channel.close()
+        self._process.kill()  # between two commands
         self._process.wait()
+        self._channel.close()
 
 
 @cache
