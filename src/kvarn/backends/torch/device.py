@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -123,8 +125,10 @@ def torch_lines() -> Iterator[tuple[str, str]]:
 
 def driver_version() -> str:
     """The newest CUDA that the GPU's driver knows, such as 12.8."""
-    number = int(torch._C._cuda_getDriverVersion()) if torch.cuda.is_available() else 0  # type: ignore[attr-defined]
-    return f"{number // 1000}.{number % 1000 // 10}"
+    number = ctypes.c_int(0)
+    with suppress(OSError):  # no driver
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def choose_device(name: str, device: str | None = None) -> Device:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import Confident
+from kvarn.backends.torch.elementwise import sigmoid, tanh
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -121,7 +121,7 @@ class Model:
             found = attend(y)
             if block.output_gate is None:
                 return found
-            return (found.float() * torch.sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
+            return (found.float() * sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
 
         def attend(y: Tensor) -> Tensor:
             return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
@@ -154,7 +154,7 @@ class Model:
         y = self.ops.logits(hidden, head)
         y = y if head.bias is None else y + head.bias
         y = y if spec_head.scale == 1 else y * spec_head.scale
-        return y if spec_head.softcap is None else spec_head.softcap * torch.tanh(y / spec_head.softcap)
+        return y if spec_head.softcap is None else spec_head.softcap * tanh(y / spec_head.softcap)
 
     def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights, step: Step) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward

@@ -17,6 +17,7 @@ from kvarn.backends.torch.cache import CachedRows, DeviceCache
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import most_confident
 from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.elementwise import by_value, exp, sigmoid, tanh
 from kvarn.backends.torch.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
@@ -82,7 +83,7 @@ class PlainOps:
         gate, up = y.chunk(2, dim=-1)
         if activation == "swiglu_oai":
             gate = gate.clamp(max=7.0)
-            return ((up.clamp(-7.0, 7.0) + 1) * (gate / (1 + torch.exp(-1.702 * gate)))).to(x.dtype)
+            return ((up.clamp(-7.0, 7.0) + 1) * (gate / (1 + exp(-1.702 * gate)))).to(x.dtype)
         return (_activate(gate.contiguous(), activation) * up).to(x.dtype)
 
     def attend(
@@ -123,7 +124,7 @@ class PlainOps:
         if attention.qk_norm_after_rope:
             q, k = normalised(q, block.q_norm), normalised(k, block.k_norm)
         if attention.temperature is not None:
-            turns = torch.log1p((positions // attention.temperature.length).float())
+            turns = by_value(torch.log1p, (positions // attention.temperature.length).float())
             q = q * (1 + attention.temperature.beta * turns)[:, None, None]
         return q, k
 
@@ -142,7 +143,7 @@ class PlainOps:
             hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=True)
             found = self.linear(hidden, weights.shared.down).float()
             if weights.shared_gate is not None:
-                found = found * torch.sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
+                found = found * sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
             out = out + found
         return out.to(x.dtype)
 
@@ -162,7 +163,7 @@ def tiled_matmul(x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
 
 def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tuple[Tensor, Tensor]:
     """The experts of every row, (rows, num_active), and every expert's share of them, (rows, experts)."""
-    p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else torch.sigmoid(logits)
+    p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else sigmoid(logits)
     choice = p if weights.selection_bias is None else p + weights.selection_bias
     if moe.groups is not None:
         members = choice.view(len(p), moe.groups.count, -1)
@@ -191,12 +192,12 @@ def attend_tiles(
         at = piece.tiles
         scores = torch.matmul(queries[at], keys[piece.keys].float().permute(0, 2, 3, 1)) * attention.scale
         if attention.softcap is not None:
-            scores = attention.softcap * torch.tanh(scores / attention.softcap)
+            scores = attention.softcap * tanh(scores / attention.softcap)
         seen = piece.visible(attention, tiles.positions)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
         scores = scores.masked_fill(~seen.reshape(len(at), 1, TILE * group, PIECE), -math.inf)
         top = torch.maximum(largest[at], scores.amax(dim=-1))
         base = torch.where(top == -math.inf, 0.0, top)
-        weights, old = torch.exp(scores - base[..., None]), torch.exp(largest[at] - base)
+        weights, old = exp(scores - base[..., None]), exp(largest[at] - base)
         total[at] = total[at] * old + weights.sum(dim=-1)
         found = torch.matmul(weights, values[piece.keys].float().transpose(1, 2))
         out[at] = out[at] * old[..., None] + found
@@ -204,8 +205,8 @@ def attend_tiles(
     if block.sinks is not None:
         sinks = block.sinks.view(1, -1, 1, group).expand(count, -1, TILE, -1).reshape(largest.shape)
         top = torch.maximum(largest, sinks)
-        old = torch.exp(largest - top)
-        total, out = total * old + torch.exp(sinks - top), out * old[..., None]
+        old = exp(largest - top)
+        total, out = total * old + exp(sinks - top), out * old[..., None]
     out = out / torch.where(total == 0, 1.0, total)[..., None]
     out = out.view(count, -1, TILE, group, dim).transpose(1, 2).reshape(count * TILE, -1, dim)
     return out[tiles.place]
@@ -213,9 +214,9 @@ def attend_tiles(
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
-        return x / (1 + torch.exp(-x))
+        return x / (1 + exp(-x))
     if activation == "relu2":
         return torch.square(torch.relu(x))
     if activation == "gelu":
-        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
+        return x * (1 + by_value(torch.erf, x / math.sqrt(2))) / 2
+    return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2

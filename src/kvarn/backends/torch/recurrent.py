@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.elementwise import by_value, exp, sigmoid
 from kvarn.backends.torch.weights import BlockWeights, DeltaNetWeights, Linear, NormWeights, ShortConvWeights
 from kvarn.models.recurrent import conv_channels, state_floats
 from kvarn.models.spec import GatedDeltaNet, ShortConv
@@ -134,8 +135,8 @@ def _delta_net(
     heads, keys = mixer.num_value_heads, mixer.num_key_heads * mixer.key_dim
     qkv, gate = ops.linear(x, block.qkv).float(), ops.linear(x, weights.gate).float()
     alpha = ops.linear(x, weights.alpha).float() + weights.dt
-    decay = torch.exp(weights.a * torch.logaddexp(alpha, torch.zeros_like(alpha)))
-    beta = torch.sigmoid(ops.linear(x, weights.beta).float())
+    decay = exp(weights.a * by_value(_softplus, alpha))
+    beta = sigmoid(ops.linear(x, weights.beta).float())
     number = torch.arange(heads, device=x.device)
     of_key = number % mixer.num_key_heads if mixer.tiled else number * mixer.num_key_heads // heads
     out = torch.zeros(len(x), heads, mixer.value_dim, device=x.device)
@@ -143,7 +144,7 @@ def _delta_net(
 
     def step(row: int, state: Tensor) -> None:
         mixed = _convolve(state, qkv[row], weights.conv)
-        mixed = mixed / (1 + torch.exp(-mixed))
+        mixed = mixed / (1 + exp(-mixed))
         q, k = (_unit(part.view(-1, mixer.key_dim))[of_key] for part in (mixed[:keys], mixed[keys : 2 * keys]))
         s = state[num_held:].view(heads, mixer.key_dim, mixer.value_dim)
         s *= decay[row, :, None, None]
@@ -154,8 +155,12 @@ def _delta_net(
 
     scan(step, x.device)
     normed = ops.normalise(out, weights.norm).view(len(x), -1)
-    return (normed * gate / (1 + torch.exp(-gate))).to(x.dtype)
+    return (normed * gate / (1 + exp(-gate))).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).sum(dim=-1, keepdim=True) + EPS)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.logaddexp(x, torch.zeros_like(x))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import NO_TOKEN, RowSampling, SampleRows
 from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.elementwise import exp
 from kvarn.backends.torch.logit_changes import has_penalty
 from kvarn.backends.torch.sampling import LOGIT_ROWS, Drawn, first_largest, log_softmax, scan
 from kvarn.sampling.sampler import BANNED
@@ -73,7 +74,7 @@ def most_confident(logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]
     others[:, banned] = -torch.inf
     ids = first_largest(others)
     logprobs = log_softmax(logits)
-    entropy = -scan(torch.exp(logprobs) * logprobs)[:, -1]
+    entropy = -scan(exp(logprobs) * logprobs)[:, -1]
     scores = [values.float().masked_fill(~is_finite, 0) for values in (logprobs.gather(1, ids[:, None])[:, 0], entropy)]
     return torch.where(is_finite, ids, NO_TOKEN).to(torch.int32), scores[0], scores[1]
 
