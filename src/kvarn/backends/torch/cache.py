@@ -31,8 +31,11 @@ class DeviceCache:
         self.num_blocks = num_blocks
         self.dtype = DTYPES[layout.dtype]
         self.device = device
-        shapes = [(num_blocks * layout.block_size, heads, dim) for heads, dim in layout.layers]
-        self.layers: list[tuple[Tensor, Tensor]] = [(self._zeros(shape), self._zeros(shape)) for shape in shapes]
+        slots = num_blocks * layout.block_size
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (self._zeros((slots, heads, dim)), self._zeros((slots, heads, value_dim)))
+            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+        ]
         # (slots, floats) of the states of recurrent layers, by layer
         self.states = [torch.zeros(layout.num_states, floats, device=device) for floats in layout.states]
 

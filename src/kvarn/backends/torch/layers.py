@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.recurrent import RowOps, recur
+from kvarn.backends.torch.mixers.mla import attend_latent
+from kvarn.backends.torch.mixers.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -107,6 +108,9 @@ class Model:
             if block.recurrent is not None:
                 slots = cache.states[index] if cache.states else None
                 return recur(y, block, RowOps(ops.linear, ops.normalise), step.batch, slots)
+            if block.latent is not None:
+                row_ops = RowOps(ops.linear, ops.normalise)
+                return attend_latent(y, block, row_ops, step, cache, rope=self.block_ropes[index])
             found = attend(y)
             if block.output_gate is None:
                 return found

@@ -151,7 +151,7 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     choice = p if weights.selection_bias is None else p + weights.selection_bias
     if moe.groups is not None:
         members = choice.view(len(p), moe.groups.count, -1)
-        sums = members.sort(dim=-1).values[..., -2:].sum(dim=-1)
+        sums = members.sort(dim=-1).values[..., -moe.groups.num_judged :].sum(dim=-1)
         kept = torch.argsort(sums, dim=-1, descending=True, stable=True)[:, : moe.groups.num_active]
         is_dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, kept, False)
         choice = members.masked_fill(is_dropped[..., None], -math.inf).view(choice.shape)

@@ -33,14 +33,14 @@ MAX_SPLIT = 256  # tiles times KV heads below which a sequence's pieces are comp
 
 
 class CudaOps(PlainOps):
-    """Made for one model: `attentions` are the kinds of its layers."""
+    """Made for one model: `attentions` are the kinds of its layers, beside those with latent attention."""
 
-    def __init__(self, attentions: frozenset[Attention]) -> None:
+    def __init__(self, attentions: frozenset[Attention], *, has_latent: bool = False) -> None:
         self._matmuls = Matmuls()
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
-        self.has_kernels = not any(_lacks_kernel(one) for one in attentions)
+        self.has_kernels = not has_latent and not any(_lacks_kernel(one) for one in attentions)
         if not self.has_kernels:
             log.warning("no attention kernel for this model's layers: plain operations, slower and not captured")
 
