@@ -19,7 +19,7 @@ from kvarn.models.describe import Description, describe
 from kvarn.models.spec import MixtureOfExperts
 from tests.family_gguf import WITHOUT_GGUF, family_gguf
 from tests.running import all_logits, batch_of, layout_of, scattered_table
-from tests.tiny_families import FAMILIES, LATENTS, SHAPES, VOCAB, family_folder
+from tests.tiny_families import FAMILIES, SHAPES, VOCAB, family_folder
 from tests.torch_backend import torch_cpu
 
 torch = pytest.importorskip("torch")
@@ -42,7 +42,6 @@ OF_EACH_KIND = (
     "gpt2",
     "deepseek_v2",
 )
-IN_NATIVE = tuple(family for family in FAMILIES if family not in LATENTS)  # the core refuses latent attention by name
 
 
 class Made:
@@ -92,7 +91,7 @@ def test_a_gguf_file_gives_the_logits_of_transformers(family: str, shape: int, m
     assert np.abs(logits_of(ReferenceBackend(), family_gguf(folder)) - expected).max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", IN_NATIVE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_native_gives_the_reference_logits(family: str, made: Made) -> None:
     """Every set of kernels on the first shape, the best one on all."""
     for shape, isa in [(0, isa) for isa in _native.isa_names()] + [(1, None), (2, None)]:
@@ -109,8 +108,7 @@ def test_torch_gives_the_reference_logits(family: str, made: Made) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_threads_and_neighbours_change_no_bit(family: str, made: Made) -> None:
     path, _ = made.folder(family, 0)
-    made_by = (NativeBackend,) if family in IN_NATIVE else ()
-    for make in (*made_by, torch_cpu) if family in OF_EACH_KIND else made_by:
+    for make in (NativeBackend, torch_cpu) if family in OF_EACH_KIND else (NativeBackend,):
         backend = make(2)
         whole = logits_of(backend, path)
         np.testing.assert_array_equal(_beside_a_neighbour(backend), whole)
@@ -126,7 +124,7 @@ def _beside_a_neighbour(backend: Backend) -> Float32:
     return logits
 
 
-@pytest.mark.parametrize("family", [family for family in IN_NATIVE if (family, 0) not in WITHOUT_GGUF])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if (family, 0) not in WITHOUT_GGUF])
 def test_quantised_models_stay_close_to_the_reference(family: str, made: Made) -> None:
     folder, _ = made.folder(family, 0)
     path = family_gguf(folder, TensorType.Q8_0)

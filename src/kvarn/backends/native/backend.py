@@ -31,7 +31,7 @@ from kvarn.backends.pooling import pool_rows
 from kvarn.config import KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import LatentAttention, ModelSpec, Pooling
+from kvarn.models.spec import ModelSpec, Pooling
 
 
 class NativeBackend:
@@ -75,8 +75,7 @@ class NativeBackend:
             norms[f"blocks[{index}].norm"] = block.norm
             norms[f"blocks[{index}].attention.qk_norm"] = getattr(block.mixer, "qk_norm", None)
         is_biased = {name: norm is not None and norm.kind == "rms" and norm.has_bias for name, norm in norms.items()}
-        latent = ["latent attention"] if any(isinstance(b.mixer, LatentAttention) for b in spec.blocks) else []
-        return latent + [f"{name}.has_bias of an rms norm" for name, biased in is_biased.items() if biased]
+        return [f"{name}.has_bias of an rms norm" for name, biased in is_biased.items() if biased]
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Pack every weight into the core's layout, giving the file's pages back as it goes."""
