@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
-    backends = {name: make(name) for name in MIXERS}
+    backends = {name: make(name, options.threads) for name in MIXERS}
     cases = {f"decode at {n // 1000}k": batch_at(n, 1) for n in (1000, 4000, 16_000)}
     cases |= {f"512 rows of a prompt behind {n // 1000}k": batch_at(n, 512) for n in (0, 16_000)}
     found: dict[str, dict[str, float]] = {}
@@ -63,11 +63,11 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def make(name: str) -> NativeBackend:
+def make(name: str, threads: int) -> NativeBackend:
     """A model of one layer, with its cache."""
     block = Block(MIXERS[name], FeedForward(32, "silu"), NORM)
     spec = ModelSpec("random", name, WIDTH, VOCAB, CONTEXT, InputEmbedding(), (block,), None, None, Autoregressive())
-    backend = NativeBackend(1)
+    backend = NativeBackend(threads)
     backend.load(spec, RandomWeights(spec))
     layout = KVLayout(16, kv_layers(spec), "f16", latent=latent_layers(spec))
     print(f"{name}: {layout.token_bytes:,} bytes of cache per token", flush=True)
