@@ -26,8 +26,8 @@ from kvarn.backends.torch.backend import TorchBackend
 from kvarn.backends.torch.cuda import experts as grouped
 from kvarn.backends.torch.cuda import recurrent
 from kvarn.backends.torch.device import Device, choose_device
+from kvarn.backends.torch.mixers.recurrent import RowOps, make_state_rows, recur
 from kvarn.backends.torch.plain import PlainOps
-from kvarn.backends.torch.recurrent import RowOps, make_state_rows, recur
 from kvarn.backends.torch.weights import BlockWeights, DeltaNetWeights, ExpertWeights, Linear, NormWeights
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorInfo, TensorType

@@ -34,15 +34,15 @@ class Layer:
     slots: Any
 
     def plain(self, x: Any, batch: Batch) -> Any:
+        from kvarn.backends.torch.mixers.recurrent import RowOps, recur
         from kvarn.backends.torch.plain import PlainOps
-        from kvarn.backends.torch.recurrent import RowOps, recur
 
         ops = PlainOps()
         return recur(x, self.block, RowOps(ops.linear, ops.normalise), batch, self.slots)
 
     def kernels(self, x: Any, batch: Batch, num_padding: int = 0) -> Any:
+        from kvarn.backends.torch.mixers.recurrent import make_state_rows
         from kvarn.backends.torch.plain import PlainOps
-        from kvarn.backends.torch.recurrent import make_state_rows
 
         linear, weights = PlainOps().linear, self.block.recurrent
         x = torch.cat([x, torch.full((num_padding, WIDTH), 3.0)])

@@ -40,6 +40,7 @@ OF_EACH_KIND = (
     "ministral3",
     "hunyuan_v1_dense",
     "gpt2",
+    "deepseek_v2",
 )
 
 

@@ -31,7 +31,7 @@ from kvarn.backends.pooling import pool_rows
 from kvarn.config import CPU_KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import Attention, ModelSpec, Pooling
+from kvarn.models.spec import ModelSpec, Pooling
 
 
 class NativeBackend:
@@ -73,8 +73,7 @@ class NativeBackend:
         norms = {"embedding.norm": spec.embedding.norm, "output_norm": spec.output_norm}
         for index, block in enumerate(spec.blocks):
             norms[f"blocks[{index}].norm"] = block.norm
-            if isinstance(block.mixer, Attention):
-                norms[f"blocks[{index}].attention.qk_norm"] = block.mixer.qk_norm
+            norms[f"blocks[{index}].attention.qk_norm"] = getattr(block.mixer, "qk_norm", None)
         is_biased = {name: norm is not None and norm.kind == "rms" and norm.has_bias for name, norm in norms.items()}
         return [f"{name}.has_bias of an rms norm" for name, biased in is_biased.items() if biased]
 

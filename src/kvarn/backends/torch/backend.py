@@ -32,8 +32,8 @@ from kvarn.backends.torch.step import with_chosen
 from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.recurrent import attentions
-from kvarn.models.spec import Attention, MaskedDiffusion, ModelSpec, Pooling
+from kvarn.models.recurrent import attentions, latent_layers
+from kvarn.models.spec import Attention, LatentAttention, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -200,7 +200,8 @@ class TorchBackend:
         return self._loaded.logits(hidden)
 
     def _make_model(self, weights: ModelWeights, ops: Ops) -> Model:
-        by_layer = [block.mixer.rope if isinstance(block.mixer, Attention) else None for block in weights.spec.blocks]
+        mixers = [block.mixer for block in weights.spec.blocks]
+        by_layer = [mixer.rope if isinstance(mixer, Attention | LatentAttention) else None for mixer in mixers]
         tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
         block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
         return Model(weights, tuple(tables.values()), block_ropes, ops)
@@ -214,7 +215,7 @@ class TorchBackend:
         except ImportError as error:
             log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
             return PlainOps()
-        return cast(Ops, module.CudaOps(frozenset(attentions(spec))))
+        return cast(Ops, module.CudaOps(frozenset(attentions(spec)), has_latent=bool(latent_layers(spec))))
 
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""

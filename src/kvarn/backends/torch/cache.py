@@ -36,8 +36,10 @@ class DeviceCache:
         self.num_blocks = num_blocks
         self.dtype = DTYPES[layout.dtype]
         self.device = device
-        shapes = [(num_blocks, heads, layout.block_size, dim) for heads, dim in layout.layers]
-        self.layers: list[tuple[Tensor, Tensor]] = [(self._zeros(shape), self._zeros(shape)) for shape in shapes]
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (self._zeros((heads, layout.block_size, dim)), self._zeros((heads, layout.block_size, value_dim)))
+            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+        ]
         # (slots, floats) of the states of recurrent layers, by layer
         self.states = [torch.zeros(layout.num_states, floats, device=device) for floats in layout.states]
 
@@ -78,8 +80,8 @@ class DeviceCache:
         blocks = on_device(table, self.device)
         return blocks[slots // self.block_size] * self.block_size + slots % self.block_size
 
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _zeros(self, block: tuple[int, ...]) -> Tensor:
+        return torch.zeros(self.num_blocks, *block, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)

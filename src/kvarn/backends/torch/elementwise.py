@@ -1,7 +1,8 @@
-"""exp and its like whose bits do not depend on how many values there are.
+"""Functions of single values whose bits do not depend on how many there are.
 
 On a CPU torch computes whole vectors by one implementation and what is left over, at the end or of a thread's share, by
-another, which rounds differently. So values are given in whole vectors, fewer at a time than a thread's share.
+another; sigmoid and softplus then round differently where vectors have 16 lanes. So values are given in whole vectors,
+fewer at a time than a thread's share.
 """
 
 from __future__ import annotations

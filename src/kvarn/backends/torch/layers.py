@@ -12,6 +12,8 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import Confident
 from kvarn.backends.torch.elementwise import sigmoid, tanh
+from kvarn.backends.torch.mixers.mla import attend_latent
+from kvarn.backends.torch.mixers.recurrent import RowOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -118,6 +120,9 @@ class Model:
         def attention(y: Tensor) -> Tensor:
             if block.recurrent is not None:
                 return ops.recur(y, block, step, cache.states[index] if cache.states else None)
+            if block.latent is not None:
+                row_ops = RowOps(ops.linear, ops.normalise)
+                return attend_latent(y, block, row_ops, step, cache, rope=self.block_ropes[index])
             found = attend(y)
             if block.output_gate is None:
                 return found

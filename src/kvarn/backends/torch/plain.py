@@ -18,7 +18,7 @@ from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.confidence import most_confident
 from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.elementwise import by_value, exp, sigmoid, tanh
-from kvarn.backends.torch.recurrent import RowOps, recur
+from kvarn.backends.torch.mixers.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertStack, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -167,7 +167,7 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     choice = p if weights.selection_bias is None else p + weights.selection_bias
     if moe.groups is not None:
         members = choice.view(len(p), moe.groups.count, -1)
-        sums = members.sort(dim=-1).values[..., -2:].sum(dim=-1)
+        sums = members.sort(dim=-1).values[..., -moe.groups.num_judged :].sum(dim=-1)
         kept = torch.argsort(sums, dim=-1, descending=True, stable=True)[:, : moe.groups.num_active]
         is_dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, kept, False)
         choice = members.masked_fill(is_dropped[..., None], -math.inf).view(choice.shape)

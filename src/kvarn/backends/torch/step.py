@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.device import on_device
-from kvarn.backends.torch.recurrent import StateRows, make_state_rows
+from kvarn.backends.torch.mixers.recurrent import StateRows, make_state_rows
 from kvarn.models.spec import Attention
 
 ROWS = 16  # a multiple of this many rows is computed

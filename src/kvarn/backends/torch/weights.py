@@ -15,7 +15,17 @@ from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import Attention, Block, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
+from kvarn.models.spec import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedDeltaNet,
+    LatentAttention,
+    MixtureOfExperts,
+    ModelSpec,
+    Norm,
+    ShortConv,
+)
 from kvarn.models.tensors.shapes import BLOCK_NORMS
 
 FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
@@ -85,6 +95,17 @@ class DeltaNetWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Beside qkv, which gives the query, or what becomes it, and then the row that is cached, and the output."""
+
+    q_norm: NormWeights | None
+    q_b: Linear | None
+    kv_norm: NormWeights
+    k_b: Tensor  # (heads, rank, nope_dim)
+    v_b: Tensor  # (heads, value_dim, rank)
+
+
+@dataclass(frozen=True, slots=True)
 class BlockWeights:
     """One layer; norms by their names."""
 
@@ -99,6 +120,7 @@ class BlockWeights:
     sinks: Tensor | None = None  # (heads)
     output_gate: Linear | None = None
     recurrent: ShortConvWeights | DeltaNetWeights | None = None
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +171,13 @@ class WeightReader:
         weight = self.matrix(*(f"{stem}.weight" for stem in stems))
         return Linear(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
 
+    def dense(self, name: str) -> Tensor:
+        """One matrix, or several on top of each other, in the device's type in any case."""
+        return self._read(name, self._device.dtype)
+
     def narrow(self, stem: str, *, bias: bool = False) -> Linear:
         """A matrix of few rows, which is not packed."""
-        weight = self._read(f"{stem}.weight", self._device.dtype)
+        weight = self.dense(f"{stem}.weight")
         return Linear(weight, self.vector(f"{stem}.bias") if bias else None)
 
     def norm(self, stem: str, norm: Norm | None) -> NormWeights | None:
@@ -216,6 +242,8 @@ def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
 def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
     stem, attention = f"blk.{index}", block.mixer
     norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in BLOCK_NORMS[block.placement]}
+    if isinstance(attention, LatentAttention):
+        return _load_latent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
     if not isinstance(attention, Attention):
         return _load_recurrent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
     qkv = (f"{stem}.attn_{part}" for part in "qkv")
@@ -231,6 +259,31 @@ def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
         norms={name: norm for name, norm in norms.items() if norm is not None},
         sinks=reader.vector(f"{stem}.attn_sinks.weight") if attention.sinks else None,
         output_gate=reader.linear(f"{stem}.attn_gate", bias=attention.qkv_bias) if attention.output_gate else None,
+    )
+
+
+def _load_latent(reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]) -> BlockWeights:
+    stem, mixer = f"blk.{index}", block.mixer
+    assert isinstance(mixer, LatentAttention), "only latent attention comes here"
+    is_low = mixer.query_rank is not None
+    kv_norm = reader.norm(f"{stem}.attn_kv_a_norm", mixer.norm)
+    assert kv_norm is not None, "a latent is normed"
+    return BlockWeights(
+        index=index,
+        spec=block,
+        qkv=reader.linear(f"{stem}.attn_q_a" if is_low else f"{stem}.attn_q", f"{stem}.attn_kv_a_mqa"),
+        output=reader.linear(f"{stem}.attn_output"),
+        q_norm=None,
+        k_norm=None,
+        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
+        norms=norms,
+        latent=LatentWeights(
+            q_norm=reader.norm(f"{stem}.attn_q_a_norm", mixer.norm) if is_low else None,
+            q_b=reader.linear(f"{stem}.attn_q_b") if is_low else None,
+            kv_norm=kv_norm,
+            k_b=reader.dense(f"{stem}.attn_k_b.weight"),
+            v_b=reader.dense(f"{stem}.attn_v_b.weight"),
+        ),
     )
 
 

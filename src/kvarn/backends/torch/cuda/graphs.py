@@ -20,7 +20,7 @@ from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
 from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.recurrent import STATE_ROWS, StateRows, state_arrays
+from kvarn.backends.torch.mixers.recurrent import STATE_ROWS, StateRows, state_arrays
 from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
 from kvarn.models.spec import MaskedDiffusion
 

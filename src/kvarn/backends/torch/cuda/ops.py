@@ -5,6 +5,7 @@ What no kernel covers (layers without a cache, the keys a sparse cache keeps) th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import torch
@@ -20,8 +21,8 @@ from kvarn.backends.torch.cuda.pick_store import open_store
 from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.denoising.keep import pack_kept
+from kvarn.backends.torch.mixers.recurrent import make_state_rows
 from kvarn.backends.torch.plain import PlainOps
-from kvarn.backends.torch.recurrent import make_state_rows
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
 from kvarn.backends.torch.weights import (
@@ -36,6 +37,8 @@ from kvarn.backends.torch.weights import (
 )
 from kvarn.models.spec import Activation, Attention, FeedForward, GatedDeltaNet, MixtureOfExperts, ShortConv
 
+log = logging.getLogger(__name__)
+
 Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
@@ -46,17 +49,19 @@ MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
 
 class CudaOps(PlainOps):
-    """Made for one model: `attentions` are the kinds of its layers."""
+    """Made for one model: `attentions` are the kinds of its layers, beside those with latent attention."""
 
-    can_be_captured = True
     reads_packed = True
 
-    def __init__(self, attentions: frozenset[Attention]) -> None:
+    def __init__(self, attentions: frozenset[Attention], *, has_latent: bool = False) -> None:
         self._matmuls = QuantizedMatmuls(open_store())
         super().__init__(self._matmuls)
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
         self._finished = torch.zeros(0, dtype=torch.int32)
+        self.can_be_captured = not has_latent
+        if has_latent:
+            log.warning("latent attention has no kernel: plain operations, slower and not captured")
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
@@ -85,7 +90,7 @@ class CudaOps(PlainOps):
         return next((bucket for bucket in BUCKETS if num_rows <= bucket), MULTIPLE)
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
-        if batch.block_tables.shape[1] == 0:
+        if batch.block_tables.shape[1] == 0 or not self.can_be_captured:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
         tile = 1 if longest == 1 else self.prompt_tile

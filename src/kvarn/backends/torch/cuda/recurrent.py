@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvarn.backends.torch.recurrent import EPS, StateRows
+from kvarn.backends.torch.mixers.recurrent import EPS, StateRows
 from kvarn.backends.torch.weights import DeltaNetWeights, NormWeights
 from kvarn.models.recurrent import conv_channels
 from kvarn.models.spec import GatedDeltaNet, ShortConv
