@@ -63,6 +63,7 @@ class Batch:
         row_starts    0       4 5   7     (S + 1)
         context_lens  4       10  6       (S)  cached tokens after this step
         block_tables  (S, widest)  block ids; -1 pads
+        window_tables (S, widest)  the same for the layers that keep a window; -1 also where no row of this batch reads
         output_rows   rows of N whose hidden state is wanted, ascending
         slot_shifts   (S)  a token at position p lies in slot p - shift of its table; None: all 0
 
@@ -79,6 +80,7 @@ class Batch:
     output_rows: Int32
     slot_shifts: Int32 | None = None
     keep: tuple[Keep, ...] = ()
+    window_tables: Int32 | None = None  # None where the layout has no window group
     states: StateSlots | None = None  # None where no layer has one, or every sequence is computed in one piece
 
 
@@ -171,28 +173,50 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy at least the first num_tokens of one block to another, all layers."""
+    """Copy at least the first num_tokens of one block to another, all layers of the group."""
 
     source: int
     target: int
     num_tokens: int
+    group: int = 0  # 0: blocks of block_tables, 1: of window_tables
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of the paged cache: every block holds block_size tokens of every layer."""
+    """Shape of the paged cache: every block holds block_size tokens of every layer of its group.
+
+    Layers named in windowed form a second group, with blocks and ids of its own; without any there is one group.
+    """
 
     block_size: int
     layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) per layer, (0, 0) where it has a state instead
     dtype: str = "f16"  # f16 | f32 | q8_0
     states: tuple[int, ...] = ()  # floats of a state per layer; beside the blocks, in slots of their own
     num_states: int = 0
+    windowed: tuple[bool, ...] = ()  # per layer; empty: none
+    num_window_blocks: int = 0
 
     @property
     def token_bytes(self) -> int:
-        return sum(2 * heads * kv_head_bytes(dim, self.dtype) for heads, dim in self.layers)
+        """Of the layers that keep all."""
+        return self._token_bytes(windowed=False)
 
     @property
     def block_bytes(self) -> int:
         """Rounded up to whole pages of 4 KiB, at least one."""
-        return max(1, -(-self.block_size * self.token_bytes // 4096)) * 4096
+        return self._block_bytes(self.token_bytes)
+
+    @property
+    def window_block_bytes(self) -> int:
+        """The same for the layers that keep a window."""
+        return self._block_bytes(self._token_bytes(windowed=True))
+
+    def is_windowed(self, layer: int) -> bool:
+        return bool(self.windowed) and self.windowed[layer]
+
+    def _token_bytes(self, *, windowed: bool) -> int:
+        kept = [shape for i, shape in enumerate(self.layers) if self.is_windowed(i) == windowed]
+        return sum(2 * heads * kv_head_bytes(dim, self.dtype) for heads, dim in kept)
+
+    def _block_bytes(self, token_bytes: int) -> int:
+        return max(1, -(-self.block_size * token_bytes // 4096)) * 4096

@@ -58,6 +58,11 @@ def block_size(config: EngineConfig) -> int:
     return GPU_BLOCK_SIZE if is_gpu else CPU_BLOCK_SIZE
 
 
+def window_step(config: EngineConfig) -> int | None:
+    """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
+    return None if config.backend in TORCH_BACKENDS else config.max_batch_tokens
+
+
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
     """Return the weights as the backend holds them."""
     if config.backend in TORCH_BACKENDS:

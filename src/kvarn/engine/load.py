@@ -22,6 +22,7 @@ from kvarn.backends.select import (
     device_weights,
     make_backend,
     require_support,
+    window_step,
 )
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
@@ -35,8 +36,10 @@ from kvarn.engine.stream import Stream
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
+from kvarn.kv.group import WindowShape
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
+from kvarn.models.cache_cost import windowed_layers
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, state_layers
@@ -94,16 +97,16 @@ def _load(
     description = describe(source, config.context)
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
-    available = device_memory(config)
     share, held = device_share(spec, weights, config)
     memory = plan_memory(
         share,
         held,
         config.context,
         config.kv_bytes,
-        available,
+        device_memory(config),
         kv_dtype=config.kv_dtype,
         max_running=config.max_running,
+        window_step=window_step(config),
     )
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
@@ -184,12 +187,22 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
+    size, cost = _block_size(spec, config), memory.cost
+    num_tokens, window_tokens = cost.split(memory.kv_bytes, memory.context)
     layout = KVLayout(
-        _block_size(spec, config), kv_layers(spec), config.kv_dtype, state_layers(spec), memory.num_states
+        size,
+        kv_layers(spec),
+        config.kv_dtype,
+        state_layers(spec),
+        memory.num_states,
+        windowed_layers(spec) if cost.has_windows else (),
+        blocks_for(window_tokens, size),
     )
-    num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
-    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)
-    return KVCache(num_blocks, layout.block_size, num_states=memory.num_states)
+    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, size) * layout.block_bytes)
+    window = None
+    if cost.has_windows:
+        window = WindowShape(cost.window, layout.num_window_blocks, config.max_batch_tokens)
+    return KVCache(num_blocks, size, num_states=memory.num_states, window=window)
 
 
 def _block_size(spec: ModelSpec, config: EngineConfig) -> int:

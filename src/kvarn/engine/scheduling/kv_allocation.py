@@ -8,6 +8,7 @@ from kvarn.backends.batch import BlockCopy
 from kvarn.decoding.decoder import Decoder, Span
 from kvarn.engine.scheduling.plan import BatchEntry, EntryStates
 from kvarn.kv.cache import KVCache
+from kvarn.kv.group import BlockGroup
 from kvarn.request import Request
 
 
@@ -40,31 +41,44 @@ class KVAllocation:
         reach = span.reach
         if reach is None:
             states = EntryStates.of(self._kv, [span.request.id])
-            return BatchEntry(span, self._kv.block_ids(span.request.id), copies, states=states[0] if states else None)
+            return BatchEntry(
+                span,
+                self._kv.block_ids(span.request.id),
+                copies,
+                window_table=self._kv.window_ids(span.request.id),
+                states=states[0] if states else None,
+            )
         kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
         companion = None if reach.companion is None else self.entry(reach.companion)
         return BatchEntry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
 
-    def could_fit(self, request: Request, num_computed: int, staying: Iterable[Request], num_leaving: int) -> bool:
-        """Whether it might if others left the blocks they hold; those they share with anybody would stay."""
-        return self._num_wanted(request, num_computed, staying) <= self._kv.num_free + num_leaving
+    def fits(
+        self, request: Request, num_computed: int, running: Iterable[Request], leaving: Sequence[Request] = ()
+    ) -> bool:
+        """Whether a request's tokens fit beside the prompts and next tokens of those that run.
 
-    def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
-        """Whether a request's tokens fit beside the prompts and next tokens of those that run."""
-        return self._num_wanted(request, num_computed, running) <= self._kv.num_free
+        leaving: others that would leave the blocks they hold; those they share with anybody would stay.
+        """
+        running = list(running)
+        return all(
+            self._num_wanted(group, request, num_computed, running)
+            <= group.pool.num_free + sum(self._num_held(group, other) for other in leaving)
+            for group in self._kv.groups
+        )
 
-    def num_blocks(self, request: Request) -> int:
-        """Blocks a request holds now."""
-        names = (request.id, *self._extra_sequences.get(request.id, ()))
-        return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
-
-    def _num_wanted(self, request: Request, num_computed: int, running: Iterable[Request]) -> int:
-        kv = self._kv
-        wanted = sum(map(kv.blocks_for, self._decoder.slots_to_start(request))) - num_computed // kv.block_size
+    def _num_wanted(self, group: BlockGroup, request: Request, num_computed: int, running: Sequence[Request]) -> int:
+        lengths, num_whole = self._decoder.slots_to_start(request), num_computed // self._kv.block_size
+        wanted = sum(group.most_blocks(length, is_decoding=False) for length in lengths)
+        wanted -= min(num_whole, group.num_held(request.id))
         for other in running:
-            needed = sum(map(kv.blocks_for, self._decoder.slots_to_continue(other)))
-            wanted += max(0, needed - self.num_blocks(other))
+            lengths, is_decoding = self._decoder.slots_to_continue(other), not other.is_prefilling
+            needed = sum(group.most_blocks(length, is_decoding=is_decoding) for length in lengths)
+            wanted += max(0, needed - self._num_held(group, other))
         return wanted
+
+    def _num_held(self, group: BlockGroup, request: Request) -> int:
+        """Blocks a request holds now."""
+        return sum(map(group.num_held, (request.id, *self._extra_sequences.get(request.id, ()))))
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Release all sequences; forget: their blocks are not found by later requests."""
