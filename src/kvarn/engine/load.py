@@ -39,7 +39,7 @@ from kvarn.kv.cache import KVCache
 from kvarn.kv.group import WindowShape
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
-from kvarn.models.cache_cost import windowed_layers
+from kvarn.models.cache_cost import CacheCost, windowed_layers
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, state_layers
@@ -187,22 +187,29 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
-    size, cost = _block_size(spec, config), memory.cost
-    num_tokens, window_tokens = cost.split(memory.kv_bytes, memory.context)
+    size = _block_size(spec, config)
+    num_tokens, window_tokens = memory.cost.split(memory.kv_bytes, memory.context)
+    window = _window_shape(memory.cost, (num_tokens, window_tokens), size, config.max_batch_tokens)
     layout = KVLayout(
         size,
         kv_layers(spec),
         config.kv_dtype,
         state_layers(spec),
         memory.num_states,
-        windowed_layers(spec) if cost.has_windows else (),
-        blocks_for(window_tokens, size),
+        () if window is None else windowed_layers(spec),
+        0 if window is None else window.num_blocks,
     )
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, size) * layout.block_bytes)
-    window = None
-    if cost.has_windows:
-        window = WindowShape(cost.window, layout.num_window_blocks, config.max_batch_tokens)
     return KVCache(num_blocks, size, num_states=memory.num_states, window=window)
+
+
+def _window_shape(cost: CacheCost, num_tokens: tuple[int, int], size: int, step_tokens: int) -> WindowShape | None:
+    """Blocks for so many tokens in windows, the second number; whatever their size, one request alone must run."""
+    if not cost.has_windows:
+        return None
+    least = blocks_for(cost.window + step_tokens, size) + 3  # cut at both ends, and a copy of the last
+    full, windows = (blocks_for(count, size) for count in num_tokens)
+    return WindowShape(cost.window, max(windows, min(full, least)), step_tokens)
 
 
 def _block_size(spec: ModelSpec, config: EngineConfig) -> int:

@@ -157,7 +157,7 @@ class BlockGroup:
             return
         table, first = self.tables[sequence], self.needed_from(num_computed - 1)
         if first > table.num_freed:
-            self.pool.release(table.free_front(first))
+            self.pool.pass_over(table.free_front(first))
 
     def trim(self, sequence: str, num_tokens: int) -> None:
         """Roll back to the first num_tokens positions."""

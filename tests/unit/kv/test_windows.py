@@ -12,11 +12,11 @@ def cache_of(num_window_blocks: int = 8, window: int = 8) -> KVCache:
     return KVCache(16, 4, window=WindowShape(window, num_window_blocks, step_tokens=4))
 
 
-def computed(cache: KVCache, name: str, num_tokens: int, *, step: int = 4) -> None:
+def computed(cache: KVCache, name: str, num_tokens: int, token_ids: list[int] = TOKENS) -> None:
     """Extend a sequence as an engine does: commit after every step."""
     while (held := cache.num_tokens(name)) < num_tokens:
-        assert cache.extend(name, min(step, num_tokens - held)) is not None
-        cache.publish(name, TOKENS, num_computed=cache.num_tokens(name))
+        assert cache.extend(name, min(4, num_tokens - held)) is not None
+        cache.publish(name, token_ids, num_computed=cache.num_tokens(name))
         cache.advance(name, cache.num_tokens(name))
         cache.check()
 
@@ -52,7 +52,7 @@ def test_extend_changes_nothing_when_one_group_has_no_room() -> None:
 
 
 def test_a_hit_ends_where_its_window_is_whole() -> None:
-    cache = cache_of()
+    cache = cache_of(num_window_blocks=16)
     computed(cache, "a", 40)
     cache.release("a")
     assert cache.lookup(TOKENS).num_tokens == 40
@@ -96,3 +96,17 @@ def test_blocks_that_were_freed_on_the_way_are_forgotten_with_their_request() ->
     assert cache.stats(1).cached == 0
     assert cache.lookup(TOKENS).num_matched == 0
     cache.check()
+
+
+def test_a_long_prompt_evicts_what_it_has_passed_itself() -> None:
+    cache = KVCache(64, 4, window=WindowShape(8, 14, step_tokens=4))
+    computed(cache, "short", 16)
+    cache.release("short")
+    computed(cache, "first", 16, TOKENS[32:])
+    cache.release("first")
+    cache.fork("second", cache.lookup(TOKENS[32:49]))  # a beginning that two have in common, and both go on
+    computed(cache, "second", 32, TOKENS[32:])
+    cache.release("second")
+    computed(cache, "long", 64, TOKENS[::-1])
+    assert cache.stats(1).evictions > 8
+    assert [cache.lookup(ids).num_tokens for ids in (TOKENS[:17], TOKENS[32:49])] == [16, 16]
