@@ -115,10 +115,9 @@ class KVCache:
         table = self._full.tables.get(sequence)
         if table is None:
             return self.extend(sequence, num_tokens)
-        is_next = table.num_tokens + 1 == num_tokens and self.states is None
-        if is_next and all(group.tables[sequence].has_own_room for group in self.groups):
-            for group in self.groups:
-                group.tables[sequence].num_tokens = num_tokens
+        is_next = table.num_tokens + 1 == num_tokens and table.has_own_room and self.states is None
+        if is_next and (self._window is None or self._window.extend_in_block(sequence)):
+            table.num_tokens = num_tokens
             return ()
         return self.extend(sequence, num_tokens - table.num_tokens)
 
@@ -129,10 +128,14 @@ class KVCache:
         """
         if self.states is not None:
             return None
-        if not all(group.can_extend_each(sequences, num_tokens) for group in self.groups):
+        found = self._full.extendable(sequences, num_tokens)
+        if found is None or self._window is None:
+            return None if found is None else self._full.extend_each(found)
+        in_window = self._window.extendable(sequences, num_tokens)
+        if in_window is None:
             return None
-        versions = [group.extend_each(sequences) for group in self.groups]
-        return versions[0] if len(versions) == 1 else [sum(each) for each in zip(*versions, strict=True)]
+        versions = self._full.extend_each(found), self._window.extend_each(in_window)
+        return [sum(both) for both in zip(*versions, strict=True)]
 
     def publish(
         self,

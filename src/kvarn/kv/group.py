@@ -14,6 +14,8 @@ from kvarn.kv.pool import BlockPool
 from kvarn.kv.prefix import PrefixIndex
 from kvarn.kv.table import FREED, BlockTable, blocks_for
 
+Extendable = tuple[list[BlockTable], list[BlockTable]]  # all of some sequences, and those whose last block is full
+
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
@@ -115,27 +117,34 @@ class BlockGroup:
         table.owns_last = table.owns_last or num_tokens > 0
         return copies
 
-    def can_extend_each(self, sequences: Sequence[str], num_tokens: Sequence[int]) -> bool:
-        """Whether extend_each() may add a position to sequences that hold num_tokens: none of them needs a copy."""
-        num_full = 0
-        for sequence, held in zip(sequences, num_tokens, strict=True):
-            table, is_full = self.tables[sequence], held % self._block_size == 0
-            if table.num_tokens != held or not (table.owns_last or is_full):
-                return False
-            num_full += is_full
-        return num_full <= self.pool.num_free
+    def extend_in_block(self, sequence: str) -> bool:
+        """Add one position in a block that may be written; False: there is none."""
+        table = self.tables[sequence]
+        if not table.has_own_room:
+            return False
+        table.num_tokens += 1
+        return True
 
-    def extend_each(self, sequences: Sequence[str]) -> list[int]:
+    def extendable(self, sequences: Sequence[str], num_tokens: Sequence[int]) -> Extendable | None:
+        """What extend_each() needs to add a position to sequences that hold num_tokens; None: it cannot."""
+        tables = [self.tables[sequence] for sequence in sequences]
+        full, block_size = [], self._block_size
+        for table, held in zip(tables, num_tokens, strict=True):
+            if table.num_tokens != held or not (table.owns_last or held % block_size == 0):
+                return None
+            if held % block_size == 0:
+                full.append(table)
+        return (tables, full) if len(full) <= self.pool.num_free else None
+
+    def extend_each(self, found: Extendable) -> list[int]:
         """Add one position to each; the versions of their tables."""
-        versions = []
-        for sequence in sequences:
-            table = self.tables[sequence]
-            if table.num_tokens % self._block_size == 0:
-                table.append(self.allocate())
-                table.owns_last = True
+        tables, full = found
+        for table in full:
+            table.append(self.allocate())
+            table.owns_last = True
+        for table in tables:
             table.num_tokens += 1
-            versions.append(table.version)
-        return versions
+        return [table.version for table in tables]
 
     def publish_block(self, sequence: str, number: int, digest: bytes) -> None:
         """Make a full block of a sequence findable, or take the equal one that is in place of it."""
