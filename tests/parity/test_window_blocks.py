@@ -33,7 +33,7 @@ from tests.submitting import submit
 from tests.tiny_families import FAMILIES, VOCAB, family_folder
 from tests.tiny_models import tiny_model
 
-CONTEXT = 256
+CONTEXT = 320
 PARAMS = SamplingParams(temperature=1.1, top_p=0.9, seed=7, logprobs=2, ignore_eos=True, max_tokens=40)
 # Some layers with windows, with sinks, and a model of which every layer has one.
 MODELS = ("gemma3", "gpt_oss", "phi3")
@@ -42,7 +42,7 @@ MODELS = ("gemma3", "gpt_oss", "phi3")
 class WindowedModel:
     """A tiny model, with a cache that keeps all or frees what lies before windows."""
 
-    def __init__(self, arch: str, make: Callable[[], Backend], folder: Path) -> None:
+    def __init__(self, arch: str, make: Callable[[int], Backend], folder: Path) -> None:
         if arch in FAMILIES:
             path = family_gguf(family_folder(arch, 0, folder)[1], TensorType.Q4_0)
         else:
@@ -51,8 +51,8 @@ class WindowedModel:
         assert any(windowed_layers(self._description.spec))
         self._make = make
 
-    def engine(self, num_window_blocks: int = 0, *, chunk: int = 64, num_blocks: int = 96) -> Engine:
-        spec, backend = self._description.spec, self._make()
+    def engine(self, num_window_blocks: int = 0, *, chunk: int = 64, num_blocks: int = 96, threads: int = 1) -> Engine:
+        spec, backend = self._description.spec, self._make(threads)
         backend.load(spec, self._description.weights)
         layout, window = layout_of(spec, "f16"), None
         if num_window_blocks:
@@ -68,7 +68,7 @@ class WindowedModel:
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WindowedModel:
-    return WindowedModel(request.param, lambda: NativeBackend(2), tmp_path_factory.mktemp("model"))
+    return WindowedModel(request.param, NativeBackend, tmp_path_factory.mktemp("model"))
 
 
 def prompt_of(length: int, seed: int) -> list[int]:
@@ -106,7 +106,7 @@ def test_neighbours_and_preemption_change_nothing_where_windows_are_freed(model:
     mine = [prompt_of(length, length) for length in (150, 20, 97)]
     expected = [alone(model, prompt) for prompt in mine]
     for num_blocks, num_window_blocks in ((96, 40), (15, 16)):
-        engine = model.engine(num_window_blocks, chunk=chunk, num_blocks=num_blocks)
+        engine = model.engine(num_window_blocks, chunk=chunk, num_blocks=num_blocks, threads=2)
         assert same(answers(engine, mine), expected)
         assert (engine.stats().preemptions > 0) == (num_blocks == 15)
 
@@ -118,13 +118,14 @@ def test_forks_share_a_window_and_leave_it(model: WindowedModel) -> None:
 
 
 def test_a_prefix_is_taken_over_where_its_window_is_still_there(model: WindowedModel) -> None:
-    shared = prompt_of(150, 9)
-    mine = [[*shared, *prompt_of(9, seed)] for seed in range(3)]
+    shared = prompt_of(192, 9)
+    # On one thread their decodes read common blocks together, but the first has left some of the others' windows.
+    mine = [[*shared, *prompt_of(length, length)] for length in (9, 30, 2, 3)]
     expected = [alone(model, prompt) for prompt in mine]
     engine = model.engine(60)
     found = [*answers(engine, mine[:1]), *answers(engine, mine[1:])]
     assert same(found, expected)
-    assert [completion.usage.cached_tokens for completion in found] == [0, 144, 144]
+    assert [completion.usage.cached_tokens for completion in found] == [0, 192, 192, 192]
     for block_id in engine.kv.groups[1].pool.cached_ids:  # as other sequences would by and by
         engine.kv.groups[1].unpublish(block_id)
     again = answers(engine, mine)
@@ -148,6 +149,9 @@ def test_a_long_sequence_holds_its_window_only(model: WindowedModel) -> None:
 
 def test_the_reference_computes_the_same_where_windows_are_freed(tmp_path: Path) -> None:
     """Step for step: its sums depend on the shape of a batch."""
-    model, prompts = WindowedModel("gemma3", ReferenceBackend, tmp_path), [prompt_of(130, 1), prompt_of(20, 2)]
+    model, prompts = (
+        WindowedModel("gemma3", lambda _threads: ReferenceBackend(), tmp_path),
+        [prompt_of(130, 1), prompt_of(20, 2)],
+    )
     kept, freed = (answers(model.engine(count), prompts, num_choices=2) for count in (0, 40))
     assert same(freed, kept)
