@@ -59,6 +59,13 @@ void Model::observe_inputs() {
     }
 }
 
+void Model::keep_windows(std::vector<bool> layers) {
+    widest_window_ = 0;
+    for (size_t i = 0; i < layers.size(); ++i)
+        if (layers[i]) widest_window_ = std::max(widest_window_, spec_.blocks[i].attention.window);
+    windowed_ = std::move(layers);
+}
+
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
 StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
@@ -161,7 +168,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
     project(compute(), in, {qkv, count});
     rotate_and_store(index, batch, buffers);
-    keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
+    keeper_.pack(compute(), spec, cache_of(index), index, batch, buffers.q);
 }
 
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
@@ -169,7 +176,7 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
     const LayerPlan& layer = plan_.layers[index];
     if (layer.recurrent.exists()) return;
     float* out = layer.attention.latent.exists() ? buffers.latent : buffers.mixed;
-    attend(compute(), layer.attention, layer.sinks, cache_, index, batch, runs, buffers.q, out,
+    attend(compute(), layer.attention, layer.sinks, cache_of(index), index, batch, runs, buffers.q, out,
            mixed(index, batch, buffers), buffers.attention);
 }
 
@@ -226,7 +233,8 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
     int dim = spec.head_dim;
-    StoreKVFn store = store_kernel(kernels_, cache_.type());
+    const KVCache& cache = cache_of(index);
+    StoreKVFn store = store_kernel(kernels_, cache.type());
     for_rows(compute(), batch.num_tokens, [&](int row) {
         float* q = buffers.q + offset(row, spec.num_heads * dim);
         float* k = buffers.k + offset(row, spec.num_kv_heads * dim);
@@ -242,10 +250,10 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
         if (spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
         sharpen(spec, batch.positions[row], spec.num_heads * dim, q);
         int sequence = batch.sequence_of(row), slot = batch.positions[row] - batch.shift(sequence);
-        int block = batch.blocks(sequence)[slot / kKVBlock];
+        int block = batch.blocks(sequence, cache.is_windowed())[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)
-            store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache_.k(block, index, h),
-                  cache_.v(block, index, h));
+            store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache.k(block, index, h),
+                  cache.v(block, index, h));
     });
 }
 

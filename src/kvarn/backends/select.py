@@ -70,6 +70,11 @@ def kv_dtype(config: EngineConfig) -> str:
     return config.kv_dtype
 
 
+def window_step(config: EngineConfig) -> int | None:
+    """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
+    return None if config.backend in TORCH_BACKENDS else config.max_batch_tokens
+
+
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
     """Return the weights as the backend holds them."""
     if config.backend in TORCH_BACKENDS:
