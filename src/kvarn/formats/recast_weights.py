@@ -41,6 +41,7 @@ class DenseWeights(WeightProxy):
     def __init__(self, source: WeightSource, type: TensorType, kept: frozenset[TensorType] = frozenset()) -> None:
         self._type = type
         self.stored = source  # as the file has them
+        self.kept = kept
         matrices = {
             name: info
             for name, info in source.tensors.items()
