@@ -175,7 +175,9 @@ def planes(matrix: PackedMatrix) -> list[Tensor]:
 
 def measure_model(shape: str, type: str, bf16: float, rows: list[str]) -> None:
     from benchmarks.gpu import LENGTHS, Bench
+    from kvarn.backends import select
 
+    select.DENSE_SHARE = 0.0  # packed, although it would fit in bfloat16
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, type, Path(folder), 8192)
         bench.measure("warm", [(64, 16)] * 4, 1)
