@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
 from kvarn.formats.gguf.writer import Stored, write_gguf
@@ -32,6 +33,8 @@ ARCHITECTURES = {
     "qwen3_5": "qwen35",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "gemma4_text": "gemma4",
+    "gemma3n_text": "gemma3n",
 }
 PERMUTED = ("smollm3", "granite", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
@@ -44,6 +47,7 @@ WITHOUT_GGUF = {
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
     ("qwen3_next", 1): "dense layers among those with experts have no names",
     ("qwen3_5_text", 1): "which layers have attention is a period",
+    ("gemma3n_text", 1): "altup_correct_scale is not written",
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }
 KEYS = GGUF_KEYS | {
@@ -72,6 +76,12 @@ KEYS = GGUF_KEYS | {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
     "conv_L_cache": "shortconv.l_cache",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "top_k_experts": "expert_used_count",
+    "altup_num_inputs": "altup.num_inputs",
+    "altup_active_idx": "altup.active_idx",
 }
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
@@ -134,10 +144,34 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts["attention.head_count_kv"] = [
             0 if kind == "conv" else c["num_key_value_heads"] for kind in c["layer_types"]
         ]
+    if family == "gemma4_text":
+        facts |= _gemma4_facts(c)
+    if family == "gemma3n_text":
+        shares = torch.tensor(c["activation_sparsity_pattern"])
+        facts["activation_sparsity_scale"] = torch.distributions.normal.Normal(0, 1).icdf(shares).tolist()
+        facts["rope.freq_base_swa"] = c["rope_parameters"]["sliding_attention"]["rope_theta"]
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     return facts
+
+
+def _gemma4_facts(c: dict[str, Any]) -> dict[str, Any]:
+    own = c["per_layer_config"]
+    full = next(iter(own.values()))["head_dim"]
+    layers = range(c["num_hidden_layers"])
+    kv_heads = [own.get(str(layer), {}).get("num_key_value_heads", c["num_key_value_heads"]) for layer in layers]
+    is_shared = [layer >= len(layers) - c["num_kv_shared_layers"] for layer in layers]
+    hidden = [c["intermediate_size"] * (2 if shared and c["use_double_wide_mlp"] else 1) for shared in is_shared]
+    return {
+        **{f"attention.{part}_length_swa": c["head_dim"] for part in ("key", "value")},
+        **{f"attention.{part}_length": full for part in ("key", "value")},
+        "attention.head_count_kv": kv_heads,
+        "feed_forward_length": hidden,
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": c["head_dim"],
+        "rope.freq_base_swa": c["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
 
 
 def _full_rope(c: dict[str, Any]) -> dict[str, Any]:
@@ -156,15 +190,51 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
+    if c["model_type"] == "gemma4_text":
+        found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] == "gemma3n_text":
+        stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
         stacked = delta_net_tensors(c, stacked)
     for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         canonical = name if name.startswith("blk.") else canonical
+        canonical = _gemma4_name(name) or canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
     return found
+
+
+def _stacked_streams(tensors: Tensors) -> Tensors:
+    """The matrices of the streams as one tensor; what does not end in weight there."""
+    found = {name: values for name, values in tensors.items() if "model.altup_" not in name}
+    for name in ("altup_projections", "altup_unembed_projections"):
+        members = [values for theirs, values in sorted(tensors.items()) if theirs.startswith(f"model.{name}.")]
+        found[f"model.{name}.weight"] = np.stack(members)
+    return {f"{name}.weight" if name.endswith("_scale") else name: values for name, values in found.items()}
+
+
+def _proportional_factors(c: dict[str, Any]) -> Any:
+    """What does not turn is divided by so much that it does not turn."""
+    head_dim = next(iter(c["per_layer_config"].values()))["head_dim"]
+    rotated = int(head_dim * c["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    return np.where(np.arange(head_dim // 2) < rotated, 1.0, 1e30).astype(np.float32)
+
+
+def _gemma4_name(name: str) -> str | None:
+    """What does not end in weight there."""
+    layer = name.removeprefix("model.layers.").split(".")[0]
+    for theirs, ours in {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        f"{layer}.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        f"{layer}.experts.down_proj": "ffn_down_exps.weight",
+    }.items():
+        if name.endswith(theirs):
+            return f"blk.{layer}.{ours}"
+    return None
 
 
 def _apart(tensors: Tensors) -> Tensors:

@@ -42,6 +42,11 @@ DELTA_NET = {
 }
 DELTA_MOE = DELTA_NET | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA3N = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 6} | {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.6}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "smollm3": (
@@ -159,6 +164,31 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"full_attn_idxs": [1], "conv_L_cache": 4, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
         {"layer_types": ["conv"] * 4 + ["full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 2},
     ),
+    "gemma3n_text": (
+        GEMMA3N | {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.0, 0.8, 0.0]},
+        GEMMA3N
+        | {"num_kv_shared_layers": 0, "altup_num_inputs": 3, "sliding_window": 5, "altup_correct_scale": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "intermediate_size": [56, 48, 88]}
+        | {"vocab_size_per_layer_input": 100},
+        GEMMA3N
+        | {"num_kv_shared_layers": 3, "altup_num_inputs": 2, "altup_active_idx": 1, "sliding_window": 3}
+        | {"activation_sparsity_pattern": [0.5, 0.7, 0.0, 0.99, 0.3], "attention_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+    ),
+    "gemma4_text": (
+        {"hidden_size_per_layer_input": 8, "sliding_window": WINDOW, "global_head_dim": 32, "num_kv_shared_layers": 1}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+        | {"final_logit_softcapping": 3.0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
+        | {"moe_intermediate_size": 24},
+        {"hidden_size_per_layer_input": 0, "sliding_window": 5, "global_head_dim": 40, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 40}
+        | {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": PLAIN}},
+        {"hidden_size_per_layer_input": 12, "sliding_window": 3}
+        | {"global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"], "attention_bias": True},
+    ),
     "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
     "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
     "qwen3_vl": (
@@ -167,7 +197,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
     ),
 }
-EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
+EXTRA = {
+    "qwen2_moe": {"shared_expert_intermediate_size": 48},
+    "cohere2": {"rotary_pct": 1.0},
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB},
+}
 NO_HEAD_DIM = {
     "smollm3",
     "olmo2",
@@ -231,13 +265,19 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
 
 def randomise(model: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    norm_mean = 0.0 if model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) else 1.0
-    kept = {name for name, _ in model.named_buffers() if "bias" in name}
+    is_offset = model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    norm_mean = 0.0 if is_offset and model.config.model_type not in ("gemma4_text", "gemma3n_text") else 1.0
+    kept = {name for name, _ in model.named_buffers() if "bias" in name or "layer_scalar" in name}
     for name, values in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]:
         drawn = rng.standard_normal(tuple(values.shape))
         if values.ndim > 1:
             drawn *= 0.5 if "emb" in name else 1.2 / np.sqrt(values.shape[-1])
         else:
-            drawn = 0.1 * drawn + (norm_mean if "norm" in name.lower() and name.endswith("weight") else 0.0)
+            drawn = 0.1 * drawn + (norm_mean if _is_about_one(name) else 0.0)
         with torch.no_grad():
             values.copy_(torch.from_numpy(drawn.astype(np.float32)))
+
+
+def _is_about_one(name: str) -> bool:
+    is_norm = "norm" in name.lower() and name.endswith("weight")
+    return is_norm or name.endswith(("layer_scalar", "_scale", "router.scale"))

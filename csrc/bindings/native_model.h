@@ -61,7 +61,9 @@ public:
         require(layers.size() == model_.spec().blocks.size(), "the KV layout must name every layer");
         for (size_t i = 0; i < layers.size(); ++i) {
             const AttentionSpec& a = model_.spec().blocks[i].attention;
-            require(layers[i] == std::pair(a.num_kv_heads, a.head_dim), "the KV layout does not match the model");
+            const bool has_keys = a.kv_source < 0;
+            require(layers[i] == (has_keys ? std::pair(a.num_kv_heads, a.head_dim) : std::pair(0, 0)),
+                    "the KV layout does not match the model");
         }
         require(num_blocks > 0, "the cache needs at least one block");
         model_.cache().reserve(layers, kv_type_named(dtype), num_blocks, block_bytes);

@@ -29,6 +29,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"norm_type": "rms", "use_rotary_pos_emb": True, "num_experts": 1, "use_cla": False},
     "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096},
     "glm4_moe": {"num_nextn_predict_layers": 1},
+    "gemma4_text": {"use_bidirectional_attention": "vision"},
     "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False},
 }
 REFUSED: list[tuple[str, str, Any]] = [
@@ -40,6 +41,8 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("gpt_oss", "swiglu_limit", 5.0),
     ("smollm3", "mlp_bias", True),
     ("granite", "norm_type", "rms"),
+    ("gemma4_text", "use_bidirectional_attention", "all"),
+    ("gemma4_text", "per_layer_config", {"1": {"num_attention_heads": 2}}),
 ]
 
 

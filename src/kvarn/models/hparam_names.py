@@ -34,6 +34,16 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 0, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
+    "head_dim_full": HParam("attention.key_length", ("global_head_dim",), 1, 2**14),
+    "head_dim_window": HParam("attention.key_length_swa", ("head_dim",), 1, 2**14),
+    "value_dim_window": HParam("attention.value_length_swa", (), 1, 2**14),
+    "num_kv_heads_full": HParam(None, ("num_global_key_value_heads",), 1, 1024),
+    "num_shared_kv_layers": HParam("attention.shared_kv_layers", ("num_kv_shared_layers",), 0, 1024),
+    "per_layer_length": HParam("embedding_length_per_layer_input", ("hidden_size_per_layer_input",), 0, 2**16),
+    "num_streams": HParam("altup.num_inputs", ("altup_num_inputs",), 2, 64),
+    "active_stream": HParam("altup.active_idx", ("altup_active_idx",), 0, 63),
+    "laurel_rank": HParam(None, ("laurel_rank",), 1, 2**16),
+    "per_layer_vocab_size": HParam(None, ("vocab_size_per_layer_input",), 1, 2**24),
     "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
     "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
     "layer_norm_eps": HParam(
@@ -43,7 +53,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
     "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
     "num_experts": HParam("expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0, 1024),
-    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
+    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok", "top_k_experts"), 0, 1024),
     "expert_hidden": HParam(
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
     ),
@@ -84,6 +94,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "ffn_multiplier": HParam(None, ("block_ffn_dim_multiplier",), 1e-6, 1e6),
     "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
+    "rope_dims_window": HParam("rope.dimension_count_swa", (), 2, 2**14),
     "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
     "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
     "partial_rotary_factor": HParam(None, ("partial_rotary_factor", "rotary_pct"), 0, 1),

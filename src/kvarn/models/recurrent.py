@@ -35,7 +35,7 @@ def state_layers(spec: ModelSpec) -> tuple[int, ...]:
 def kv_layers(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(KV heads, head_dim) layer by layer; (0, 0) where nothing is cached for each token."""
     return tuple(
-        (layer.num_kv_heads, layer.head_dim) if isinstance(layer, Attention) else (0, 0)
+        (layer.num_kv_heads, layer.head_dim) if isinstance(layer, Attention) and layer.kv_source is None else (0, 0)
         for layer in (block.mixer for block in spec.blocks)
     )
 

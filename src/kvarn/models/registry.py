@@ -20,6 +20,8 @@ from kvarn.models.architectures import (
     gemma,
     gemma2,
     gemma3,
+    gemma3n,
+    gemma4,
     glm4,
     glm4_moe,
     gpt2,
@@ -80,6 +82,22 @@ ARCHITECTURES: Final = (
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(
         "Gemma 3 (text)", ("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0
+    ),
+    Architecture(
+        "Gemma 3n (text)",
+        ("gemma3n",),
+        ("gemma3n_text",),
+        gemma3n.describe,
+        "sandwich",
+        split=gemma3n.separate,
+    ),
+    Architecture(
+        "Gemma 4 (text), dense and with experts",
+        ("gemma4",),
+        ("gemma4_text",),
+        gemma4.describe,
+        "sandwich",
+        split=gemma4.separate,
     ),
     Architecture("Phi-3, Phi-4", ("phi3",), ("phi3",), phi3.describe),
     Architecture("SmolLM3", ("smollm3",), ("smollm3",), smollm3.describe),

@@ -265,7 +265,7 @@ class TorchResumableForward:
     def run_next(self) -> Tensor | None:
         """One more layer; the hidden states after the last."""
         model, step = self._model, self._step
-        x = model.embed(step) if self._x is None else self._x
+        x = model.enter(step) if self._x is None else self._x
         if self._layer < len(model.weights.blocks):
             x = model.run_block(x, self._layer, step, self._cache)
             self._layer += 1

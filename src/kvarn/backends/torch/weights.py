@@ -12,10 +12,28 @@ from torch import Tensor
 
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.backends.torch.device import Device
+from kvarn.backends.torch.streams.weights import (
+    AltUpWeights,
+    PerLayerEmbeddingWeights,
+    PerLayerWeights,
+    load_altup,
+    load_per_layer,
+    load_per_layer_embedding,
+)
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import Attention, Block, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
-from kvarn.models.tensors.shapes import BLOCK_NORMS
+from kvarn.models.residual import AltUp
+from kvarn.models.spec import (
+    Attention,
+    Block,
+    FeedForward,
+    GatedDeltaNet,
+    MixtureOfExperts,
+    ModelSpec,
+    Norm,
+    ShortConv,
+)
+from kvarn.models.tensors.shapes import block_norms
 
 FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
 
@@ -47,6 +65,7 @@ class ExpertWeights:
     selection_bias: Tensor | None = None
     shared: FeedForwardWeights | None = None
     shared_gate: Tensor | None = None  # (width)
+    scale: Tensor | None = None  # (experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,11 @@ class BlockWeights:
     sinks: Tensor | None = None  # (heads)
     output_gate: Linear | None = None
     recurrent: ShortConvWeights | DeltaNetWeights | None = None
+    beside: ExpertWeights | None = None
+    per_layer: PerLayerWeights | None = None
+    output_scale: Tensor | None = None  # (1)
+    laurel: tuple[Linear, Linear] | None = None  # to few columns and back
+    altup: AltUpWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +128,8 @@ class ModelWeights:
     blocks: tuple[BlockWeights, ...]
     output_norm: NormWeights | None
     head: Linear | None
+    per_layer: PerLayerEmbeddingWeights | None = None
+    streams: tuple[Tensor, Tensor] | None = None  # (streams - 1, width, width) each: into all streams and back
 
 
 class WeightReader:
@@ -165,19 +191,25 @@ def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
         positions=None if embedding.positions is None else reader.vector("position_embd.weight"),
         token_types=reader.vector("token_types.weight") if embedding.token_types else None,
         embedding_norm=reader.norm("token_embd_norm", embedding.norm),
-        blocks=tuple(_load_block(reader, index, block) for index, block in enumerate(spec.blocks)),
+        blocks=tuple(_load_block(reader, index, block, spec.altup) for index, block in enumerate(spec.blocks)),
         output_norm=reader.norm("output_norm", spec.output_norm),
         head=head,
+        per_layer=load_per_layer_embedding(reader, embedding.per_layer),
+        streams=None
+        if spec.altup is None
+        else (reader.matrix("altup_proj.weight"), reader.matrix("altup_unembd_proj.weight")),
     )
 
 
-def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
+def _load_block(reader: WeightReader, index: int, block: Block, altup: AltUp | None) -> BlockWeights:
     stem, attention = f"blk.{index}", block.mixer
-    norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in BLOCK_NORMS[block.placement]}
+    norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in block_norms(block)}
     if not isinstance(attention, Attention):
         return _load_recurrent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
-    qkv = (f"{stem}.attn_{part}" for part in "qkv")
-    q_norm, k_norm = (reader.norm(f"{stem}.attn_{part}_norm", attention.qk_norm) for part in "qk")
+    has_keys = attention.kv_source is None
+    qkv = (f"{stem}.attn_{part}" for part in ("qkv" if has_keys else "q"))
+    q_norm = reader.norm(f"{stem}.attn_q_norm", attention.qk_norm)
+    k_norm = reader.norm(f"{stem}.attn_k_norm", attention.qk_norm if has_keys else None)
     return BlockWeights(
         index=index,
         spec=block,
@@ -189,6 +221,11 @@ def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
         norms={name: norm for name, norm in norms.items() if norm is not None},
         sinks=reader.vector(f"{stem}.attn_sinks.weight") if attention.sinks else None,
         output_gate=reader.linear(f"{stem}.attn_gate", bias=attention.qkv_bias) if attention.output_gate else None,
+        beside=None if block.beside is None else _load_experts(reader, stem, block.beside),
+        per_layer=load_per_layer(reader, stem, block.per_layer),
+        laurel=None if block.laurel is None else (reader.linear(f"{stem}.laurel_l"), reader.linear(f"{stem}.laurel_r")),
+        altup=load_altup(reader, stem, altup),
+        output_scale=reader.vector(f"{stem}.layer_output_scale.weight") if block.output_scale else None,
     )
 
 
@@ -247,4 +284,5 @@ def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> Exp
         selection_bias=reader.vector(f"{stem}.exp_probs_b.bias") if moe.selection_bias else None,
         shared=shared,
         shared_gate=shared_gate,
+        scale=reader.vector(f"{stem}.ffn_down_exps.scale") if moe.expert_scale else None,
     )

@@ -63,6 +63,29 @@ _GEMMA3: Final = _GEMMA | {
     "sliding_window_pattern": 6,
     "final_logit_softcapping": None,
 }
+_PER_LAYER: Final = {
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "final_logit_softcapping": None,
+    "sliding_window": 512,
+}
+_GEMMA4: Final = (
+    _without(_GEMMA, "query_pre_attn_scalar", "rope_theta", "rope_scaling", "original_max_position_embeddings")
+    | _BIAS
+    | _PER_LAYER
+    | {"global_head_dim": 512, "num_global_key_value_heads": None, "per_layer_config": None, "attention_k_eq_v": False}
+    | {"use_double_wide_mlp": False, "enable_moe_block": False}
+    | {"num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
+)
+_GEMMA3N: Final = (
+    _without(_GEMMA, "query_pre_attn_scalar")
+    | _BIAS
+    | _PER_LAYER
+    | {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "num_kv_shared_layers": 15}
+    | {"final_logit_softcapping": 30.0, "laurel_rank": 64, "activation_sparsity_pattern": None}
+    | {"altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "altup_coef_clip": 120.0}
+)
 _LAYER_NORM: Final = _without(_DECODER, "rms_norm_eps") | {"layer_norm_eps": 1e-5}
 _COHERE: Final = (
     _LAYER_NORM | _BIAS | {"logit_scale": 0.0625, "tie_word_embeddings": True, "use_gated_activation": True}
@@ -98,6 +121,8 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "gemma3n_text": _GEMMA3N,
+    "gemma4_text": _GEMMA4,
     "smollm3": _DECODER
     | _BIAS
     | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}

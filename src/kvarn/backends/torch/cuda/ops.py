@@ -117,14 +117,17 @@ class CudaOps(PlainOps):
 
 
 def _lacks_kernel(attention: Attention) -> bool:
-    """Whether the kernels do not know it: sinks, temperatures, norms of Q and K but rms norms of heads before rope."""
+    """Whether the kernels do not know it: sinks, temperatures, keys of other layers, norms of values, and
+    norms of Q and K but rms norms of heads before rope."""
     norm = attention.qk_norm
     is_usual = norm is None or (norm.kind == "rms" and not norm.has_bias and not attention.qk_norm_after_rope)
-    return attention.sinks or attention.temperature is not None or not is_usual or attention.qk_norm_span == "row"
+    is_shared = attention.kv_source is not None or attention.value_norm_eps is not None
+    is_other = attention.sinks or attention.temperature is not None or attention.qk_norm_span == "row"
+    return is_shared or is_other or not is_usual
 
 
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
-    return ffn.gated and ffn.activation == "silu" and linear.bias is None
+    return ffn.gated and ffn.activation == "silu" and ffn.gate_cutoff is None and linear.bias is None
 
 
 def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.dtype]]:

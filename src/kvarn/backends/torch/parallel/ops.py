@@ -82,8 +82,8 @@ class ShardedOps:
     ) -> Tensor:
         return self._inner.attend(qkv, block, rope, step, cache)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> Tensor:
-        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe))
+    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, routed: Tensor | None = None) -> Tensor:
+        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, routed))
 
     def _all_heads(self, scores: Tensor, block: BlockWeights) -> tuple[Tensor, slice]:
         """The largest over the copies of each KV head: every copy meets its own query heads only."""
