@@ -34,9 +34,12 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "gemma4_text": "gemma4",
+    "lfm2_moe": "lfm2moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
     "gemma3n_text": "gemma3n",
 }
-PERMUTED = ("smollm3", "granite", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
+PERMUTED = ("smollm3", "granite", "granitemoe", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
     ("gemma", 1): "the base of its rope is not written",
@@ -47,6 +50,8 @@ WITHOUT_GGUF = {
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
     ("qwen3_next", 1): "dense layers among those with experts have no names",
     ("qwen3_5_text", 1): "which layers have attention is a period",
+    ("ernie4_5_moe", 1): "moe_layer_end_index is not written",
+    ("lfm2_moe", 1): "norm_topk_prob is not written",
     ("gemma3n_text", 1): "altup_correct_scale is not written",
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }
@@ -80,6 +85,13 @@ KEYS = GGUF_KEYS | {
     "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "final_logit_softcapping": "final_logit_softcapping",
     "top_k_experts": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "moe_k": "expert_used_count",
+    "moe_num_experts": "expert_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "num_dense_layers": "leading_dense_block_count",
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
 }
@@ -138,7 +150,12 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
     if "linear_num_value_heads" in c:
         facts["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         facts["full_attention_interval"] = 1 + c["layer_types"].index("full_attention")
-    if family == "lfm2":
+    if family == "lfm2_moe":
+        facts["expert_gating_func"] = 2
+    if family == "hunyuan_v1_moe":
+        facts["expert_feed_forward_length"] = facts["expert_shared_feed_forward_length"] = c["intermediate_size"]
+        facts["expert_shared_count"] = 1
+    if family in ("lfm2", "lfm2_moe"):
         facts["attention.layer_norm_rms_epsilon"] = facts.pop("attention.layer_norm_epsilon")
         facts["feed_forward_length"] = c["written_hidden"]
         facts["attention.head_count_kv"] = [
@@ -192,17 +209,32 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     if c["model_type"] == "gemma4_text":
         found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] == "granitemoe":
+        stacked = _split_granite(stacked)
     if c["model_type"] == "gemma3n_text":
         stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
         stacked = delta_net_tensors(c, stacked)
     for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
+        name = name.replace(".expert_bias", ".expert_bias.bias")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         canonical = name if name.startswith("blk.") else canonical
-        canonical = _gemma4_name(name) or canonical
+        canonical = _unmapped_name(name) or canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
+    return found
+
+
+def _split_granite(tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if name.endswith("input_linear.weight"):
+            layer = name.removeprefix("model.layers.").split(".")[0]
+            gate, up = np.split(values, 2, axis=1)
+            found |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        else:
+            found[name] = values
     return found
 
 
@@ -222,13 +254,16 @@ def _proportional_factors(c: dict[str, Any]) -> Any:
     return np.where(np.arange(head_dim // 2) < rotated, 1.0, 1e30).astype(np.float32)
 
 
-def _gemma4_name(name: str) -> str | None:
-    """What does not end in weight there."""
+def _unmapped_name(name: str) -> str | None:
+    """What the package has no name for, or what does not end in weight there."""
     layer = name.removeprefix("model.layers.").split(".")[0]
     for theirs, ours in {
         "layer_scalar": "layer_output_scale.weight",
         "router.scale": "ffn_gate_inp.scale",
         "router.per_expert_scale": "ffn_down_exps.scale",
+        "feed_forward.experts.w1.weight": "ffn_gate_exps.weight",
+        "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
+        "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
         f"{layer}.experts.gate_up_proj": "ffn_gate_up_exps.weight",
         f"{layer}.experts.down_proj": "ffn_down_exps.weight",
     }.items():
@@ -258,12 +293,14 @@ def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
     is_delta = "linear_num_value_heads" in c and "ssm_norm" not in name
     if (c["model_type"] in ("gemma", "nemotron") or is_delta) and name.endswith("norm.weight"):
         return values + 1
-    if c["model_type"] == "lfm2" and values.ndim == 3:
+    if c["model_type"] in ("lfm2", "lfm2_moe") and "conv.conv" in name:
         return values[:, 0]
     if c["model_type"] == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T
     if c["model_type"] == "gpt_neox" and "query_key_value" in name:
         return values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    if "moe_statics" in name:
+        return values[0]
     if name.endswith("shared_expert_gate.weight"):
         return values[0]
     if c["model_type"] in PERMUTED and ("q_proj" in name or "k_proj" in name):

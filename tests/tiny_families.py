@@ -42,6 +42,8 @@ DELTA_NET = {
 }
 DELTA_MOE = DELTA_NET | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LFM2_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
+ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
 GEMMA3N = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 6} | {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": WINDOW,
@@ -164,6 +166,30 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"full_attn_idxs": [1], "conv_L_cache": 4, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
         {"layer_types": ["conv"] * 4 + ["full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 2},
     ),
+    "lfm2_moe": (
+        LFM2_MOE | {"layer_types": ["conv", "full_attention", "conv", "conv"]},
+        LFM2_MOE
+        | {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "num_experts": 5}
+        | {"use_expert_bias": False, "norm_topk_prob": False, "num_experts_per_tok": 3},
+        LFM2_MOE
+        | {"layer_types": ["conv"] * 4 + ["full_attention"], "num_dense_layers": 2, "routed_scaling_factor": 1.5},
+    ),
+    "ernie4_5_moe": (
+        ERNIE_MOE | {"moe_num_experts": 6, "moe_k": 2},
+        ERNIE_MOE | {"moe_num_experts": 5, "moe_k": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 1},
+        ERNIE_MOE | {"moe_num_experts": 4, "moe_k": 1, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
+    ),
+    "granitemoe": (
+        {"num_local_experts": 6, "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "logits_scaling": 1.7},
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.2, "attention_bias": True},
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_multiplier": 0.4, "residual_multiplier": 1.5},
+    ),
+    "hunyuan_v1_moe": (
+        {"num_experts": 6, "moe_topk": 2},
+        {"num_experts": 5, "moe_topk": 3, "attention_bias": True},
+        {"num_experts": 4, "moe_topk": 1}
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
     "gemma3n_text": (
         GEMMA3N | {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.0, 0.8, 0.0]},
         GEMMA3N
@@ -213,7 +239,7 @@ NO_HEAD_DIM = {
     "starcoder2",
     "stablelm",
     "phi",
-} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2")}
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe")}
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES = tuple(VARIANTS)

@@ -72,7 +72,7 @@ DECODER = {
     },
     **{
         f"layers.{{}}.mlp.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
-        for shared in ("shared_expert", "shared_experts")
+        for shared in ("shared_expert", "shared_experts", "shared_mlp")
         for part in ("gate", "up", "down")
     },
     "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
@@ -114,6 +114,9 @@ DECODER = {
     "layers.{}.pre_feedforward_layernorm_2": "blk.{}.pre_ffw_norm_2",
     "layers.{}.post_feedforward_layernorm_2": "blk.{}.post_ffw_norm_2",
     "layers.{}.router.proj": "blk.{}.ffn_gate_inp",
+    "layers.{}.block_sparse_moe.router.layer": "blk.{}.ffn_gate_inp",
+    "layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.mlp.gate.wg": "blk.{}.ffn_gate_inp",
     "altup_projections.{}": "altup_proj.{}",
     "altup_unembed_projections.{}": "altup_unembd_proj.{}",
     "layers.{}.altup.correction_coefs": "blk.{}.altup_correct_coef",
@@ -141,8 +144,10 @@ DECODER = {
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.mlp.moe_statics.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
     "layers.{}.altup.correct_output_scale": "blk.{}.altup_correct_scale.weight",
+    "layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.layer_scalar": "blk.{}.layer_output_scale.weight",
     "layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
     "layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
@@ -182,13 +187,16 @@ _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written oth
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
-    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|multi_modal_projector|mtp)\.|\.(inv_freq|position_ids)$"
+    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|multi_modal_projector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(
-    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
+    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )
-_FUSED_EXPERTS = re.compile(rf"^layers\.{_NUMBER}\.(?:(?:mlp|block_sparse_moe)\.)?experts\.(gate_up_proj|down_proj)$")
+_FUSED_EXPERTS = re.compile(
+    rf"^layers\.{_NUMBER}\.(?:(?:(?:mlp|block_sparse_moe|feed_forward)\.)?experts\.(gate_up_proj|down_proj)"
+    r"|block_sparse_moe\.(input_linear|output_linear)\.weight)$"
+)
 
 
 _LAYER = re.compile(rf"(?:blk|(?:model\.)*layers)\.{_NUMBER}\.")
@@ -228,10 +236,10 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
             experts.setdefault(key, {})[int(index)] = renamed(info, name)
         elif dialect != "turned" and (match := _FUSED_EXPERTS.match(local)):
-            layer, matrix = match.groups()
-            found = split_gate_up(info, f"blk.{layer}.") if matrix == "gate_up_proj" else {}
-            down = f"blk.{layer}.ffn_down_exps.weight"
-            _add_all(entries, found or {down: renamed(info, down)}, source.path)
+            down = f"blk.{match.group(1)}.ffn_down_exps.weight"
+            is_first = match.group(2) == "gate_up_proj" or match.group(3) == "input_linear"
+            found = split_gate_up(info, f"blk.{match.group(1)}.") if is_first else {down: renamed(info, down)}
+            _add_all(entries, found, source.path)
         else:
             canonical = translate(name, dialect) or name
             _add_all(entries, {canonical: renamed(info, canonical)}, source.path)

@@ -52,16 +52,25 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
     "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
     "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
-    "num_experts": HParam("expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0, 1024),
-    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok", "top_k_experts"), 0, 1024),
+    "num_experts": HParam(
+        "expert_count", ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 0, 1024
+    ),
+    "num_active_experts": HParam(
+        "expert_used_count", ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k"), 0, 1024
+    ),
     "expert_hidden": HParam(
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
     ),
     "shared_hidden": HParam(
         "expert_shared_feed_forward_length", ("shared_expert_intermediate_size", "shared_intermediate_size"), 0, 2**22
     ),
-    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts",), 0, 1024),
-    "num_dense_layers": HParam("leading_dense_block_count", ("first_k_dense_replace",), 0, 1024),
+    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts", "moe_num_shared_experts"), 0, 1024),
+    "num_dense_layers": HParam(
+        "leading_dense_block_count", ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 0, 1024
+    ),
+    "least_share": HParam(None, ("moe_norm_min",), 0, 1),
+    "last_sparse_layer": HParam(None, ("moe_layer_end_index",), -1, 1024),
+    "sparse_interval": HParam("interleave_moe_layer_step", ("moe_layer_interval",), 1, 1024),
     "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
     "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
     "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),

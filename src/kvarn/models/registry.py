@@ -105,11 +105,24 @@ ARCHITECTURES: Final = (
     Architecture("Gemma", ("gemma",), ("gemma",), gemma.describe, hf_norm_offset=1.0),
     Architecture("OLMo 2, OLMo 3", ("olmo2",), ("olmo2", "olmo3"), olmo2.describe, "sandwich"),
     Architecture("OLMoE", ("olmoe",), ("olmoe",), olmoe.describe),
-    Architecture("Granite 3 (dense)", ("granite",), ("granite",), granite.describe),
+    Architecture(
+        "Granite 3, dense and with experts", ("granite", "granitemoe"), ("granite", "granitemoe"), granite.describe
+    ),
     Architecture("GLM-4 (0414)", ("glm4",), ("glm4",), glm4.describe),
     Architecture("EXAONE 4", ("exaone4",), ("exaone4",), exaone4.describe, "sandwich"),
-    Architecture("ERNIE 4.5 (dense)", ("ernie4_5",), ("ernie4_5",), ernie4_5.describe),
-    Architecture("HunYuan (dense)", ("hunyuan-dense",), ("hunyuan_v1_dense",), hunyuan.describe),
+    Architecture(
+        "ERNIE 4.5, dense and with experts",
+        ("ernie4_5", "ernie4_5-moe"),
+        ("ernie4_5", "ernie4_5_moe"),
+        ernie4_5.describe,
+        split=ernie4_5.flatten_bias,
+    ),
+    Architecture(
+        "HunYuan, dense and with experts",
+        ("hunyuan-dense", "hunyuan-moe"),
+        ("hunyuan_v1_dense", "hunyuan_v1_moe"),
+        hunyuan.describe,
+    ),
     Architecture("Command R, Command R7B", ("command-r", "cohere2"), ("cohere", "cohere2"), cohere.describe),
     Architecture("StarCoder2", ("starcoder2",), ("starcoder2",), starcoder2.describe),
     Architecture("StableLM", ("stablelm",), ("stablelm",), stablelm.describe),
@@ -154,7 +167,9 @@ ARCHITECTURES: Final = (
         split=qwen3_next.separate,
         gguf_names=SECOND_NORM,
     ),
-    Architecture("LFM2 (dense)", ("lfm2",), ("lfm2",), lfm2.describe, split=lfm2.rename),
+    Architecture(
+        "LFM2, dense and with experts", ("lfm2", "lfm2moe"), ("lfm2", "lfm2_moe"), lfm2.describe, split=lfm2.rename
+    ),
     Architecture("BERT (embeddings, rerankers)", ("bert",), ("bert",), bert.describe, "encoder"),
     Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
     Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),

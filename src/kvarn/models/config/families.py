@@ -137,10 +137,20 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "granite": _DECODER
     | _BIAS
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
+    "granitemoe": _DECODER
+    | _BIAS
+    | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "glm4": _DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "exaone4": _DECODER | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "ernie4_5": _DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True},
+    "ernie4_5_moe": _DECODER
+    | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True, "moe_intermediate_size": 1536}
+    | {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2}
+    | {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1}
+    | {"moe_norm_min": 1e-12},
     "hunyuan_v1_dense": _DECODER | _BIAS,
+    "hunyuan_v1_moe": _DECODER | _BIAS | {"num_experts": 1, "moe_topk": 1, "head_dim": None},
     "cohere": _COHERE | {"rope_theta": 500000.0},
     "cohere2": _COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "starcoder2": _without(_LAYER_NORM, "layer_norm_eps")
@@ -168,6 +178,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
     | {"conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": None, "block_ff_dim": None}
     | {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
+    "lfm2_moe": _without(_DECODER, "rms_norm_eps", "hidden_act")
+    | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
+    | {"conv_bias": False, "conv_L_cache": 3, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
+    | {"moe_intermediate_size": 1792, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
     "gpt_oss": _DECODER
     | {"rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128}
     | {"num_local_experts": 128, "num_experts_per_tok": 4}
