@@ -51,6 +51,8 @@ WITHOUT_GGUF = {
     ("qwen3_next", 1): "dense layers among those with experts have no names",
     ("qwen3_5_text", 1): "which layers have attention is a period",
     ("ernie4_5_moe", 1): "moe_layer_end_index is not written",
+    ("falcon", 1): "the length of its feed-forward is not written",
+    ("falcon", 2): "its activation is not written",
     ("lfm2_moe", 1): "norm_topk_prob is not written",
     ("gemma3n_text", 1): "altup_correct_scale is not written",
     **{("ministral", shape): "no architecture" for shape in range(3)},
@@ -86,6 +88,7 @@ KEYS = GGUF_KEYS | {
     "final_logit_softcapping": "final_logit_softcapping",
     "top_k_experts": "expert_used_count",
     "moe_topk": "expert_used_count",
+    "num_kv_heads": "attention.head_count_kv",
     "moe_k": "expert_used_count",
     "moe_num_experts": "expert_count",
     "moe_num_shared_experts": "expert_shared_count",
@@ -134,6 +137,9 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if c.get("sliding_window") and "sliding_window" not in unwritten and c.get("layer_types"):
         facts["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in c["layer_types"]]
+    if family == "falcon":
+        facts |= {"feed_forward_length": 4 * c["hidden_size"], "tensor_data_layout": "jploski"}
+        del facts["rope.dimension_count"], facts["rope.freq_base"]
     if family == "gpt2":
         facts["feed_forward_length"] = 4 * c["n_embd"]
     if family == "glm4_moe":
@@ -299,6 +305,11 @@ def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
         return values.T
     if c["model_type"] == "gpt_neox" and "query_key_value" in name:
         return values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    if c["model_type"] == "falcon" and "query_key_value" in name:
+        groups, head_dim = c["num_kv_heads"], c["hidden_size"] // c["num_attention_heads"]
+        grouped = values.reshape(groups, -1, head_dim, *values.shape[1:])
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
     if "moe_statics" in name:
         return values[0]
     if name.endswith("shared_expert_gate.weight"):

@@ -179,6 +179,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         ERNIE_MOE | {"moe_num_experts": 5, "moe_k": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 1},
         ERNIE_MOE | {"moe_num_experts": 4, "moe_k": 1, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
     ),
+    "falcon": (
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"bias": True, "ffn_hidden_size": 56},
+        {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "activation": "gelu_pytorch_tanh"},
+    ),
     "granitemoe": (
         {"num_local_experts": 6, "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "logits_scaling": 1.7},
         {"num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.2, "attention_bias": True},
@@ -239,7 +244,7 @@ NO_HEAD_DIM = {
     "starcoder2",
     "stablelm",
     "phi",
-} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe")}
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
 ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES = tuple(VARIANTS)
@@ -259,6 +264,8 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
     }
     if family == "gpt2":
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
+    if family == "falcon":
+        del sizes["num_key_value_heads"], sizes["intermediate_size"]
     if family not in NO_HEAD_DIM:
         sizes["head_dim"] = head_dim
     return BASE | sizes | EXTRA.get(family, {}) | VARIANTS[family][shape]

@@ -35,7 +35,7 @@ NULL = _Absent()
 # The embedding says how large the vocabulary is; a list has an entry for each of the class's layers; by name only.
 NOT_VALUES = (
     *("vocab_size", "layer_types", "full_attn_idxs", "no_rope_layers", "is_causal", "quantization_config"),
-    *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index"),
+    *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index", "ffn_hidden_size", "num_kv_heads"),
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LONG = LONG_ROPE | {"rope_type": "longrope"}

@@ -55,6 +55,20 @@ DECODER = {
     "layers.{}.attention.dense": "blk.{}.attn_output",
     "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
     "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
+    "transformer.word_embeddings": "token_embd",
+    **{
+        f"transformer.h.{{}}.{theirs}": f"blk.{{}}.{ours}"
+        for theirs, ours in {
+            "self_attention.query_key_value": "attn_qkv",
+            "self_attention.dense": "attn_output",
+            "mlp.dense_h_to_4h": "ffn_up",
+            "mlp.dense_4h_to_h": "ffn_down",
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "ln_attn": "attn_norm",
+            "ln_mlp": "ffn_norm",
+        }.items()
+    },
     **{f"{stem}wte": "token_embd" for stem in ("", "transformer.")},
     **{f"{stem}wpe": "position_embd" for stem in ("", "transformer.")},
     **{f"{stem}ln_f": "output_norm" for stem in ("", "transformer.")},

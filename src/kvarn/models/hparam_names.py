@@ -29,9 +29,11 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "context_length": HParam(
         "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
     ),
-    "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner"), 1, 2**22),
+    "hidden": HParam(
+        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 1, 2**22
+    ),
     "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
-    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 0, 1024),
+    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
     "head_dim_full": HParam("attention.key_length", ("global_head_dim",), 1, 2**14),
@@ -120,7 +122,9 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
 }
 # Keys of config.json that are names of one number: transformers takes the one that stands last.
-ONE_NUMBER: Final = frozenset({"num_local_experts", "num_experts", "n_routed_experts"})
+ONE_NUMBER: Final = frozenset(
+    {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"}
+)
 # GGUF keys that describe a file but change no arithmetic.
 HARMLESS: Final = {
     "vocab_size",

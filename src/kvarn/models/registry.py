@@ -17,6 +17,7 @@ from kvarn.models.architectures import (
     dream,
     ernie4_5,
     exaone4,
+    falcon,
     gemma,
     gemma2,
     gemma3,
@@ -138,6 +139,7 @@ ARCHITECTURES: Final = (
     Architecture("Arcee AFM", ("arcee",), ("arcee",), arcee.describe_arcee),
     Architecture("Nemotron, Minitron", ("nemotron",), ("nemotron",), arcee.describe_nemotron, hf_norm_offset=1.0),
     Architecture("GPT-NeoX, Pythia", ("gptneox",), ("gpt_neox",), gpt_neox.describe, split=gpt_neox.split_heads),
+    Architecture("Falcon (7B, 40B, 180B)", ("falcon",), ("falcon",), falcon.describe, split=falcon.separate),
     Architecture("GPT-2", ("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
     Architecture(
         "GLM-4.5",

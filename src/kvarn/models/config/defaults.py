@@ -38,6 +38,7 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "granitemoe": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
     "hunyuan_v1_moe": (4096, 11008, 32, 32, None, None, 2048, 1e-5),
     "ernie4_5_moe": (2560, 12288, 28, 20, 4, None, 131072, 1e-5),
+    "falcon": (4544, None, 32, 71, None, None, 2048, None),
     "gemma": (3072, 24576, 28, 16, 16, 256, 8192, 1e-6),
     "gemma2": (2304, 9216, 26, 8, 4, 256, 8192, 1e-6),
     **dict.fromkeys(("gemma3", "gemma3_text"), (2304, 9216, 26, 8, 4, 256, 131072, 1e-6)),

@@ -148,9 +148,11 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True, "moe_intermediate_size": 1536}
     | {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2}
     | {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1}
-    | {"moe_norm_min": 1e-12},
+    | {"moe_norm_min": 1e-12, "num_experts": None, "num_experts_per_tok": None},
     "hunyuan_v1_dense": _DECODER | _BIAS,
-    "hunyuan_v1_moe": _DECODER | _BIAS | {"num_experts": 1, "moe_topk": 1, "head_dim": None},
+    "hunyuan_v1_moe": _DECODER
+    | _BIAS
+    | {"num_local_experts": None, "num_experts": 1, "num_experts_per_tok": None, "moe_topk": 1},
     "cohere": _COHERE | {"rope_theta": 500000.0},
     "cohere2": _COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "starcoder2": _without(_LAYER_NORM, "layer_norm_eps")
@@ -193,6 +195,12 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gpt_neox": _without(_LAYER_NORM, "num_key_value_heads", "head_dim")
     | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}
     | {"rotary_emb_base": 10000.0, "rope_theta": None},
+    "falcon": _without(
+        _LAYER_NORM, "num_key_value_heads", "head_dim", "intermediate_size", "layer_norm_eps", "hidden_act"
+    )
+    | {"layer_norm_epsilon": 1e-5, "activation": "gelu", "ffn_hidden_size": None, "num_kv_heads": None, "bias": False}
+    | {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "num_ln_in_parallel_attn": None}
+    | {"tie_word_embeddings": True},
     "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": None, "vocab_size": None}
     | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
     | {"scale_attn_by_inverse_layer_idx": False},
