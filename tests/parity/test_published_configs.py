@@ -100,3 +100,19 @@ def _with(folder: Path, entries: dict[str, Any]) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | entries))
     return folder
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_the_text_part_is_read_beside_towers_for_images_and_sounds(family: str, tmp_path: Path) -> None:
+    _, folder = family_folder(family, 0, tmp_path)
+    plain = describe(open_weights(folder))
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": family.removesuffix("_text"), "vision_config": {"hidden_size": 8}, "text_config": config}
+    (folder / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(folder / "model.safetensors")
+    nested = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
+    towers = {f"model.{name}.layer.weight" for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")}
+    save_file(nested | dict.fromkeys(towers, np.zeros((2, 2), np.float32)), folder / "model.safetensors")
+    found = describe(open_weights(folder))
+    assert found.spec == plain.spec
+    assert found.weights.tensors == plain.weights.tensors
