@@ -16,12 +16,14 @@ TORCH ?= torch==2.13.0
 TRANSFORMERS ?= transformers>=5
 PEERS ?= llama-cpp-python==0.3.36
 
-# Tests that measure no time share the cores, one for each worker and its library's products too: threads that wait
-# for one another turning made some tests three times as long. These have the machine for themselves.
-QUIET_TESTS := $(addprefix tests/parity/,test_engine_speed.py test_footprint.py test_priority_rows.py test_examples.py) \
-	$(addprefix tests/server/,test_crowds.py test_disconnect.py test_drain.py test_drain_deadline.py test_edge_crowd.py \
-	test_embeddings.py test_floods.py test_history.py test_hostile.py test_leaving.py test_load.py test_long_texts.py \
-	test_lost_helpers.py test_priority.py test_rolling.py test_storage_limits.py test_structured.py test_tiers.py test_watchdog.py) \
+# Tests that measure no time share the cores, two workers more than those: many wait for deadlines and servers. Each has one
+# thread for its library's products: threads that wait for one another turning made some tests three times as long.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 2)
+# These have the machine for themselves.
+QUIET_TESTS := $(addprefix tests/parity/,test_engine_speed.py test_priority_rows.py) \
+	$(addprefix tests/server/,test_crowds.py test_drain.py test_drain_deadline.py test_edge_crowd.py test_floods.py \
+	test_leaving.py test_load.py test_long_texts.py test_lost_helpers.py test_priority.py test_rolling.py test_tiers.py \
+	test_watchdog.py) \
 	tests/unit/tokenizer/test_split_long_text.py
 
 BIN := $(VENV)/bin
@@ -47,7 +49,7 @@ run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
 install: $(INSTALLED)  ## install into .venv only
 
 test: lint  ## install what the tests need, then lint, type check and test
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile $(addprefix --ignore=,$(QUIET_TESTS)) $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(QUIET_TESTS)) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(QUIET_TESTS) $(PYTEST_ARGS)
 
 test-long: $(VENV)/.oracles $(VENV)/.peers  ## full sizes, peers and fuzzing; writes benchmarks/results/*.json

@@ -111,7 +111,7 @@ def _shapes(c: Mapping[str, Any], tied: bool) -> Iterable[tuple[str, tuple[int, 
         yield "output.weight", (c["vocab_size"], width)
 
 
-def layout(spec: ModelSpec, block_size: int = 16, dtype: str = "f16") -> KVLayout:
+def layout(spec: ModelSpec, block_size: int = 16, dtype: str = "bf16") -> KVLayout:
     layers = tuple((block.attention.num_kv_heads, block.attention.head_dim) for block in spec.blocks)
     return KVLayout(block_size, layers, dtype)
 

@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from kvarn.backends.torch.step import Step, make_paged_tiles
 from kvarn.backends.torch.weights import BlockWeights, Linear, NormWeights
 from kvarn.models.spec import Attention, Block, FeedForward, Norm, Rope
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # the CPU: with TRITON_INTERPRET=1
 BF16 = torch.bfloat16
 RESULTS: dict[str, Any] = {"checks": {}, "times": {}}
 
@@ -73,7 +74,7 @@ class Case:
         generator = torch.Generator(DEVICE).manual_seed(1)
         blocks = [-(-context // block) for _, context in spans]
         total = sum(blocks) + 1
-        shape = (total * block, attention.num_kv_heads, attention.head_dim)
+        shape = (total, attention.num_kv_heads, block, attention.head_dim)
         self.k, self.v = (torch.randn(shape, device=DEVICE, generator=generator).to(dtype) for _ in range(2))
         ids = np.random.default_rng(2).permutation(total - 1).astype(np.int32) + 1
         self.tables = np.full((len(spans), max(blocks)), -1, np.int32)
@@ -84,6 +85,8 @@ class Case:
         self.starts = np.concatenate([[0], np.cumsum([rows for rows, _ in spans])])
         shape = (int(self.starts[-1]), attention.num_heads, attention.head_dim)
         self.q = torch.randn(shape, device=DEVICE, generator=generator).to(dtype)
+        self.sinks = torch.randn(shape[1], device=DEVICE, generator=generator) if attention.sinks else None
+        self.launch: paged.Launch | None = None
 
     def run(self, tile: int, split: bool = False, only: int | None = None, skip: int = 0) -> Tensor:
         """All sequences, or one of them without its first `skip` queries."""
@@ -94,19 +97,26 @@ class Case:
         starts = np.concatenate([[0], np.cumsum([num for num, _ in spans])]).astype(np.int32)
         contexts = np.array([context for _, context in spans], np.int32)
         batch = Batch(positions, positions, starts, contexts, self.tables[list(chosen)], positions)
-        tiles = make_paged_tiles(batch, tile, DEVICE)
-        kernel = paged.Kernel(self.attention, paged.rows_for(self.attention, tile), self.block)
-        scratch = paged.new_pieces(len(tiles.sequences), kernel, int(contexts.max()), DEVICE) if split else None
+        num_key_tiles = -(-int(contexts.max()) // paged.KEY_TILE)
+        tiles = make_paged_tiles(batch, tile, num_key_tiles, DEVICE)
+        if all(num == 1 for num, _ in spans):
+            moved = {"contexts": contexts, "tables": self.tables[list(chosen)]}
+            moved = {name: torch.from_numpy(one).to(DEVICE) for name, one in moved.items()}
+            tiles = replace(tiles, is_decode=True, **moved)
+        kernel = paged.Kernel(self.attention, tile, self.block)
+        finished = torch.zeros(len(tiles.sequences) * self.attention.num_kv_heads, dtype=torch.int32, device=DEVICE)
+        parts = paged.new_parts(len(tiles.sequences), kernel, num_key_tiles, finished) if split else None
         on_device = torch.from_numpy(positions).to(DEVICE)
-        self.call = lambda: paged.attend(self.q[rows], (self.k, self.v), tiles, on_device, kernel, scratch)
+        q, cache = self.q[rows], (self.k, self.v)
+        self.call = lambda: paged.attend(q, cache, self.sinks, tiles, on_device, kernel, parts, self.launch)
         return self.call()
 
     def exact(self) -> torch.Tensor:
         a = self.attention
         out = torch.zeros(self.q.shape, dtype=torch.float64, device=DEVICE)
         for i, (num, context) in enumerate(self.spans):
-            slots = (self.tables[i][:, None] * self.block + np.arange(self.block)).reshape(-1)[:context]
-            k, v = self.k[slots].double(), self.v[slots].double()
+            blocks = np.maximum(self.tables[i], 0)
+            k, v = (x[blocks].transpose(1, 2).flatten(0, 1)[:context].double() for x in (self.k, self.v))
             q = self.q[self.starts[i] : self.starts[i + 1]].double()
             group = a.num_heads // a.num_kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -123,7 +133,10 @@ class Case:
             if a.window:
                 seen = seen & (keys > queries - a.window)
             scores = scores.masked_fill(~seen, float("-inf"))
-            out[self.starts[i] : self.starts[i + 1]] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+            if self.sinks is not None:
+                scores = torch.cat([scores, self.sinks.double()[:, None, None].expand(-1, num, 1)], -1)
+            p = scores.softmax(-1)[..., :context]
+            out[self.starts[i] : self.starts[i + 1]] = torch.einsum("hqk,khd->qhd", p, v)
         return out
 
 
@@ -143,6 +156,7 @@ def check_attention() -> None:
         "bidirectional": attention_of(32, 32, 128, mask="bidirectional"),
         "block": attention_of(16, 8, 128, mask="block_causal", mask_block=32),
         "odd dim 40": attention_of(6, 2, 40),
+        "sinks": attention_of(8, 2, 64, sinks=True),
     }
     for name, attention in cases.items():
         for dtype in (BF16, torch.float32) if name == "window" else (BF16,):
@@ -154,6 +168,7 @@ def check_attention() -> None:
             check(label, error < (0.03 if dtype == BF16 else 2e-5), f"max error {error:.2e}")
             check(f"{label} tiles", torch.equal(got, case.run(1)), "of one query")
             check(f"{label} split", torch.equal(got, case.run(1, split=True)), "")
+            check(f"{label} split, many queries", torch.equal(got, case.run(many, split=True)), "")
             same = [torch.equal(case.run(1, only=i, skip=skip), got[case.starts[i] + skip : case.starts[i + 1]])
                     for i, (num, _) in enumerate(spans) for skip in (0, num // 2, num - 1)]  # fmt: skip
             check(f"{label} alone and chunked", all(same), f"{sum(same)} of {len(same)}")
@@ -182,7 +197,7 @@ def check_rope() -> None:
         a = Attention(6, 2, dim, 1.0, rope, qk_norm=Norm("rms", 1e-6) if norm else None)
         rows = 11
         qkv = torch.randn(rows, 10 * dim, device=DEVICE).to(BF16)
-        k, v = (torch.zeros(80, 2, dim, device=DEVICE, dtype=BF16) for _ in range(2))
+        k, v = (torch.zeros(5, 2, 16, dim, device=DEVICE, dtype=BF16) for _ in range(2))
         angles = torch.arange(200, dtype=torch.float64)[:, None] * torch.tensor(
             rope.inverse_frequencies, dtype=torch.float64
         )
@@ -212,7 +227,7 @@ def check_rope() -> None:
         want = qk.clone()
         want[..., first] = qk[..., first] * cos - qk[..., second] * sin
         want[..., second] = qk[..., first] * sin + qk[..., second] * cos
-        stored_k, stored_v = k[20 : 20 + rows], v[20 : 20 + rows]
+        stored_k, stored_v = (x.transpose(1, 2).flatten(0, 1)[20 : 20 + rows] for x in (k, v))
         good = torch.allclose(q.double(), want[:, :6], 1e-2, 2e-2) and torch.allclose(
             stored_k.double(), want[:, 6:], 1e-2, 2e-2
         )

@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "gemma3n_text": "gemma3n",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 PERMUTED = ("smollm3", "granite", "granitemoe", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
@@ -55,6 +56,9 @@ WITHOUT_GGUF = {
     ("falcon", 2): "its activation is not written",
     ("lfm2_moe", 1): "norm_topk_prob is not written",
     ("gemma3n_text", 1): "altup_correct_scale is not written",
+    ("deepseek_v3", 2): "all its files have neighbours that are rotated",
+    ("glm4_moe_lite", 1): "dense layers among those with experts have no names",
+    **{("minicpm3", shape): "its scales are not written" for shape in (1, 2)},
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }
 KEYS = GGUF_KEYS | {
@@ -78,6 +82,8 @@ KEYS = GGUF_KEYS | {
     "routed_scaling_factor": "expert_weights_scale",
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
     "linear_conv_kernel_dim": "ssm.conv_kernel",
     "linear_key_head_dim": "ssm.state_size",
     "linear_num_key_heads": "ssm.group_count",
@@ -173,6 +179,8 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         shares = torch.tensor(c["activation_sparsity_pattern"])
         facts["activation_sparsity_scale"] = torch.distributions.normal.Normal(0, 1).icdf(shares).tolist()
         facts["rope.freq_base_swa"] = c["rope_parameters"]["sliding_attention"]["rope_theta"]
+    if "kv_lora_rank" in c:
+        facts |= _latent_facts(c, rope)
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
@@ -195,6 +203,43 @@ def _gemma4_facts(c: dict[str, Any]) -> dict[str, Any]:
         "rope.dimension_count_swa": c["head_dim"],
         "rope.freq_base_swa": c["rope_parameters"]["sliding_attention"]["rope_theta"],
     }
+
+
+def _latent_facts(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
+    key, value, rank = c["qk_nope_head_dim"] + c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
+    facts = {
+        "rope.dimension_count": c["qk_rope_head_dim"],
+        "attention.key_length": key,
+        "attention.value_length": value,
+    }
+    if has_latents_cut(c):
+        facts |= {"attention.key_length": rank + c["qk_rope_head_dim"], "attention.value_length": rank}
+        facts |= {"attention.key_length_mla": key, "attention.value_length_mla": value, "attention.head_count_kv": 1}
+    if "n_routed_experts" in c:
+        is_sigmoid = c["model_type"] != "deepseek_v2"
+        facts |= {"expert_gating_func": 2 if is_sigmoid else 1, "expert_weights_norm": c["norm_topk_prob"]}
+        facts["leading_dense_block_count"] = 1
+    if rope.get("mscale_all_dim"):
+        facts["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
+    return facts
+
+
+def has_latents_cut(c: dict[str, Any]) -> bool:
+    """Whether attn_k_b and attn_v_b are written; files of the first form have attn_kv_b."""
+    return c["model_type"] != "minicpm3" and c["num_attention_heads"] != 5
+
+
+def _cut_latents(c: dict[str, Any], tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if not name.endswith("kv_b_proj.weight") or not has_latents_cut(c):
+            found[name] = values
+            continue
+        heads = values.reshape(c["num_attention_heads"], -1, values.shape[1])
+        keys, own = np.split(heads, [c["qk_nope_head_dim"]], axis=1)
+        found[name.replace("kv_b_proj", "k_b_proj")] = keys.swapaxes(1, 2)
+        found[name.replace("kv_b_proj", "v_b_proj")] = own
+    return found
 
 
 def _full_rope(c: dict[str, Any]) -> dict[str, Any]:
@@ -221,6 +266,8 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
         stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
         stacked = delta_net_tensors(c, stacked)
+    if "kv_lora_rank" in c:
+        stacked = _cut_latents(c, stacked)
     for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
         name = name.replace(".expert_bias", ".expert_bias.bias")

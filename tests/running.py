@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, KVLayout, StateSlots
 from kvarn.backends.protocol import Backend
-from kvarn.models.recurrent import kv_layers, state_layers
+from kvarn.models.recurrent import kv_layers, latent_layers, state_layers
 from kvarn.models.spec import ModelSpec
 
 Float32 = npt.NDArray[np.float32]
@@ -20,7 +20,8 @@ NUM_STATES = 101
 def layout_of(spec: ModelSpec, dtype: str = "f32", block_size: int = 16) -> KVLayout:
     """The cache layout of a model."""
     states = state_layers(spec)
-    return KVLayout(block_size, kv_layers(spec), dtype, states, num_states=NUM_STATES if states else 0)
+    num_states = NUM_STATES if states else 0
+    return KVLayout(block_size, kv_layers(spec), dtype, states, num_states=num_states, latent=latent_layers(spec))
 
 
 def batch_of(spans: Sequence[tuple[Sequence[int], int]], tables: npt.NDArray[np.int32]) -> Batch:

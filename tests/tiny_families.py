@@ -41,6 +41,9 @@ DELTA_NET = {
     "full_attention_interval": 2,
 }
 DELTA_MOE = DELTA_NET | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+LATENT = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
+WIDE_LATENT = {"q_lora_rank": None, "kv_lora_rank": 33, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 20}
+LATENT_MOE = LATENT | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LFM2_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
 ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
@@ -220,6 +223,37 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         | {"global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
         | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"], "attention_bias": True},
     ),
+    "deepseek_v2": (
+        LATENT_MOE
+        | WIDE_LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "kv_lora_rank": 34}
+        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
+        LATENT_MOE
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"topk_method": "group_limited_greedy", "n_shared_experts": 1},
+        LATENT_MOE | {"n_routed_experts": 4, "num_experts_per_tok": 1, "q_lora_rank": 7, "rope_parameters": YARN},
+    ),
+    "deepseek_v3": (
+        LATENT_MOE
+        | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+        LATENT_MOE
+        | WIDE_LATENT
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+        LATENT_MOE
+        | {"n_routed_experts": 9, "num_experts_per_tok": 4, "n_group": 3, "topk_group": 2, "rope_interleave": False},
+    ),
+    "glm4_moe_lite": (
+        LATENT_MOE | {"n_routed_experts": 5, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6},
+        LATENT_MOE
+        | {"n_routed_experts": 6, "num_experts_per_tok": 3, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+        LATENT_MOE | WIDE_LATENT | {"n_routed_experts": 4, "num_experts_per_tok": 1, "rms_norm_eps": 1e-6},
+    ),
+    "minicpm3": (
+        LATENT | {"rms_norm_eps": 1e-6},
+        LATENT | {"scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 24, "v_head_dim": None},
+        WIDE_LATENT | {"scale_depth": None, "dim_model_base": None, "rope_parameters": YARN | {"mscale_all_dim": 1.3}},
+    ),
     "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
     "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
     "qwen3_vl": (
@@ -245,7 +279,9 @@ NO_HEAD_DIM = {
     "stablelm",
     "phi",
 } | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
-ONE_TO_ONE = ("phi", "gpt_neox")  # no shared KV heads
+LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
+NO_HEAD_DIM |= {*LATENTS}
+ONE_TO_ONE = ("phi", "gpt_neox", *LATENTS)  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES = tuple(VARIANTS)
 

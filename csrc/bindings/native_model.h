@@ -59,14 +59,16 @@ public:
     void reserve_kv(const std::vector<std::pair<int, int>>& layers, const std::string& dtype, int num_blocks,
                     size_t block_bytes) {
         require(layers.size() == model_.spec().blocks.size(), "the KV layout must name every layer");
+        std::vector<KVCache::Shape> shapes;
         for (size_t i = 0; i < layers.size(); ++i) {
             const AttentionSpec& a = model_.spec().blocks[i].attention;
             const bool has_keys = a.kv_source < 0;
             require(layers[i] == (has_keys ? std::pair(a.num_kv_heads, a.head_dim) : std::pair(0, 0)),
                     "the KV layout does not match the model");
+            shapes.push_back({layers[i].first, layers[i].second, !a.latent.exists()});
         }
         require(num_blocks > 0, "the cache needs at least one block");
-        model_.cache().reserve(layers, kv_type_named(dtype), num_blocks, block_bytes);
+        model_.cache().reserve(shapes, kv_type_named(dtype), num_blocks, block_bytes);
     }
 
     void reserve_states(int num_slots) {

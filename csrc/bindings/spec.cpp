@@ -76,6 +76,27 @@ AttentionSpec read_attention(nb::handle attention) {
     return a;
 }
 
+AttentionSpec read_latent_attention(nb::handle mixer) {
+    AttentionSpec a;
+    LatentSpec& l = a.latent;
+    l.rank = field<int>(mixer, "rank");
+    l.query_rank = or_zero<int>(mixer, "query_rank");
+    l.nope_dim = field<int>(mixer, "nope_dim");
+    l.rope_dim = field<int>(mixer, "rope_dim");
+    l.value_dim = field<int>(mixer, "value_dim");
+    a.num_heads = field<int>(mixer, "num_heads");
+    a.num_kv_heads = 1;
+    a.head_dim = l.rank + l.rope_dim;
+    a.scale = field<float>(mixer, "scale");
+    a.rope = read_rope(mixer.attr("rope"));
+    a.qk_norm = read_norm(mixer.attr("norm"));
+    require(a.num_heads > 0 && l.rank > 0 && l.query_rank >= 0 && l.nope_dim > 0 && l.value_dim > 0,
+            "latent attention needs heads, and dimensions of all their parts");
+    require(a.rope && 2 * static_cast<int>(a.rope->inverse_frequencies.size()) == l.rope_dim,
+            "the rope of latent attention rotates all of its dimensions");
+    return a;
+}
+
 Activation read_activation(nb::handle object) {
     auto name = field<std::string>(object, "activation");
     return name == "silu"        ? Activation::silu
@@ -98,6 +119,8 @@ void read_experts(nb::handle object, FeedForwardSpec& f) {
     if (nb::object groups = object.attr("groups"); !groups.is_none()) {
         f.num_groups = field<int>(groups, "count");
         f.num_active_groups = field<int>(groups, "num_active");
+        f.num_judged = field<int>(groups, "num_judged");
+        require(f.num_judged == 1 || f.num_judged == 2, "a group of experts is judged by its best one or two");
     }
     if (nb::object shared = object.attr("shared"); !shared.is_none()) {
         f.shared_hidden = field<int>(shared, "hidden");
@@ -158,9 +181,10 @@ RecurrentSpec read_recurrent(nb::handle mixer) {
 BlockSpec read_block(nb::handle block) {
     nb::object mixer = block.attr("mixer");
     const bool has_state = nb::hasattr(mixer, "kernel");
+    const bool is_latent = nb::hasattr(mixer, "rank");
     BlockSpec b;
     if (has_state) b.recurrent = read_recurrent(mixer);
-    else b.attention = read_attention(mixer);
+    else b.attention = is_latent ? read_latent_attention(mixer) : read_attention(mixer);
     b.feed_forward = read_feed_forward(block.attr("feed_forward"));
     b.norm = read_norm(block.attr("norm"));
     b.placement = read_placement(block);

@@ -1,46 +1,16 @@
 #include "attention.h"
 
 #include <cmath>
-#include <limits>
+
+#include "mla.h"
+#include "running_softmax.h"
 
 namespace kvarn {
 
 namespace {
 
-// Running softmax of `heads` query heads: maxima, sums, accumulators, in one run of floats.
-struct State {
-    float* m;
-    float* l;
-    float* acc;
-    int heads, head_dim;
-
-    static size_t floats(int heads, int head_dim) {
-        return static_cast<size_t>(heads) * static_cast<size_t>(head_dim + 2);
-    }
-    static State at(float* memory, int heads, int head_dim) {
-        return {memory, memory + heads, memory + 2 * heads, heads, head_dim};
-    }
-    void clear() const {
-        std::fill(m, m + heads, -std::numeric_limits<float>::infinity());
-        std::fill(l, l + heads, 0.0f);
-        std::fill(acc, acc + static_cast<size_t>(heads) * static_cast<size_t>(head_dim), 0.0f);
-    }
-};
-
-// Merge a later split into an earlier one. Merging into a cleared state copies it exactly.
-void merge(const State& into, const State& from) {
-    for (int h = 0; h < into.heads; ++h) {
-        if (from.l[h] == 0.0f) continue;
-        float m = std::max(into.m[h], from.m[h]);
-        float keep = into.l[h] == 0.0f ? 0.0f : std::exp(into.m[h] - m);
-        float take = std::exp(from.m[h] - m);
-        float* a = into.acc + static_cast<size_t>(h) * static_cast<size_t>(into.head_dim);
-        const float* b = from.acc + static_cast<size_t>(h) * static_cast<size_t>(into.head_dim);
-        for (int d = 0; d < into.head_dim; ++d) a[d] = a[d] * keep + b[d] * take;
-        into.l[h] = into.l[h] * keep + from.l[h] * take;
-        into.m[h] = m;
-    }
-}
+// Queries of a task whose keys are split. The state of latent attention is large: only single ones are.
+int split_queries(const AttentionSpec& spec) { return spec.latent.exists() ? 1 : kQueriesPerTask; }
 
 // A run of queries that meet one KV head.
 struct Task {
@@ -63,11 +33,11 @@ public:
               const Activations& mixed, const AttentionScratch& scratch)
         : compute_(compute), spec_(spec), sinks_(sinks), cache_(cache), layer_(layer), batch_(batch), runs_(runs),
           q_(q), out_(out), mixed_(mixed), scratch_(scratch), attend_(attend_kernel(compute.kernels, cache.type())),
-          group_(spec.num_heads / spec.num_kv_heads) {}
+          group_(spec.group()) {}
 
     void run() const {
         run_tasks();
-        if (is_quantized_by_head()) return;
+        if (spec_.latent.exists() || is_quantized_by_head()) return;
         int begin = runs_.front().row_begin, end = runs_.back().row_begin + runs_.back().num_rows;
         for_rows(compute_, end - begin, [&](int i) { mixed_.quantize(compute_.kernels, begin + i, 0, mixed_.k); });
     }
@@ -76,13 +46,14 @@ private:
     void run_tasks() const {
         int num_tasks = count_tasks();
         int num_splits = max_splits();
-        if (num_splits > 1 && num_tasks < AttentionScratch::max_split_tasks(compute_.pool.num_threads()))
+        if (num_splits > 1 && num_tasks < AttentionScratch::max_split_tasks(compute_.pool.num_threads()) &&
+            std::ranges::all_of(runs_, [&](const QueryRun& run) { return run.num_rows <= split_queries(spec_); }))
             return run_split(num_tasks, num_splits);
         compute_.pool.run(num_tasks, [&](int index, int worker) { whole(find_task(index), worker); });
     }
 
     // The query heads of one KV head fill whole quantisation blocks: who makes them quantises them.
-    bool is_quantized_by_head() const { return group_ * spec_.head_dim % kQuantBlock == 0; }
+    bool is_quantized_by_head() const { return !spec_.latent.exists() && group_ * spec_.head_dim % kQuantBlock == 0; }
 
     // Slots that query i of a task may look at. In one sequence a later row sees as far as an earlier one or further.
     Range visible(const Task& task, int i) const {
@@ -96,7 +67,7 @@ private:
         return {begin, end};
     }
 
-    int count_tasks() const { return static_cast<int>(runs_.size()) * spec_.num_kv_heads; }
+    int count_tasks() const { return static_cast<int>(runs_.size()) * spec_.num_groups(); }
 
     int max_splits() const {
         int longest = *std::max_element(batch_.context_lens, batch_.context_lens + batch_.num_sequences);
@@ -104,15 +75,19 @@ private:
     }
 
     Task find_task(int index) const {
-        return {runs_[static_cast<size_t>(index / spec_.num_kv_heads)], index % spec_.num_kv_heads};
+        return {runs_[static_cast<size_t>(index / spec_.num_groups())], index % spec_.num_groups()};
     }
 
-    // Scratch of a worker: gathered queries | scores | state of one split | state of the whole.
+    // Scratch of a worker: gathered queries | scores | state of one split | state of the whole | values of latents.
     int heads_of(const Task& task) const { return task.num_queries() * group_; }
     size_t query_floats() const { return static_cast<size_t>(kQueriesPerTask * group_ * spec_.head_dim); }
     float* scores_at(float* memory) const { return memory + query_floats(); }
     float* states_at(float* memory) const {
         return scores_at(memory) + static_cast<size_t>(kQueriesPerTask * group_ * kKeyTile);
+    }
+    uint8_t* values_at(float* memory) const {
+        return reinterpret_cast<uint8_t*>(states_at(memory) +
+                                          2 * State::floats(kQueriesPerTask * group_, spec_.head_dim));
     }
 
     void gather(const Task& task, float* queries) const {
@@ -125,14 +100,14 @@ private:
     }
 
     void scatter(const Task& task, const State& state) const {
-        int width = group_ * spec_.head_dim, column = task.kv_head * width;
+        int dim = spec_.value_dim(), width = group_ * dim, column = task.kv_head * width;
         for (int i = 0; i < task.num_queries(); ++i) {
-            float* row = out_ + static_cast<size_t>(task.row(i)) * static_cast<size_t>(mixed_.k) + column;
+            float* row = out_ + static_cast<size_t>(task.row(i)) * static_cast<size_t>(spec_.num_heads * dim) + column;
             for (int g = 0; g < group_; ++g) {
                 int h = i * group_ + g;
                 const float* acc = state.acc + static_cast<size_t>(h) * static_cast<size_t>(spec_.head_dim);
                 auto [keep, total] = weigh_sink(state.m[h], state.l[h], task.kv_head * group_ + g);
-                for (int d = 0; d < spec_.head_dim; ++d) row[g * spec_.head_dim + d] = acc[d] * keep / total;
+                for (int d = 0; d < dim; ++d) row[g * dim + d] = acc[d] * keep / total;
             }
             if (is_quantized_by_head()) mixed_.quantize(compute_.kernels, task.row(i), column, column + width);
         }
@@ -161,7 +136,7 @@ private:
     }
 
     void run_split(int num_tasks, int num_splits) const {
-        size_t floats = State::floats(kQueriesPerTask * group_, spec_.head_dim);
+        size_t floats = State::floats(split_queries(spec_) * group_, spec_.head_dim);
         auto partial = [&](const Task& task, int unit) {
             return State::at(scratch_.partials() + static_cast<size_t>(unit) * floats, heads_of(task), spec_.head_dim);
         };
@@ -209,7 +184,7 @@ private:
 
     // Neighbouring queries that see the same keys of the tile go through the kernel together.
     void reduce_tile(const Task& task, int key, Range queries, float* memory, const State& state) const {
-        KVTile tile = load_tile(task, task.run.sequence_of(queries.begin), key);
+        KVTile tile = load_tile(task, task.run.sequence_of(queries.begin), key, values_at(memory));
         auto clipped = [&](int i) {
             Range range = visible(task, i);
             return Range{std::max(range.begin - key, 0), std::min(range.end - key, kKeyTile)};
@@ -229,15 +204,16 @@ private:
                 state.m + head, state.l + head, state.acc + offset, scores_at(memory));
     }
 
-    KVTile load_tile(const Task& task, int sequence, int key) const {
+    KVTile load_tile(const Task& task, int sequence, int key, uint8_t* values) const {
         KVTile tile{};
         tile.num_keys = std::min(kKeyTile, batch_.context_lens[sequence] - key);
         const int32_t* blocks = batch_.blocks(sequence);
         for (int b = 0; b * kKVBlock < tile.num_keys; ++b) {
             int block = blocks[key / kKVBlock + b];
-            tile.k[b] = cache_.k(block, layer_, task.kv_head);
-            tile.v[b] = cache_.v(block, layer_, task.kv_head);
+            tile.k[b] = cache_.k(block, layer_, spec_.cached_head(task.kv_head));
+            if (!spec_.latent.exists()) tile.v[b] = cache_.v(block, layer_, task.kv_head);
         }
+        if (spec_.latent.exists()) turn_latents(cache_.type(), spec_.head_dim, tile, values);
         return tile;
     }
 
@@ -257,14 +233,15 @@ private:
 };
 
 size_t worker_floats(const AttentionSpec& spec) {
-    int heads = kQueriesPerTask * (spec.num_heads / spec.num_kv_heads);
+    int heads = kQueriesPerTask * spec.group();
     size_t floats = static_cast<size_t>(heads) * static_cast<size_t>(spec.head_dim + kKeyTile) +
-                    2 * State::floats(heads, spec.head_dim);
+                    2 * State::floats(heads, spec.head_dim) +
+                    static_cast<size_t>(spec.latent.exists() ? kKeyTile * spec.head_dim : 0);
     return (floats + 15) / 16 * 16;
 }
 
 size_t partial_floats(const AttentionSpec& spec, int num_threads, int max_context) {
-    int heads = kQueriesPerTask * (spec.num_heads / spec.num_kv_heads);
+    int heads = split_queries(spec) * spec.group();
     size_t splits = static_cast<size_t>((max_context + kSplitKeys - 1) / kSplitKeys);
     return static_cast<size_t>(AttentionScratch::max_split_tasks(num_threads)) * splits *
            State::floats(heads, spec.head_dim);

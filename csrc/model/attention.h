@@ -30,7 +30,8 @@ private:
     size_t worker_floats_;
 };
 
-// q (n, heads * head_dim) against the cache, into out of the same shape and quantised as mixed, whose values out is.
+// q (n, heads * head_dim) against the cache, into out of the same shape and quantised as mixed, whose values out is;
+// of latent attention into (n, heads * rank) and not quantised.
 // K and V of the batch are already stored; runs are those of the batch. sinks: by query head, null: none.
 void attend(const Compute& compute, const AttentionSpec& spec, const float* sinks, const KVCache& cache, size_t layer,
             const BatchView& batch, std::span<const QueryRun> runs, const float* q, float* out,

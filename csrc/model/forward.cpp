@@ -155,6 +155,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
     const LayerPlan& layer = plan_.layers[index];
     if (buffers.streams != nullptr) predict_streams(index, batch.num_tokens, buffers);
     if (layer.recurrent.exists()) return compute_recurrent(index, batch, buffers);
+    if (layer.attention.latent.exists()) return compute_latent(index, batch, buffers);
     const AttentionSpec& spec = layer.attention;
     size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
     size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
@@ -178,8 +179,9 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
                           std::span<const QueryRun> runs) const {
     const LayerPlan& layer = plan_.layers[index];
     if (layer.recurrent.exists()) return;
-    attend(compute(), layer.attention, layer.sinks, cache_, layer.kv_layer(index), batch, runs, buffers.q,
-           buffers.mixed, mixed(index, batch, buffers), buffers.attention);
+    float* out = layer.attention.latent.exists() ? buffers.latent : buffers.mixed;
+    attend(compute(), layer.attention, layer.sinks, cache_, layer.kv_layer(index), batch, runs, buffers.q, out,
+           mixed(index, batch, buffers), buffers.attention);
 }
 
 void Model::finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
@@ -189,6 +191,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
     int width = spec_.width;
     if (layer.placement == Placement::parallel) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
     Activations in = mixed(index, batch, buffers);
+    if (layer.attention.latent.exists()) mix_latents(layer, buffers, in);
     if (layer.attention.has_output_gate)
         for_rows(compute(), in.n, [&](int row) {
             float* values = buffers.mixed + offset(row, in.k);

@@ -56,6 +56,9 @@ private:
     void embed(const BatchView& batch, float* x) const;
     void run_piece(ResumableForward& forward);
     void compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void compute_latent(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void rotate_and_store_latent(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void mix_latents(const LayerPlan& layer, const StepBuffers& buffers, const Activations& out) const;
     void compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                        std::span<const QueryRun> runs) const;

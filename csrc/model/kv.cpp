@@ -19,14 +19,15 @@ KVType kv_type_named(const std::string& name) {
     return KVType::q8_0;
 }
 
-void KVCache::reserve(const std::vector<std::pair<int, int>>& layers, KVType type, int num_blocks, size_t block_bytes) {
+void KVCache::reserve(const std::vector<Shape>& layers, KVType type, int num_blocks, size_t block_bytes) {
     type_ = type;
     layers_.clear();
     size_t offset = 0;
-    for (auto [heads, dim] : layers) {
+    for (auto [heads, dim, has_values] : layers) {
+        require(has_values || type != KVType::q8_0, "the cache of latent attention is f16 or f32");
         size_t head = kv_token_bytes(type, dim) * kKVBlock, half = static_cast<size_t>(heads) * head;
         layers_.push_back({head, dim, offset, offset + half});
-        offset += 2 * half;
+        offset += has_values ? 2 * half : half;
     }
     require(offset <= block_bytes,
             "a KV block of " + std::to_string(block_bytes) + " bytes cannot hold " + std::to_string(offset) + " bytes");

@@ -2,7 +2,7 @@
 //
 // A block is contiguous and page-aligned: for each layer K then V; K is [kv_head][head_dim][16], a column per token,
 // so that one query meets 16 keys without horizontal sums; V is [kv_head][16][head_dim]. In q8_0 the scales of a head
-// lie behind its values (kernels/table.h).
+// lie behind its values (kernels/table.h). Latent attention has K only.
 #pragma once
 #include <string>
 #include <vector>
@@ -27,7 +27,11 @@ public:
         size_t k_offset, v_offset;
     };
 
-    void reserve(const std::vector<std::pair<int, int>>& layers, KVType type, int num_blocks, size_t block_bytes);
+    struct Shape {
+        int num_heads, head_dim;
+        bool has_values;  // beside the keys; of latent attention they are a part of them
+    };
+    void reserve(const std::vector<Shape>& layers, KVType type, int num_blocks, size_t block_bytes);
 
     int num_blocks() const { return num_blocks_; }
     KVType type() const { return type_; }

@@ -26,7 +26,8 @@ public:
         layer.placement = block_.placement;
         layer.residual_scale = block_.residual_scale;
         add_norms(layer);
-        if (!block_.recurrent.exists()) add_attention(layer);
+        if (block_.attention.latent.exists()) add_latent_attention(layer);
+        else if (!block_.recurrent.exists()) add_attention(layer);
         else if (block_.recurrent.is_short_conv()) add_short_conv(layer);
         else add_delta_net(layer);
         if (block_.feed_forward.num_experts > 0) add_experts(layer);
@@ -126,6 +127,22 @@ private:
             layer.stream_scale = weights_.vector(prefix_ + "altup_correct_scale.weight", width_);
     }
 
+    void add_latent_attention(LayerPlan& layer) const {
+        const AttentionSpec& a = block_.attention;
+        const LatentSpec& l = a.latent;
+        int query = a.num_heads * l.head_dim();
+        layer.q = l.query_rank > 0 ? matrix("attn_q_a", l.query_rank, width_) : matrix("attn_q", query, width_);
+        if (l.query_rank > 0) {
+            layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_a_norm", l.query_rank);
+            layer.q_b = matrix("attn_q_b", query, l.query_rank);
+        }
+        layer.k = matrix("attn_kv_a_mqa", a.head_dim, width_);
+        layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_kv_a_norm", l.rank);
+        layer.k_b = &weights_.matrices(prefix_ + "attn_k_b.weight", a.num_heads, l.rank, l.nope_dim);
+        layer.v_b = &weights_.matrices(prefix_ + "attn_v_b.weight", a.num_heads, l.value_dim, l.rank);
+        layer.o = matrix("attn_output", width_, a.num_heads * l.value_dim);
+    }
+
     void add_short_conv(LayerPlan& layer) const {
         const RecurrentSpec& r = block_.recurrent;
         layer.q = matrix("shortconv.in_proj", 3 * r.conv_width, width_);
@@ -195,12 +212,15 @@ int find_or_add(std::vector<RopeSpec>& ropes, const std::optional<RopeSpec>& rop
 void widen(ModelPlan& plan, const LayerPlan& layer) {
     const AttentionSpec& a = layer.attention;
     const RecurrentSpec& r = layer.recurrent;
-    plan.max_query = std::max({plan.max_query, a.num_heads * a.head_dim, r.exists() ? r.input_width() : 0});
+    plan.max_query = std::max(
+        {plan.max_query, a.num_heads * a.head_dim, a.num_heads * a.latent.value_dim, r.exists() ? r.input_width() : 0});
+    plan.max_latent = std::max(plan.max_latent, a.num_heads * std::max(a.latent.head_dim(), a.latent.rank));
+    plan.max_head_input = std::max({plan.max_head_input, a.latent.nope_dim, a.latent.rank});
     if (r.exists()) plan.max_channels = std::max(plan.max_channels, r.channels());
     if (layer.output_gate != nullptr) plan.max_gate = std::max(plan.max_gate, layer.output_gate->rows);
     plan.max_state_heads = std::max(plan.max_state_heads, r.num_value_heads);
     plan.max_head_state = std::max(plan.max_head_state, r.key_dim * r.value_dim);
-    plan.max_kv = std::max(plan.max_kv, a.num_kv_heads * a.head_dim);
+    plan.max_kv = std::max({plan.max_kv, a.num_kv_heads * a.head_dim, a.latent.query_rank});
     plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden,
                                 layer.per_layer_length, layer.laurel_in == nullptr ? 0 : layer.laurel_in->rows});
     plan.has_parallel = plan.has_parallel || layer.placement == Placement::parallel;
@@ -221,7 +241,7 @@ void add_per_layer_embedding(ModelPlan& plan, const ModelSpec& spec, const Weigh
 
 }  // namespace
 
-int ModelPlan::widest_input() const { return std::max({width, max_query, max_hidden}); }
+int ModelPlan::widest_input() const { return std::max({width, max_query, max_kv, max_hidden}); }
 
 ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
     ModelPlan plan;

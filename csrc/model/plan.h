@@ -33,9 +33,12 @@ struct LayerPlan {
     const Matrix *q, *k, *v, *o;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     NormPlan q_norm, k_norm;
-    const float* sinks;         // by query head, null: none
-    int rope = -1;              // index into ModelPlan::ropes, -1: none
-    const Matrix* output_gate;  // of attention, or of a delta net
+    // of latent attention: q is the first or only projection of queries, k that of the row that is cached
+    const Matrix* q_b;
+    const std::vector<Matrix>*k_b, *v_b;  // by head
+    const float* sinks;                   // by query head, null: none
+    int rope = -1;                        // index into ModelPlan::ropes, -1: none
+    const Matrix* output_gate;            // of attention, or of a delta net
     const float* output_gate_bias;
 
     // of a layer with a state: q is what its convolution reads, o its output
@@ -91,7 +94,8 @@ struct ModelPlan {
     int num_streams = 1;
     const std::vector<Matrix>*streams_in = nullptr, *streams_out = nullptr;  // null: one stream
 
-    int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;     // of layers with a state or a gate
+    int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;  // of layers with a state or a gate
+    int max_latent = 0, max_head_input = 0;  // of latent attention: all heads, and what one matrix of a head reads
     int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
     int widest_input() const;  // the largest number of columns a product of a step has
     int width = 0;

@@ -31,7 +31,7 @@ void largest(const float* values, int n, int count, int32_t* index) {
     }
 }
 
-// Only the groups whose two best experts have the largest sums stay eligible.
+// Only the groups whose best expert is largest, or the sum of their two best, stay eligible.
 void drop_groups(const FeedForwardSpec& spec, float* choice) {
     if (spec.num_active_groups == spec.num_groups) return;
     int size = spec.num_experts / spec.num_groups;
@@ -43,7 +43,7 @@ void drop_groups(const FeedForwardSpec& spec, float* choice) {
             if (*value > first) second = std::exchange(first, *value);
             else second = std::max(second, *value);
         }
-        sums[g] = size > 1 ? first + second : first;
+        sums[g] = size > 1 && spec.num_judged > 1 ? first + second : first;
     }
     largest(sums, spec.num_groups, spec.num_active_groups, kept);
     for (int g = 0; g < spec.num_groups; ++g)

@@ -1,5 +1,6 @@
 // The model as data: models/spec.py in C++ structs, filled by bindings/spec.cpp. No names of architectures.
 #pragma once
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +28,18 @@ struct RopeSpec {
     bool operator==(const RopeSpec&) const = default;
 };
 
+constexpr int kLatentGroup = 16;  // heads of latent attention that are computed together, at most
+
+// One row per token is cached for all heads: rank values, which are keys and values, and rope_dim that are keys only.
+struct LatentSpec {
+    int rank = 0;        // 0: every head has keys and values of its own
+    int query_rank = 0;  // 0: queries are projected at once
+    int nope_dim = 0, rope_dim = 0, value_dim = 0;
+
+    bool exists() const { return rank > 0; }
+    int head_dim() const { return nope_dim + rope_dim; }
+};
+
 struct AttentionSpec {
     int num_heads = 0, num_kv_heads = 0, head_dim = 0;
     float scale = 1;
@@ -45,6 +58,18 @@ struct AttentionSpec {
     bool has_value_norm = false;
     float value_norm_eps = 0;
     int kv_source = -1;  // the layer whose keys and values these are, -1: its own
+    LatentSpec latent;   // num_kv_heads is 1, head_dim that of a cached row, and qk_norm the latents'
+
+    // Query heads that meet the same keys are computed in groups: those of a KV head, of latent attention some.
+    int group() const {
+        if (!latent.exists()) return num_heads / num_kv_heads;
+        int heads = std::min(kLatentGroup, num_heads);
+        while (num_heads % heads != 0) --heads;
+        return heads;
+    }
+    int num_groups() const { return num_heads / group(); }
+    int cached_head(int group) const { return latent.exists() ? 0 : group; }
+    int value_dim() const { return latent.exists() ? latent.rank : head_dim; }
 };
 
 // What stands in the place of attention: its state leads from token to token. A short convolution has no heads.
@@ -77,7 +102,7 @@ struct FeedForwardSpec {
     int num_experts = 0, num_active = 0;  // 0: a plain feed-forward
     bool renormalise = false, is_sigmoid = false, has_router_bias = false, has_selection_bias = false;
     bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false;
-    int num_groups = 1, num_active_groups = 1;
+    int num_groups = 1, num_active_groups = 1, num_judged = 2;
     float scale = 1;
     int shared_hidden = 0;  // of the expert that every row meets, 0: none
     bool has_gate_cutoff = false;

@@ -35,6 +35,7 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
     bytes += (plan.num_streams > 1 ? 1 : 0) * floats(n, plan.num_streams * plan.width);
     bytes += (plan.has_beside ? 2 : 0) * floats(n, plan.width) + floats(n, plan.per_layer_width) +
              floats(num_threads, plan.per_layer_width);
+    bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(plan.max_head_input, num_threads);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     if (plan.max_kv > 0)
         bytes += AttentionScratch::arena_bytes(hungriest(plan, num_threads, max_context), num_threads, max_context);
@@ -54,6 +55,8 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.mixed = take_floats(arena, n, plan.max_query);
     b.k = take_floats(arena, n, plan.max_kv);
     b.v = take_floats(arena, n, plan.max_kv);
+    b.latent = take_floats(arena, n, plan.max_latent);
+    b.heads = HeadScratch::take(arena, plan.max_head_input, num_threads);
     b.convolved = take_floats(arena, n, plan.max_channels);
     b.output_gate = take_floats(arena, n, plan.max_gate);
     b.beta = take_floats(arena, n, plan.max_state_heads);

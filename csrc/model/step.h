@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "mla.h"
 #include "plan.h"
 
 namespace kvarn {
@@ -14,6 +15,8 @@ struct StepBuffers {
     float* entry;                // (n, width)   x before a parallel block, null: there is none
     float *q, *mixed;            // (n, query width)
     float *k, *v;                // (n, KV width)
+    float* latent;               // (n, heads x their queries, or their latents)
+    HeadScratch heads;           // of products with a matrix of each head
     float* convolved;            // (n, channels)  of a layer with a state
     float* output_gate;          // (n, gate)      of attention or of what stands in its place
     float *beta, *decay;         // (n, value heads)

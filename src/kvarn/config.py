@@ -24,7 +24,9 @@ DEFAULT_MODEL = "smollm2"  # where no model is given
 MODEL_NAMES = "a path, an alias, pypi:package or hf:org/repo"  # what names a model
 BACKENDS: tuple[str, ...] = ("auto", "native", "reference", "torch", "cuda", "mps")
 TORCH_BACKENDS: tuple[str, ...] = ("torch", "cuda", "mps")  # torch: the best device there is; the others insist
-KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
+CPU_KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
+TORCH_KV_DTYPES: tuple[str, ...] = ("f16", "f32", "bf16", "fp8")
+KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
@@ -113,7 +115,7 @@ class EngineConfig:
     block_size: int | None = None  # tokens per KV block; None: 16, on an NVIDIA GPU 64
     max_batch_tokens: int = 512  # per step; longer prompts are computed in chunks
     max_running: int = 64  # requests in one step
-    kv_dtype: str = "f16"  # f16 | f32 | q8_0
+    kv_dtype: str | None = None  # f16 | f32 | q8_0 | bf16 | fp8; None: f16, on an NVIDIA GPU bf16
     encoder_weights: str = "q8_0"  # of an encoder's float matrices in memory; "file": as they are stored, slower
     policy: str = "fcfs"  # order of the waiting queue: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
@@ -137,7 +139,7 @@ class EngineConfig:
         check_setting.integer("max_running", self.max_running, 1, 2**16)
         check_setting.one_of("backend", self.backend, BACKENDS)
         self._check_devices()
-        check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES, optional=True)
         check_setting.one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
         check_setting.one_of("policy", self.policy, POLICIES)
         check_setting.number("max_stretch", self.max_stretch, 1.0, 1000.0)

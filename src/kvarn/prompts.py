@@ -103,7 +103,7 @@ def whole_numbers(ids: object) -> list[int]:
     """Token ids as plain integers; NumPy's count as such, bools and floats do not."""
     numbers: list[int] = []
     items = _items(ids)
-    if set(map(type, items)) <= {int}:
+    if list(map(type, items)).count(int) == len(items):
         return items
     for token_id in items:
         if not isinstance(token_id, int | np.integer) or isinstance(token_id, bool):

@@ -42,6 +42,7 @@ OF_EACH_KIND = (
     "gpt2",
     "gemma3n_text",
     "gemma4_text",
+    "deepseek_v2",
 )
 
 

@@ -14,8 +14,8 @@ import pytest
 from kvarn.backends.native import _native
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorType
+from kvarn.quantization.blocks import encode as encode_packed
 from kvarn.quantization.packed.types import PackedType, WrittenType
-from kvarn.quantization.packed.types import encode as encode_packed
 from tests.conftest import Size
 from tests.unit.quantization.test_blocks import WEIGHTED, encode
 

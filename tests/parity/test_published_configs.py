@@ -30,6 +30,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096},
     "glm4_moe": {"num_nextn_predict_layers": 1},
     "gemma4_text": {"use_bidirectional_attention": "vision"},
+    "deepseek_v2": {
+        "aux_loss_alpha": 0.001,
+        "ep_size": 1,
+        "moe_layer_freq": 1,
+        "scoring_func": "softmax",
+        "seq_aux": True,
+    },
+    "deepseek_v3": {"ep_size": 1, "moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    | {"num_nextn_predict_layers": 1, "seq_aux": True, "pretraining_tp": 1},
+    "glm4_moe_lite": {"topk_method": "noaux_tc", "partial_rotary_factor": 1.0, "num_nextn_predict_layers": 1}
+    | {"first_k_dense_replace": 1},
+    "minicpm3": {"pretraining_tp": 1},
     "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False},
 }
 REFUSED: list[tuple[str, str, Any]] = [
@@ -43,6 +55,9 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("granite", "norm_type", "rms"),
     ("gemma4_text", "use_bidirectional_attention", "all"),
     ("gemma4_text", "per_layer_config", {"1": {"num_attention_heads": 2}}),
+    ("deepseek_v2", "norm_topk_prob", True),
+    ("deepseek_v2", "topk_method", "noaux_tc"),
+    ("deepseek_v3", "moe_layer_freq", 2),
 ]
 
 

@@ -18,6 +18,7 @@ from kvarn.errors import ConfigError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
+from tests.recurrent_model import write_recurrent_model
 from tests.running import all_logits, batch_of, layout_of, scattered_table
 from tests.tiny_models import DECODERS, VOCAB, tiny_model
 from tests.torch_backend import torch_cpu
@@ -147,6 +148,17 @@ def test_batches_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"\w+"):
             backend.forward(replace(good, **{field: value}))
     backend.forward(good)
+
+
+def test_slots_of_states_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    backend = _loaded(torch_cpu(), write_recurrent_model(tmp_path / "model.gguf"))
+    batch = batch_of([([3, 4, 5], 0)], _table())
+    assert batch.states is not None
+    one, far = np.array([0], np.int32), np.array([10_000], np.int32)
+    changes = ({"read": far}, {"written": -one - 1}, {"saved_rows": one}, {"saved_rows": one, "saved_slots": far})
+    for change in changes:
+        with pytest.raises(ValueError, match="state"):
+            backend.forward(replace(batch, states=replace(batch.states, **change)))
 
 
 def test_what_the_cache_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import time
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.server.process import MINILM, SMOLLM2, ServerProcess
+from tests.server.process import MINILM, SMOLLM2
 
 pytestmark = pytest.mark.model
 WIDTH = 384
@@ -140,22 +139,6 @@ def test_embedded_tokens_are_counted(client: httpx.Client) -> None:
     before = counted(client, "prompt_tokens_total")
     usage = embed(client, TEXTS)["usage"]
     assert counted(client, "prompt_tokens_total") - before == usage["prompt_tokens"]
-
-
-def test_a_client_that_leaves_stops_the_work_between_groups(
-    client: httpx.Client, server: ServerProcess, patience: float
-) -> None:
-    began = time.monotonic()
-    embed(client, ["word " * 400] * 2)
-    two_s = time.monotonic() - began
-    aborted = counted(client, "num_aborted_requests_total")
-    body = {"model": MINILM, "input": ["word " * 400] * 300}
-    with server.client() as leaving, pytest.raises(httpx.ReadTimeout):
-        leaving.post("/v1/embeddings", json=body, timeout=max(1.0, two_s))
-    until = time.monotonic() + (2 + 10 * two_s) * patience
-    while counted(client, "num_aborted_requests_total") == aborted:
-        assert time.monotonic() < until, "the work goes on although nobody waits for it"
-        time.sleep(0.05)
 
 
 def counted(client: httpx.Client, name: str) -> float:

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +60,42 @@ def attacks(server: KeyedServer, name: str, done: list[int], **options: Any) -> 
     return threads
 
 
-@pytest.mark.parametrize("asker", ["pia", "bob"])
-def test_a_schema_does_not_wait_for_those_of_another_key(tiny: KeyedServer, asker: str) -> None:
-    if asker == "bob":  # another key of the attacker's own tier
-        tiny = KeyedServer(tiny.process, tiny.file, {**tiny.keys, "bob": tiny.add("bob", "free")})
-        until(lambda: ask(tiny, "bob", {"type": "object"}).status_code == 200)
-    done: list[int] = []
-    threads = attacks(tiny, "fred", done)
+@dataclass
+class Attack:
+    """What became of one attack, and of those who asked meanwhile."""
+
+    done: list[int] = field(default_factory=list)
+    most_compiling: int = 0
+    num_done_before: dict[str, int] = field(default_factory=dict)  # by who asked: attacks that were over when answered
+    statuses: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def attack(tiny: KeyedServer) -> Attack:
+    """Seconds of work from one key; meanwhile a better tier, and another key of its own tier, ask for a little."""
+    tiny = KeyedServer(tiny.process, tiny.file, {**tiny.keys, "bob": tiny.add("bob", "free")})
+    until(lambda: ask(tiny, "bob", {"type": "object"}).status_code == 200)
+    told = Attack()
+    threads = attacks(tiny, "fred", told.done)
     until(lambda: num_compiling(tiny) > 0)
-    assert ask(tiny, asker, ordinary()).status_code == 200
-    num_before = len(done)
-    for thread in threads:
-        thread.join()
-    assert num_before <= 1
-    assert done == [400] * NUM_ATTACKS
-
-
-def test_a_key_compiles_one_schema_at_a_time(tiny: KeyedServer) -> None:
-    done: list[int] = []
-    threads, most = attacks(tiny, "fred", done), 0
+    for asker in ("pia", "bob"):
+        told.statuses[asker] = ask(tiny, asker, ordinary()).status_code
+        told.num_done_before[asker] = len(told.done)
     while any(thread.is_alive() for thread in threads):
-        most = max(most, num_compiling(tiny))
+        told.most_compiling = max(told.most_compiling, num_compiling(tiny))
         threads[0].join(0.02)
-    assert most == 1
+    return told
+
+
+@pytest.mark.parametrize("asker", ["pia", "bob"])
+def test_a_schema_does_not_wait_for_those_of_another_key(attack: Attack, asker: str) -> None:
+    assert attack.statuses[asker] == 200
+    assert attack.num_done_before[asker] <= 1
+    assert attack.done == [400] * NUM_ATTACKS
+
+
+def test_a_key_compiles_one_schema_at_a_time(attack: Attack) -> None:
+    assert attack.most_compiling == 1
 
 
 def test_a_schema_that_was_refused_is_not_compiled_again_and_costs_its_key_once(tiny: KeyedServer) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from tests.server.edge_client import until
 from tests.server.keyed import KeyedServer
-from tests.server.process import SMOLLM2
+from tests.server.process import MINILM, SMOLLM2, ServerProcess
+from tests.server.scraping import read, scrape
 
 pytestmark = pytest.mark.model
 
@@ -122,3 +123,18 @@ def left_in_the_middle(leaver: Leaver, text: str, whole_s: float) -> float:
 
 def counted(text: str) -> dict[str, Any]:
     return {"model": SMOLLM2, "messages": [{"role": "user", "content": text}]}
+
+
+def test_embedding_stops_between_groups(server: ServerProcess, patience: float) -> None:
+    page = {"model": MINILM, "input": ["word " * 400] * 2}
+    with server.client() as client:
+        began = time.monotonic()
+        assert client.post("/v1/embeddings", json=page).status_code == 200
+        two_s, aborted = time.monotonic() - began, num_aborted(server)
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/embeddings", json=page | {"input": ["word " * 400] * 300}, timeout=max(1.0, two_s))
+    until(lambda: num_aborted(server) > aborted, (2 + 10 * two_s) * patience)
+
+
+def num_aborted(server: ServerProcess) -> float:
+    return read(scrape(server), "kvarn_num_aborted_requests_total", model_name=MINILM)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from kvarn.server.access.keyfile import draw_key, write_keys
 from kvarn.server.process.setting_sources import explain, load_config, variable
 from kvarn.server.process.settings import ServerConfig, make_config
 from tests.chat_model import write_chat_model
+from tests.forked import told_by_kvarn
 from tests.server.process import ServerProcess
 
 
@@ -28,11 +28,8 @@ def _file(folder: Path, text: str) -> Path:
 
 
 def _kvarn(*args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvarn.cli.main", *args]
     clean = {name: text for name, text in os.environ.items() if not name.startswith("KVARN_SERVER_")}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**clean, **(env or {})}
-    )
+    return told_by_kvarn(*args, env={**clean, **(env or {})})
 
 
 def test_without_sources_the_defaults_hold() -> None:

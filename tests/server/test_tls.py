@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import openai
 import pytest
 
 from tests.chat_model import write_chat_model
+from tests.forked import told_by_kvarn
 from tests.server.certificates import Pair, make_certificate, needs_openssl
 from tests.server.edge_client import until
 from tests.server.process import ServerProcess
@@ -160,8 +160,7 @@ def test_files_that_cannot_be_used_are_told_in_one_sentence(tmp_path: Path, mode
         pair.cert.write_text("hello")
     elif case == "another's key":
         flags = (*flags[:3], str(make_certificate(tmp_path, "other").key))
-    command = [sys.executable, "-m", "kvarn.cli.main", "serve", "--port", "0", "--model", str(model), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+    done = told_by_kvarn("serve", "--port", "0", "--model", str(model), *flags)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("kvarn: tls_")

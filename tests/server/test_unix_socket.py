@@ -18,6 +18,7 @@ import pytest
 
 from kvarn.server.access.keyfile import draw_key, write_keys
 from tests.chat_model import write_chat_model
+from tests.forked import told_by_kvarn
 from tests.server.edge_client import until
 from tests.server.process import SMOLLM2, ServerProcess, model_path
 
@@ -125,8 +126,7 @@ def test_metrics_need_a_key_because_whoever_comes_may_be_a_proxy(tmp_path: Path,
 
 
 def _refusal(model: Path, path: Path) -> str:
-    command = [sys.executable, "-m", "kvarn.cli.main", "serve", "--model", str(model), "--uds", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = told_by_kvarn("serve", "--model", str(model), "--uds", str(path))
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"kvarn: cannot listen on {path}: ")

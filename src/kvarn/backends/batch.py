@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.models.memory_plan import kv_head_bytes
+from kvarn.errors import ConfigError
+from kvarn.models.memory_plan import kv_layers_bytes
 from kvarn.sampling import sampler
 
 Int32 = npt.NDArray[np.int32]
@@ -187,10 +188,21 @@ class KVLayout:
     dtype: str = "f16"  # f16 | f32 | q8_0
     states: tuple[int, ...] = ()  # floats of a state per layer; beside the blocks, in slots of their own
     num_states: int = 0
+    latent: tuple[bool, ...] = ()  # layers whose V is the first columns of K, and is not stored; empty: none
+
+    def __post_init__(self) -> None:
+        if self.latent and self.dtype == "q8_0":
+            raise ConfigError("kv_dtype is 'q8_0'; the model has latent attention, whose cache is f16 or f32")
+
+    @property
+    def value_dims(self) -> tuple[int, ...]:
+        """What is stored of a head's V, by layer: 0 where it is a part of K."""
+        latent = self.latent or (False,) * len(self.layers)
+        return tuple(0 if is_latent else dim for (_, dim), is_latent in zip(self.layers, latent, strict=True))
 
     @property
     def token_bytes(self) -> int:
-        return sum(2 * heads * kv_head_bytes(dim, self.dtype) for heads, dim in self.layers)
+        return kv_layers_bytes(self.layers, self.latent, self.dtype)
 
     @property
     def block_bytes(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from kvarn.backends.protocol import Backend
 from kvarn.checks import short
-from kvarn.config import BACKENDS, TORCH_BACKENDS, EngineConfig
+from kvarn.config import BACKENDS, CPU_KV_DTYPES, TORCH_BACKENDS, TORCH_KV_DTYPES, EngineConfig
 from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.formats.recast_weights import DenseWeights
 from kvarn.formats.weights import TensorType, WeightSource
@@ -54,15 +54,29 @@ def block_size(config: EngineConfig) -> int:
     """Tokens per KV block: what is asked for, else what the backend is fastest with."""
     if config.block_size is not None:
         return config.block_size
-    is_gpu = config.backend in TORCH_BACKENDS and _torch_devices(config)[0].kind == "cuda"
-    return GPU_BLOCK_SIZE if is_gpu else CPU_BLOCK_SIZE
+    return GPU_BLOCK_SIZE if _is_gpu(config) else CPU_BLOCK_SIZE
+
+
+def kv_dtype(config: EngineConfig) -> str:
+    """The type of cached keys and values: what is asked for, else what the backend is fastest with."""
+    if config.kv_dtype is None:
+        return "bf16" if _is_gpu(config) else "f16"
+    accepted = TORCH_KV_DTYPES if config.backend in TORCH_BACKENDS else CPU_KV_DTYPES
+    if config.kv_dtype not in accepted:
+        raise ConfigError(
+            f"kv_dtype is {config.kv_dtype!r}, which the backend {config.backend!r} does not have; "
+            f"choose one of {', '.join(accepted)}"
+        )
+    return config.kv_dtype
 
 
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
     """Return the weights as the backend holds them."""
     if config.backend in TORCH_BACKENDS:
-        is_half = _torch_devices(config)[0].value_bytes == TensorType.BF16.block_bytes
-        return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
+        device = _torch_devices(config)[0]
+        is_half = device.value_bytes == TensorType.BF16.block_bytes
+        packed = device.packed_types if config.num_ranks == 1 else frozenset()
+        return DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32, packed)
     return held_weights(spec, weights, config)
 
 
@@ -103,6 +117,10 @@ def _torch_devices(config: EngineConfig) -> list[Any]:
         raise ConfigError(f'backend is "{name}", but torch is not installed; run `pip install "kvarn[torch]"`')
     module = importlib.import_module("kvarn.backends.torch.device")
     return cast(list[Any], module.choose_devices(name, config.device, config.num_ranks))
+
+
+def _is_gpu(config: EngineConfig) -> bool:
+    return config.backend in TORCH_BACKENDS and bool(_torch_devices(config)[0].kind == "cuda")
 
 
 def _torch_memory(config: EngineConfig) -> MemoryAvailable:

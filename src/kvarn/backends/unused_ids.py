@@ -21,12 +21,13 @@ class UnusedIds:
 
     ids: frozenset[int] = frozenset()
     mask: UInt32 | None = None  # of the other ids; None: all may be chosen
+    first: int | None = None  # the lowest of them
 
     @classmethod
     def of(cls, vocab_size: int, ids: Iterable[int]) -> UnusedIds:
         """vocab_size: rows of the logits."""
         unused = frozenset(token_id for token_id in ids if token_id < vocab_size)
-        return cls(unused, mask_without(unused, vocab_size)) if unused else cls()
+        return cls(unused, mask_without(unused, vocab_size), min(unused)) if unused else cls()
 
     def __contains__(self, token_id: int) -> bool:
         return token_id in self.ids

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, KVLayout, RowSampling, SampleRows
 from kvarn.backends.protocol import Backend
-from kvarn.backends.select import block_size, device_memory, device_weights, make_backend, require_support
+from kvarn.backends.select import block_size, device_memory, device_weights, kv_dtype, make_backend, require_support
 from kvarn.bench.limits import Limits, Work, measure_limits, work_of
 from kvarn.bench.rows import Row, Samples
 from kvarn.config import EngineConfig
@@ -101,7 +101,7 @@ def open_runs(path: Path, rows: Sequence[Row], max_steps: int, config: EngineCon
         weights = device_weights(spec, description.weights, config)
         backend.load(spec, weights)
         layers = tuple((b.attention.num_kv_heads, b.attention.head_dim) for b in spec.blocks)
-        layout = KVLayout(block_size(config), layers, config.kv_dtype)
+        layout = KVLayout(block_size(config), layers, kv_dtype(config))
         tables = _tables(spec, layout, rows, max_steps)
         _reserve(backend, layout, tables, config)
         runs = {row: _prepare(backend, spec, row, tables[row]) for row in rows}

@@ -77,6 +77,9 @@ SHAPES: dict[str, ModelShape] = {
     ),
     "llama-3.2-1b": ModelShape("llama", 16, 2048, 8192, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe"),
     "llama-3.1-8b": ModelShape("llama", 32, 4096, 14336, 32, 8, 128256, 131072, 5e5, 1e-5, "llama-bpe", tied=False),
+    "llada-8b": ModelShape(
+        "llada", 32, 4096, 12288, 32, 32, 126464, 4096, 5e5, 1e-5, "llama-bpe", tied=False, mask_id=126336
+    ),
     # LLaDA-8B with a quarter of its width and FFN, half its layers, and all of its vocabulary
     "llada-small": ModelShape(
         "llada", 16, 1024, 3072, 8, 8, 126464, 4096, 5e5, 1e-5, "llama-bpe", tied=False, mask_id=126336

@@ -65,9 +65,12 @@ def torch_lines() -> Iterator[tuple[str, str]]:
     if importlib.util.find_spec("torch") is None:
         yield "torch", 'not installed: no GPU is used; for one, run `pip install "kvarn[torch]"`'
         return
+    from kvarn.backends.torch.cuda.pick_store import stored_picks
     from kvarn.backends.torch.device import torch_lines
 
     yield from torch_lines()
+    for where, count, path in stored_picks():
+        yield "kernels", f"{count} chosen for {where.gpu}, torch {where.torch}, Triton {where.triton}: {path}"
 
 
 def thread_lines(root: Path) -> Iterator[tuple[str, str]]:

@@ -125,6 +125,8 @@ class DenoiseState:
         if self.config.rule.edits:
             return end
         end = min(end, self._request.max_total_tokens)
+        if not len(self._stop_ids):
+            return end
         first = max(start, self.canvas.shape.num_prompt + self._request.params.min_tokens)
         is_stop = np.isin(self.canvas.token_ids[first:end], self._stop_ids) & ~self.canvas.is_masked[first:end]
         return first + int(np.argmax(is_stop)) + 1 if is_stop.any() else end

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvarn.backends.batch import RowSampling
-from kvarn.decoding.sampling_state import BANNED, SamplingDefaults, biased_row, resolve
+from kvarn.decoding.sampling_state import SamplingDefaults, biased_row, resolve
 from kvarn.request import Request
+from kvarn.sampling.sampler import BANNED
 
 
 class PositionSampling:

@@ -12,9 +12,10 @@ from kvarn.decoding.penalty_counts import PenaltyCounts
 from kvarn.errors import ConstraintError
 from kvarn.request import Request
 from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
+from kvarn.sampling.sampler import BANNED
 from kvarn.types import SamplingParams
 
-BANNED = -1e9  # bias of a token that must not be sampled; finite, so that no inf - inf can arise
+_PLAIN_ROW = RowSampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class SamplingState:
         static = resolve(params, defaults) | {"seed": request.seed % 2**64, "choice": request.choice}
         stop_ids = (() if params.ignore_eos else eos_ids) + params.stop_token_ids
         self._row = biased_row(static, dict(params.logit_bias))
-        self._row_below_min_tokens = biased_row(static, dict(params.logit_bias) | dict.fromkeys(stop_ids, BANNED))
+        bias_below = dict(params.logit_bias) | dict.fromkeys(stop_ids, BANNED)
+        self._row_below_min_tokens = biased_row(static, bias_below) if params.min_tokens else self._row
         self._penalty_counts = (
             PenaltyCounts(request.prompt_ids, params.penalty_window) if _has_penalties(self._row) else None
         )
@@ -123,7 +125,9 @@ def _has_penalties(row: RowSampling) -> bool:
 
 def biased_row(static: dict[str, Any], bias: dict[int, float]) -> RowSampling:
     """A row of parameters that stay the same and a bias by token id."""
-    return RowSampling(**static, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
+    if not bias:
+        return _PLAIN_ROW.at(0, **static)
+    return _PLAIN_ROW.at(0, **static, bias_ids=_ids(sorted(bias)), bias_values=_values([bias[i] for i in sorted(bias)]))
 
 
 def _ids(ids: list[int]) -> Int32:

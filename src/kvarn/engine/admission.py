@@ -42,7 +42,10 @@ class Admission:
 
     def check_tokens(self, field: str, token_ids: Iterable[int]) -> None:
         """Refuse what is no id of a token; field: where the caller wrote it."""
-        where, unused = "the prompt" if field == "prompt" else field, self.decoder.unused.ids
+        unused, token_ids = self.decoder.unused.ids, list(token_ids)
+        if not token_ids or self._are_tokens(token_ids):
+            return
+        where = "the prompt" if field == "prompt" else field
         for token_id in token_ids:
             is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
             if not is_id or not 0 <= token_id < self.vocab_size:
@@ -57,6 +60,15 @@ class Admission:
                     f"{self.vocab_size:,} ids are padding or holes in its vocabulary; give the id of a token",
                     field=field,
                 )
+
+    def _are_tokens(self, token_ids: list[int]) -> bool:
+        """All of some ids at once, for prompts of thousands of them; False: one is not, or of another type."""
+        if list(map(type, token_ids)).count(int) < len(token_ids) or min(token_ids) < 0:
+            return False
+        unused, highest = self.decoder.unused, max(token_ids)
+        if unused.first is not None and highest >= unused.first and not unused.ids.isdisjoint(token_ids):
+            return False
+        return highest < self.vocab_size
 
     def check_length(self, num_tokens: int, limit: int) -> None:
         if num_tokens > limit:

@@ -11,14 +11,24 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from kvarn.checks import check_parameter
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
-from kvarn.engine.handle import AsyncAnswers, EventLoopBridge, OnArrival, OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.handle import (
+    AsyncAnswers,
+    EventLoopBridge,
+    OnArrival,
+    OnEvent,
+    OutputCollector,
+    RequestHandle,
+    Submit,
+)
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
 from kvarn.errors import BackendError, Cancelled, RequestError
@@ -41,6 +51,8 @@ class EngineClient:
     ) -> None:
         """release is called once, when nothing uses the backend any more. arbiter: by default the device's."""
         arbiter = arbiter or process_arbiter(engine.config.device)
+        self._admission = engine.admission
+        self._wave_size = -(-engine.config.queue_limit // 4)
         self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge] = (
             weakref.WeakKeyDictionary()
@@ -89,16 +101,22 @@ class EngineClient:
         submissions: Sequence[Submission],
         watch: Callable[[Sequence[Future[Completion]]], None] | None = None,
     ) -> list[Completion]:
-        """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them."""
-        collectors = [OutputCollector(keeps_events=False) for _ in submissions]
-        handles = self.submit_all(submissions, *collectors)
+        """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them.
+
+        All are checked before one is started; more than a share of the queue enter it as others end.
+        """
+        admitted = [self._admission.admit(submission) for submission in submissions]
+        collectors = [OutputCollector(keeps_events=False) for _ in admitted]
+        waves = Waves(self._thread.submit, admitted, collectors)
         try:
+            waves.start(max(1, self._wave_size // max(one.params.n for one in admitted))).result()
             if watch is not None:
                 watch([collector.done for collector in collectors])
-            return [handle.result() for handle in handles]
+            return [RequestHandle(one, self, self._thread.thread).result() for one in collectors]
         except BaseException:
-            for handle in handles:
-                handle.cancel()
+            waves.stop()
+            for collector in collectors:
+                collector.cancel()
             raise
 
     def stream_async(self, num_submissions: int, on_arrival: OnArrival | None = None) -> AsyncAnswers:
@@ -142,6 +160,46 @@ class EngineClient:
             if loop not in self._bridges:
                 self._bridges[loop] = EventLoopBridge(loop)
             return self._bridges[loop]
+
+
+class Waves:
+    """More submissions than an engine should queue: some at once, and one more for each that ends, by whom it ends."""
+
+    def __init__(
+        self, submit: Submit, submissions: Sequence[Submission], collectors: Sequence[OutputCollector]
+    ) -> None:
+        self._submit = submit
+        self._left = deque(zip(submissions, collectors, strict=True))
+
+    def start(self, count: int) -> Future[None]:
+        """Submit the first of them, together; the future tells whether they were accepted."""
+        first = [self._left.popleft() for _ in range(min(count, len(self._left)))]
+        for _, collector in (*first, *self._left):
+            collector.done.add_done_callback(self._submit_next)
+        return self._submit([submission for submission, _ in first], [collector for _, collector in first])
+
+    def stop(self) -> None:
+        """Submit nothing more; nobody waits for the rest."""
+        self._left.clear()
+
+    def _submit_next(self, ended: Future[Any]) -> None:
+        if (error := ended.exception()) is not None:
+            self._give_up(error)
+        try:
+            submission, collector = self._left.popleft()
+        except IndexError:  # all are submitted, or another thread has stopped it
+            return
+        self._submit([submission], [collector]).add_done_callback(partial(self._accepted, collector))
+
+    def _accepted(self, collector: OutputCollector, accepted: Future[None]) -> None:
+        if (error := accepted.exception()) is not None:
+            collector.fail(error)  # and the rest with it, as that ends it
+
+    def _give_up(self, error: BaseException) -> None:
+        left = [collector for _, collector in self._left]
+        self._left.clear()  # first: each that fails asks for the next
+        for collector in left:
+            collector.fail(error)
 
 
 class EventStream:

@@ -20,6 +20,7 @@ from kvarn.backends.select import (
     device_memory,
     device_share,
     device_weights,
+    kv_dtype,
     make_backend,
     require_support,
 )
@@ -39,7 +40,7 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
-from kvarn.models.recurrent import attentions, kv_layers, state_layers
+from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _load(
         config.context,
         config.kv_bytes,
         available,
-        kv_dtype=config.kv_dtype,
+        kv_dtype=kv_dtype(config),
         max_running=config.max_running,
     )
     backend = make_backend(config, config.threads or choose_threads().count)
@@ -185,7 +186,12 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
     layout = KVLayout(
-        _block_size(spec, config), kv_layers(spec), config.kv_dtype, state_layers(spec), memory.num_states
+        _block_size(spec, config),
+        kv_layers(spec),
+        kv_dtype(config),
+        state_layers(spec),
+        memory.num_states,
+        latent_layers(spec),
     )
     num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)

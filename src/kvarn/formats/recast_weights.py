@@ -35,12 +35,17 @@ class Q8Weights(WeightProxy):
 
 
 class DenseWeights(WeightProxy):
-    """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are."""
+    """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are, and so
+    do matrices of the types in kept, but for stacks of them."""
 
-    def __init__(self, source: WeightSource, type: TensorType) -> None:
+    def __init__(self, source: WeightSource, type: TensorType, kept: frozenset[TensorType] = frozenset()) -> None:
         self._type = type
         self.stored = source  # as the file has them
-        matrices = {name: info for name, info in source.tensors.items() if len(info.shape) > 1 and info.type != type}
+        matrices = {
+            name: info
+            for name, info in source.tensors.items()
+            if len(info.shape) > 1 and info.type != type and (len(info.shape) > 2 or info.type not in kept)
+        }
         super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
 
     def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:

@@ -36,10 +36,13 @@ class Dimensions:
         return replace(usual, **fields)
 
 
-def read_dimensions(hparams: HParams, hidden: int | None = None, *, some_without_heads: bool = False) -> Dimensions:
+def read_dimensions(
+    hparams: HParams, hidden: int | None = None, *, head_dim: int | None = None, some_without_heads: bool = False
+) -> Dimensions:
     """Read the dimensions. hidden stands in for a feed-forward length that is not given.
 
-    some_without_heads: layers that have no attention say so by 0 KV heads.
+    head_dim: of an architecture that has other names for it. some_without_heads: layers that have no attention say so
+    by 0 KV heads.
     """
     num_layers = hparams.integer("num_layers")
     width = hparams.integer("width")
@@ -57,7 +60,7 @@ def read_dimensions(hparams: HParams, hidden: int | None = None, *, some_without
         context_length=hparams.integer("context_length"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=_head_dim(hparams, width, num_heads[0]),
+        head_dim=head_dim or _head_dim(hparams, width, num_heads[0]),
         hidden=hparams.per_layer("hidden", num_layers, *(() if hidden is None else (hidden,))),
     )
 

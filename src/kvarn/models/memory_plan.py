@@ -12,8 +12,16 @@ from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
-from kvarn.models.recurrent import MIN_STATES, SLOTS_OF_SEQUENCE, Recurrent, conv_channels, kv_layers, state_layers
-from kvarn.models.spec import Attention, Encoder, FeedForward, ModelSpec, ShortConv
+from kvarn.models.recurrent import (
+    MIN_STATES,
+    SLOTS_OF_SEQUENCE,
+    Recurrent,
+    conv_channels,
+    kv_layers,
+    latent_layers,
+    state_layers,
+)
+from kvarn.models.spec import Attention, Encoder, FeedForward, LatentAttention, ModelSpec, ShortConv
 
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
 TOKENIZER_BYTES_PER_TOKEN = 256  # measured on vocabularies of 49k to 262k entries
@@ -22,7 +30,7 @@ CACHE_TOKENS = 8192  # at least, where they fit, so that a model of a short cont
 MIN_CONTEXT = 256  # a model that cannot hold this much is refused
 BATCH_TOKENS = 512
 STATE_SHARE = 0.25  # of the memory left beside the weights, at most, for recurrent states
-KV_VALUE_BYTES = {"f16": 2, "f32": 4}
+KV_VALUE_BYTES = {"f16": 2, "f32": 4, "bf16": 2, "fp8": 1}
 Q8_GROUP = 32  # q8_0: dimensions that share one f16 scale
 
 
@@ -111,7 +119,15 @@ def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, most_bytes
 
 def kv_token_bytes(spec: ModelSpec, dtype: str = "f16") -> int:
     """K and V of one token in all layers."""
-    return sum(2 * heads * kv_head_bytes(head_dim, dtype) for heads, head_dim in kv_layers(spec))
+    return kv_layers_bytes(kv_layers(spec), latent_layers(spec), dtype)
+
+
+def kv_layers_bytes(layers: tuple[tuple[int, int], ...], latent: tuple[bool, ...], dtype: str) -> int:
+    """K and V of one token in layers of these (KV heads, head_dim); latent ones have their V within K."""
+    once = sum(
+        heads * kv_head_bytes(dim, dtype) for (heads, dim), is_one in zip(layers, latent, strict=False) if is_one
+    )
+    return 2 * sum(heads * kv_head_bytes(dim, dtype) for heads, dim in layers) - once
 
 
 def kv_head_bytes(head_dim: int, dtype: str) -> int:
@@ -137,10 +153,13 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
     return 4 * (batch_tokens * widest + 2 * spec.vocab_size)
 
 
-def _mixer_floats(layer: Attention | Recurrent) -> int:
+def _mixer_floats(layer: Attention | LatentAttention | Recurrent) -> int:
     """What a row of an attention, or of what stands in its place, computes."""
     if isinstance(layer, Attention):
         return (2 * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
+    if isinstance(layer, LatentAttention):
+        heads = layer.nope_dim + layer.rope_dim + layer.row_dim + layer.rank + layer.value_dim
+        return layer.num_heads * heads + layer.row_dim + (layer.query_rank or 0)
     if isinstance(layer, ShortConv):
         return 4 * layer.width
     return conv_channels(layer) + 2 * layer.num_value_heads * layer.value_dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.models.spec import Attention, GatedDeltaNet, ModelSpec, ShortConv
+from kvarn.models.spec import Attention, GatedDeltaNet, LatentAttention, ModelSpec, ShortConv
 
 Recurrent = GatedDeltaNet | ShortConv
 MIN_STATES = 4  # slots for one request, and for a text that is scored or embedded beside it
@@ -16,9 +16,9 @@ def conv_channels(layer: Recurrent) -> int:
     return 2 * layer.num_key_heads * layer.key_dim + layer.num_value_heads * layer.value_dim
 
 
-def state_floats(layer: Attention | Recurrent) -> int:
+def state_floats(layer: Attention | LatentAttention | Recurrent) -> int:
     """Floats of one sequence's state: (kernel - 1, channels), then (value heads, key_dim, value_dim)."""
-    if isinstance(layer, Attention):
+    if isinstance(layer, Attention | LatentAttention):
         return 0
     rows = (layer.kernel - 1) * conv_channels(layer)
     if isinstance(layer, ShortConv):
@@ -34,10 +34,21 @@ def state_layers(spec: ModelSpec) -> tuple[int, ...]:
 
 def kv_layers(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
     """(KV heads, head_dim) layer by layer; (0, 0) where nothing is cached for each token."""
-    return tuple(
-        (layer.num_kv_heads, layer.head_dim) if isinstance(layer, Attention) and layer.kv_source is None else (0, 0)
-        for layer in (block.mixer for block in spec.blocks)
-    )
+    return tuple(_kv_shape(block.mixer) for block in spec.blocks)
+
+
+def _kv_shape(layer: Attention | LatentAttention | Recurrent) -> tuple[int, int]:
+    if isinstance(layer, LatentAttention):
+        return 1, layer.row_dim
+    if not isinstance(layer, Attention) or layer.kv_source is not None:
+        return 0, 0
+    return layer.num_kv_heads, layer.head_dim
+
+
+def latent_layers(spec: ModelSpec) -> tuple[bool, ...]:
+    """Which layers have their values within their keys; empty where none has."""
+    found = tuple(isinstance(block.mixer, LatentAttention) for block in spec.blocks)
+    return found if any(found) else ()
 
 
 def attentions(spec: ModelSpec) -> tuple[Attention, ...]:

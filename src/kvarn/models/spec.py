@@ -79,6 +79,33 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention (causal) whose cache has one row for all heads of a token: a latent (rank), then a key (rope_dim).
+
+    Tensors attn_q, or where there is a query_rank attn_q_a, attn_q_a_norm, attn_q_b; attn_kv_a_mqa, attn_kv_a_norm,
+    attn_k_b (heads, rank, nope_dim), attn_v_b (heads, value_dim, rank), attn_output; no biases.
+    row = attn_kv_a_mqa(x), its first rank dimensions normed, its last rope_dim rotated: this is cached
+    q = attn_q(x), or attn_q_b(norm(attn_q_a(x))): of each head nope_dim, and rope_dim that are rotated
+    p = softmax((attn_k_b q_nope, q_rope) . row * scale); head = attn_v_b (sum of p * the row's first rank dimensions)
+    """
+
+    num_heads: int
+    query_rank: int | None
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    norm: Norm  # of the latent and of what attn_q_a gives
+
+    @property
+    def row_dim(self) -> int:
+        """Values of one token in the cache."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
     """Linear attention: each value head of a sequence has a state S (key_dim, value_dim), no keys and values.
 
@@ -123,11 +150,12 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in `count` groups of neighbours: only the num_active whose two best experts have the largest sums are
-    chosen from, ties to the lower index."""
+    """Experts in `count` groups of neighbours: only the num_active whose num_judged best experts have the largest sums
+    are chosen from, ties to the lower index."""
 
     count: int
     num_active: int
+    num_judged: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +207,7 @@ class Block:
               x = (x + post_attention_norm(attention(y)) + y + laurel_post_norm(laurel_r(laurel_l(y)))) / sqrt(2)
     """
 
-    mixer: Attention | GatedDeltaNet | ShortConv
+    mixer: Attention | LatentAttention | GatedDeltaNet | ShortConv
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
@@ -194,7 +222,8 @@ class Block:
         """The mixer of a layer that has attention; for what can do with nothing else."""
         if not isinstance(self.mixer, Attention):
             kind = type(self.mixer).__name__
-            raise UnsupportedModel(f"the model has recurrent layers ({kind}); this works for models without them only")
+            name = "latent attention" if isinstance(self.mixer, LatentAttention) else "recurrent layers"
+            raise UnsupportedModel(f"the model has {name} ({kind}); this works for models without it only")
         return self.mixer
 
 

@@ -11,7 +11,9 @@ from kvarn.backends.native import _native
 from kvarn.errors import FormatError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, TensorType
-from kvarn.quantization.packed.types import PackedType, WrittenType, encode
+from kvarn.quantization.packed.iq4_xs import encode_iq4_xs
+from kvarn.quantization.packed.mxfp4 import encode_mxfp4
+from kvarn.quantization.packed.types import PackedType, WrittenType
 
 Bytes = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
@@ -64,3 +66,10 @@ def _normalized(importance: Float32) -> Float32:
         return np.ones_like(importance)
     weights: Float32 = np.maximum(importance / np.float32(mean), np.float32(1e-5))
     return weights
+
+
+def encode(values: Float32, type: PackedType, importance: Float32 | None, team: _native.ThreadTeam) -> Bytes:
+    """The bytes of rows of finite values; importance: one number for each column, or none."""
+    if type is PackedType.IQ4_XS:
+        return encode_iq4_xs(values, importance, team)
+    return encode_mxfp4(values, importance)

@@ -31,6 +31,7 @@ Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
 
 NO_TOKEN = -1  # nothing can be chosen
+BANNED = -1e9  # bias of a token that must not be sampled; finite, so that no inf - inf can arise
 
 
 class SamplingRow(Protocol):

@@ -7,7 +7,7 @@ Bytes that can never become a character turn into U+FFFD exactly as in decoding 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -18,6 +18,8 @@ class TokenBytes(Protocol):
     def drops_first_space(self) -> bool: ...
 
     def token_piece(self, token_id: int) -> tuple[bytes, bool]: ...
+
+    def token_pieces(self, token_ids: Sequence[int]) -> list[tuple[bytes, bool]]: ...
 
 
 class IncrementalDecoder:
@@ -45,9 +47,12 @@ class IncrementalDecoder:
         """Return the text that became certain with this token."""
         return self._utf8.decode(self._bytes(token_id))
 
-    def push_all(self, token_ids: Iterable[int]) -> str:
+    def push_all(self, token_ids: Sequence[int]) -> str:
         """The same for many tokens at once."""
-        return self._utf8.decode(b"".join(map(self._bytes, token_ids)))
+        if self._drop_space or self._visible_ids or not self._skip_special:
+            return self._utf8.decode(b"".join(map(self._bytes, token_ids)))
+        pieces = self._tokenizer.token_pieces(token_ids)
+        return self._utf8.decode(b"".join([data for data, is_control in pieces if not is_control]))
 
     def flush(self) -> str:
         """Return what was held back, at the end of the completion."""

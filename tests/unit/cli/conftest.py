@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.chat_model import write_chat_model
+from tests.forked import run_kvarn
 
 Kvarn = Callable[..., subprocess.CompletedProcess[bytes]]
-
-COMMAND = [sys.executable, "-m", "kvarn.cli.main"]
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +39,6 @@ def kvarn(environment: dict[str, str]) -> Kvarn:
     """Run `kvarn ARGS`, bytes in and out."""
 
     def run(*arguments: str | bytes, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [*COMMAND, *arguments], input=stdin, capture_output=True, timeout=60, env=environment, check=False
-        )
+        return run_kvarn(*arguments, env=environment, stdin=stdin)
 
     return run

@@ -20,8 +20,8 @@ from kvarn.cli.generate.chat import Interrupt
 from kvarn.engine.client import EngineClient, EventStream
 from kvarn.types import FinishReason, SamplingParams
 from tests.chat_model import write_chat_model
+from tests.forked import COMMAND
 from tests.submitting import submit_to
-from tests.unit.cli.conftest import COMMAND
 from tests.unit.engine.fake import make_engine
 
 ANSWERED = r"\[[^\]]*first token after [^\]]*\]"

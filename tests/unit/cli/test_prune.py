@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.float_model import write_float_model, write_text
-from tests.unit.cli.conftest import COMMAND, Kvarn
+from tests.forked import COMMAND
+from tests.unit.cli.conftest import Kvarn
 
 
 @pytest.fixture(scope="module")

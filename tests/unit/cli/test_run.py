@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.chat_model import write_chat_model
-from tests.unit.cli.conftest import COMMAND, Kvarn
+from tests.forked import COMMAND
+from tests.unit.cli.conftest import Kvarn
 
 FIXED = ("--temperature", "0", "--max-tokens", "8")
 

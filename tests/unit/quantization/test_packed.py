@@ -14,7 +14,8 @@ from kvarn.backends.native import _native
 from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import write_gguf
-from kvarn.quantization.packed.types import PackedType, encode
+from kvarn.quantization.blocks import encode
+from kvarn.quantization.packed.types import PackedType
 from tests.float_model import write_float_model, write_text
 
 Float32 = npt.NDArray[np.float32]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from kvarn.server.access.keyfile import (
     write_keys,
 )
 from kvarn.server.access.keys import KeyRing
+from tests.forked import told_by_kvarn
 from tests.unit.server.ringing import add, bearer, refusal
 
 
@@ -172,8 +172,7 @@ def test_the_command_line_removes_keys_also_those_that_cannot_be_read(file: Path
 
 
 def _kvarn(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvarn.cli.main", "keys", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = told_by_kvarn("keys", *words)
     assert done.returncode == code, done.stderr
     return done
 

@@ -28,10 +28,10 @@ from kvarn.backends.batch import (
 from kvarn.backends.native import _native
 from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, vector_names
 from kvarn.backends.pooling import pool_rows
-from kvarn.config import KV_DTYPES, MAX_THREADS
+from kvarn.config import CPU_KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import Attention, ModelSpec, Pooling
+from kvarn.models.spec import ModelSpec, Pooling
 
 
 class NativeBackend:
@@ -73,8 +73,7 @@ class NativeBackend:
         norms = {"embedding.norm": spec.embedding.norm, "output_norm": spec.output_norm}
         for index, block in enumerate(spec.blocks):
             norms[f"blocks[{index}].norm"] = block.norm
-            if isinstance(block.mixer, Attention):
-                norms[f"blocks[{index}].attention.qk_norm"] = block.mixer.qk_norm
+            norms[f"blocks[{index}].attention.qk_norm"] = getattr(block.mixer, "qk_norm", None)
         is_biased = {name: norm is not None and norm.kind == "rms" and norm.has_bias for name, norm in norms.items()}
         return [f"{name}.has_bias of an rms norm" for name, biased in is_biased.items() if biased]
 
@@ -105,8 +104,8 @@ class NativeBackend:
         """Reserve address space for the cache; memory is committed when a block is first written."""
         if layout.block_size != _native.kv_block_size:
             raise ConfigError(f"block_size is {layout.block_size}; the native backend has {_native.kv_block_size}")
-        if layout.dtype not in KV_DTYPES:
-            raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has {', '.join(KV_DTYPES)}")
+        if layout.dtype not in CPU_KV_DTYPES:
+            raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has {', '.join(CPU_KV_DTYPES)}")
         num_blocks = budget_bytes // layout.block_bytes
         if num_blocks < 1:
             raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")

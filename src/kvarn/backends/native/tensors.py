@@ -12,7 +12,16 @@ from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.recurrent import Recurrent, conv_channels
 from kvarn.models.residual import AltUp
-from kvarn.models.spec import Attention, Block, GatedDeltaNet, MixtureOfExperts, ModelSpec, Norm, ShortConv
+from kvarn.models.spec import (
+    Attention,
+    Block,
+    GatedDeltaNet,
+    LatentAttention,
+    MixtureOfExperts,
+    ModelSpec,
+    Norm,
+    ShortConv,
+)
 from kvarn.models.tensors.shapes import block_norms
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
@@ -57,6 +66,9 @@ def _block_matrices(block: Block) -> Iterator[str]:
         yield from ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_out")
     elif isinstance(mixer, ShortConv):
         yield from ("shortconv.in_proj", "shortconv.out_proj")
+    elif isinstance(mixer, LatentAttention):
+        yield from ("attn_q",) if mixer.query_rank is None else ("attn_q_a", "attn_q_b")
+        yield from ("attn_kv_a_mqa", "attn_k_b", "attn_v_b", "attn_output")
     else:
         yield from ("attn_q", *(("attn_k", "attn_v") if mixer.kv_source is None else ()), "attn_output")
         yield from ("attn_gate",) if mixer.output_gate else ()
@@ -78,6 +90,10 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
         yield from _norm(name, block.norm, width)
     if isinstance(block.mixer, Attention):
         yield from _attention_vectors(block.mixer, width)
+    elif isinstance(block.mixer, LatentAttention):
+        if block.mixer.query_rank is not None:
+            yield from _norm("attn_q_a_norm", block.mixer.norm, block.mixer.query_rank)
+        yield from _norm("attn_kv_a_norm", block.mixer.norm, block.mixer.rank)
     else:
         yield from _state_vectors(block.mixer)
     if block.output_scale:

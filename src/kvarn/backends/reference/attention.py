@@ -38,8 +38,11 @@ class PagedCache:
         self.block_size = layout.block_size
         self._dtype = layout.dtype
         dtype = np.float16 if layout.dtype == "f16" else np.float32
-        shapes = [(num_blocks, layout.block_size, heads, dim) for heads, dim in layout.layers]
-        self.layers: list[tuple[Array, Array]] = [(np.zeros(s, dtype), np.zeros(s, dtype)) for s in shapes]
+        stem = (num_blocks, layout.block_size)
+        self.layers: list[tuple[Array, Array]] = [
+            (np.zeros((*stem, heads, dim), dtype), np.zeros((*stem, heads, value_dim), dtype))
+            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+        ]
 
     def store(self, layer: int, table: Int32, slots: Int32, k: Float32, v: Float32) -> None:
         blocks, offsets = table[slots // self.block_size], slots % self.block_size
@@ -49,8 +52,9 @@ class PagedCache:
     def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
         """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
         blocks = table[: -(-length // self.block_size)]
-        k, v = (cache[blocks].reshape(-1, *cache.shape[2:])[:length].astype(np.float32) for cache in self.layers[layer])
-        return k, v
+        slots = len(blocks) * self.block_size
+        k, v = (cache[blocks].reshape(slots, *cache.shape[2:])[:length] for cache in self.layers[layer])
+        return k.astype(np.float32), v.astype(np.float32)
 
     def pack(self, layer: int, table: Int32, kept: Slots, target: Int32) -> None:
         """Copy the kept slots of every KV head (kv_heads, kept) of one table to the first slots of another."""

@@ -24,13 +24,14 @@ from kvarn.backends.reference.layers import (
     normalise,
     softcap,
 )
+from kvarn.backends.reference.mla import LatentLayer, attend_latent
 from kvarn.backends.reference.per_layer import add_laurel, beside_experts, per_layer_input, per_layer_parts
 from kvarn.backends.reference.recurrent import RecurrentLayer, recur
 from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
-from kvarn.models.spec import Attention, Block, ModelSpec, Pooling
+from kvarn.models.spec import Attention, Block, LatentAttention, ModelSpec, Pooling
 
 
 class ReferenceBackend:
@@ -140,6 +141,8 @@ class ReferenceBackend:
         def attention(y: Float32) -> Float32:
             if isinstance(block.mixer, Attention):
                 return attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
+            if isinstance(block.mixer, LatentAttention):
+                return attend_latent(y, weights, LatentLayer(layer, block.mixer, self._cache), batch)
             slots = self._states[layer] if self._states else None
             return recur(y, weights, RecurrentLayer(stem, block.mixer, slots), batch)
 

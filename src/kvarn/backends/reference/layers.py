@@ -130,7 +130,7 @@ def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tup
     choice = p + weights[f"{stem}.exp_probs_b.bias"] if moe.selection_bias else p
     if moe.groups is not None:
         members = choice.reshape(len(x), moe.groups.count, -1)
-        sums = np.sort(members, axis=-1)[..., -2:].sum(axis=-1)
+        sums = np.sort(members, axis=-1)[..., -moe.groups.num_judged :].sum(axis=-1)
         kept = np.argsort(-sums, axis=-1, kind="stable")[:, : moe.groups.num_active, None]
         is_kept = (np.arange(moe.groups.count) == kept).any(axis=1)
         choice = np.where(is_kept[..., None], members, np.float32(-np.inf)).reshape(choice.shape)

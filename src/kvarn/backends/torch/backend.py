@@ -22,17 +22,19 @@ from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, S
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.check import check_batch
+from kvarn.backends.torch.denoising.confidence import Confident, asks_for_confidence, confident_rows
 from kvarn.backends.torch.device import Device, computing, on_device
 from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
+from kvarn.backends.torch.loading.load import load_weights
+from kvarn.backends.torch.loading.reader import WeightReader
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.sampling import Drawn, PendingSample, draw_rows, is_greedy, score_rows
 from kvarn.backends.torch.step import with_chosen
-from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
+from kvarn.backends.torch.weights import ModelWeights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.recurrent import attentions, state_layers
-from kvarn.models.spec import Attention, FeedForward, ModelSpec, Pooling
+from kvarn.models.spec import Attention, LatentAttention, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
 log = logging.getLogger("kvarn.backends")
@@ -69,9 +71,10 @@ class TorchBackend:
     @computing
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         self.device.use()
-        loaded = load_weights(WeightReader(weights, self.device, progress), spec)
+        ops = self._make_ops(spec)
+        loaded = load_weights(WeightReader(weights, self.device, progress, packs=ops.reads_packed), spec)
         weights.verify_unchanged()
-        self._model = self._make_model(loaded, self._make_ops(spec))
+        self._model = self._make_model(loaded, ops)
         self._model.ops.prepare(loaded)
         self._cache = DeviceCache(KVLayout(1, ()), 0, self.device.torch_device)  # until one is reserved
 
@@ -136,12 +139,24 @@ class TorchBackend:
     def _draw(self, hidden: Tensor, rows: SampleRows) -> Drawn:
         """Begin to choose: among the logits that a captured step has left, or computing them from the states."""
         decoded, device = self._decoded, self.device.torch_device
-        if decoded is None or decoded.hidden is not hidden or decoded.logits is None:
+        if decoded is not None and decoded.hidden is not hidden:
+            decoded = None
+        generation = self._loaded.weights.spec.generation
+        if isinstance(generation, MaskedDiffusion) and asks_for_confidence(rows, generation.mask_id):
+            return self._confident(decoded, hidden, generation.mask_id).drawn(rows)
+        if decoded is None or decoded.logits is None:
             return draw_rows(lambda wanted: self._logits(hidden[wanted]), rows.with_unused_masked(), device)
         if decoded.greedy is not None and is_greedy(rows):
             return self._greedy(decoded.greedy, rows)
         logits = decoded.logits
         return draw_rows(lambda wanted: logits[wanted], rows.with_unused_masked(), device)
+
+    def _confident(self, decoded: Decoded | None, hidden: Tensor, mask_id: int) -> Confident:
+        """Of all output rows of a denoising step."""
+        if decoded is not None and decoded.confident is not None:
+            return decoded.confident
+        best_of = self._loaded.ops.most_confident
+        return confident_rows(lambda some: self._logits(hidden[some]), len(hidden), best_of, mask_id)
 
     def _greedy(self, greedy: Tensor, rows: SampleRows) -> Drawn:
         """Of the largest logits; where an id that no token has is largest, the others are looked at when it is read."""
@@ -186,7 +201,8 @@ class TorchBackend:
         return self._loaded.logits(hidden)
 
     def _make_model(self, weights: ModelWeights, ops: Ops) -> Model:
-        by_layer = [block.mixer.rope if isinstance(block.mixer, Attention) else None for block in weights.spec.blocks]
+        mixers = [block.mixer for block in weights.spec.blocks]
+        by_layer = [mixer.rope if isinstance(mixer, Attention | LatentAttention) else None for mixer in mixers]
         tables = {rope: RopeTable(rope, self.device.torch_device) for rope in by_layer if rope is not None}
         block_ropes = tuple(None if rope is None else tables[rope] for rope in by_layer)
         return Model(weights, tuple(tables.values()), block_ropes, ops)
@@ -200,14 +216,12 @@ class TorchBackend:
         except ImportError as error:
             log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
             return PlainOps()
-        return cast(Ops, module.CudaOps(frozenset(attentions(spec))))
+        return cast(Ops, module.CudaOps(spec))
 
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
         model = self._loaded
-        spec = model.weights.spec
-        is_dense = all(isinstance(block.feed_forward, FeedForward) for block in spec.blocks) and not state_layers(spec)
-        if type(model.ops) is PlainOps or not is_dense or not getattr(model.ops, "has_kernels", False):
+        if not model.ops.can_be_captured:
             return None
         module = importlib.import_module(f"{KERNELS}.graphs")
         return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))
@@ -217,8 +231,11 @@ class TorchBackend:
         if self._graphs is None:
             return
         module = importlib.import_module(f"{KERNELS}.graphs")
-        for batch in module.warm_up_batches(block_size, num_blocks, max_tokens):
-            self.forward(batch)
+        is_denoising = isinstance(self._loaded.weights.spec.generation, MaskedDiffusion)
+        batches_of = module.denoising_warm_up_batches if is_denoising else module.warm_up_batches
+        num_states = len(self._paged.states[0]) if self._paged.states else 0
+        for batch in batches_of(block_size, num_blocks, max_tokens):
+            self.forward(module.with_states(batch, num_states))
         self.synchronise()
 
     @property

@@ -1,12 +1,14 @@
-"""The paged KV cache on the device: for every layer K and V as (slots of all blocks, kv_heads, head_dim).
+"""The paged KV cache on the device: for every layer K and V as (blocks, kv_heads, block_size, head_dim).
 
-Slot s of a sequence is row table[s // block_size] * block_size + s % block_size. All rows start as zeros: kernels may
-read a slot that was never written, so long as they give it no weight.
+A head's keys of one block lie together, as attention reads them. Slot s of a sequence is row
+table[s // block_size] * block_size + s % block_size. All rows start as zeros: kernels may read a slot that was never
+written, so long as they give it no weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +16,12 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.batch import BlockCopy, KVLayout
+from kvarn.backends.torch.device import on_device
 from kvarn.errors import ConfigError
 
-DTYPES = {"f16": torch.float16, "f32": torch.float32}
+DTYPES = {"f16": torch.float16, "f32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+MAX_FP8 = torch.finfo(torch.float8_e4m3fn).max
 
 Int64 = npt.NDArray[np.int64]
 
@@ -31,14 +36,23 @@ class DeviceCache:
         self.num_blocks = num_blocks
         self.dtype = DTYPES[layout.dtype]
         self.device = device
-        shapes = [(num_blocks * layout.block_size, heads, dim) for heads, dim in layout.layers]
-        self.layers: list[tuple[Tensor, Tensor]] = [(self._zeros(shape), self._zeros(shape)) for shape in shapes]
+        self.layers: list[tuple[Tensor, Tensor]] = [
+            (self._zeros((heads, layout.block_size, dim)), self._zeros((heads, layout.block_size, value_dim)))
+            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+        ]
         # (slots, floats) of the states of recurrent layers, by layer
         self.states = [torch.zeros(layout.num_states, floats, device=device) for floats in layout.states]
 
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write rows (n, kv_heads, head_dim) of keys and values."""
+        blocks, offsets = slots // self.block_size, slots % self.block_size
         for cache, values in zip(self.layers[layer], (k, v), strict=True):
-            cache[slots] = values.to(cache.dtype)
+            _bits(cache)[blocks, :, offsets] = _bits(_rounded(values, cache.dtype))
+
+    def rows(self, layer: int) -> tuple[CachedRows, CachedRows]:
+        """K and V of a layer, to be read by row."""
+        k, v = self.layers[layer]
+        return CachedRows(k), CachedRows(v)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy whole blocks, in the order given where one depends on another."""
@@ -49,21 +63,45 @@ class DeviceCache:
             return
         source, target = (torch.tensor(ids, device=self.device) for ids in (sources, targets))
         for pair in self.layers:
-            for cache in pair:
-                blocks = cache.view(self.num_blocks, self.block_size, *cache.shape[1:])
-                blocks[target] = blocks[source]
+            for cache in map(_bits, pair):
+                cache[target] = cache[source]
 
     def pack(self, layer: int, source_table: Int64, kept: Tensor, target_table: Int64) -> None:
         """Copy the kept slots of every KV head (kv_heads, kept) of one table to the first slots of another."""
         heads = torch.arange(len(kept), device=self.device)[:, None]
         source = self._rows(source_table, kept)
         target = self._rows(target_table, torch.arange(kept.shape[1], device=self.device))
-        for cache in self.layers[layer]:
-            cache[target[None, :].expand_as(source), heads] = cache[source, heads]
+        target = target[None, :].expand_as(source)
+        for cache in map(_bits, self.layers[layer]):
+            found = cache[source // self.block_size, heads, source % self.block_size]
+            cache[target // self.block_size, heads, target % self.block_size] = found
 
     def _rows(self, table: Int64, slots: Tensor) -> Tensor:
-        blocks = torch.from_numpy(table).to(self.device)
+        blocks = on_device(table, self.device)
         return blocks[slots // self.block_size] * self.block_size + slots % self.block_size
 
-    def _zeros(self, shape: tuple[int, int, int]) -> Tensor:
-        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+    def _zeros(self, block: tuple[int, ...]) -> Tensor:
+        return torch.zeros(self.num_blocks, *block, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """K or V of one layer; indexed by rows, it gives them as (..., kv_heads, head_dim)."""
+
+    blocks: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        size = self.blocks.shape[2]
+        return _bits(self.blocks)[rows // size, :, rows % size].view(self.blocks.dtype)
+
+
+def _bits(values: Tensor) -> Tensor:
+    """A view that can be indexed: torch does not copy single values of a type of one byte but as bytes."""
+    return values.view(torch.uint8) if values.dtype.itemsize == 1 else values
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """E4M3 has no infinity, and what is too large would become no number: its largest number instead."""
+    if dtype != torch.float8_e4m3fn:
+        return values.to(dtype)
+    return values.clamp(-MAX_FP8, MAX_FP8).to(dtype)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import RowSampling
 from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.elementwise import exp
 from kvarn.sampling.philox import uniform
 from kvarn.sampling.sampler import applies_xtc
 
@@ -70,7 +71,7 @@ def _sort_top(scaled: Tensor, params: Sequence[RowSampling], scan: Scan) -> Sort
     ordered, order = torch.sort(values.gather(1, order), dim=-1, descending=True, stable=True)
     next_one = ordered[:, -1:]
     logs = ordered.double() - ordered[:, :1].double()
-    total = scan(torch.exp(scaled.double() - ordered[:, :1].double()))[:, -1:]
+    total = scan(exp(scaled.double() - ordered[:, :1].double()))[:, -1:]
     is_masked = on_device([row.mask is not None for row in params], ids.device)[:, None]
     return SortedTokens(ids.gather(1, order), logs, ordered > next_one, is_masked & (next_one == -torch.inf), total)
 
@@ -78,7 +79,7 @@ def _sort_top(scaled: Tensor, params: Sequence[RowSampling], scan: Scan) -> Sort
 def _choose(found: SortedTokens, params: Sequence[RowSampling], scan: Scan) -> tuple[Tensor, Tensor]:
     """A token for each row, and whether no missing token could have changed it."""
     device = found.ids.device
-    weights = torch.exp(found.logs)
+    weights = exp(found.logs)
     kept, is_complete = _filter(found, weights, params, scan)
     cumulative = scan(torch.where(kept, weights, 0.0))
     total = torch.where(is_complete, cumulative[:, -1:], found.total)

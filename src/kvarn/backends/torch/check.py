@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvarn.backends.batch import Batch, Int32, Keep, chosen_token
+from kvarn.backends.batch import Batch, Int32, Keep, StateSlots, chosen_token
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.models.spec import ModelSpec
 
@@ -35,6 +35,8 @@ def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache, num_chosen: i
         _check_keep(batch, keep, cache)
     if batch.block_tables.shape[1]:
         _check_tables(batch, cache)
+    if batch.states is not None and cache.states:
+        _check_states(batch, batch.states, len(cache.states[0]))
 
 
 def _check_tables(batch: Batch, cache: DeviceCache) -> None:
@@ -50,6 +52,16 @@ def _check_tables(batch: Batch, cache: DeviceCache) -> None:
     low, high = (batch.positions[rows] - shifts[has_rows] for rows in (first, last))
     covers = bool((low >= 0).all()) and bool((high < batch.context_lens[has_rows]).all())
     _require(covers, "context_lens must cover every token of the step")
+
+
+def _check_states(batch: Batch, states: StateSlots, num_slots: int) -> None:
+    count = len(batch.context_lens)
+    fits = len(states.read) == len(states.written) == count and len(states.saved_rows) == len(states.saved_slots)
+    _require(fits, "states and sequences do not fit together")
+    _require(_within(states.saved_rows, len(batch.token_ids)), "a state is saved behind a row that is not there")
+    written = np.concatenate([states.written, states.saved_slots])
+    is_inside = _within(states.read, num_slots, least=-1) and _within(written, num_slots)
+    _require(is_inside, f"slots of states must be 0 .. {num_slots - 1}")
 
 
 def _check_keep(batch: Batch, keep: Keep, cache: DeviceCache) -> None:

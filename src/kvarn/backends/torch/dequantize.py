@@ -27,20 +27,20 @@ def dequantize(raw: Tensor, type: TensorType, shape: tuple[int, ...], dtype: tor
 
 
 def _q4_0(stored: Tensor) -> Tensor:
-    return _half(stored, 0) * (_nibbles(stored[:, 2:]).float() - 8)
+    return _half(stored, 0) * (nibbles(stored[:, 2:]).float() - 8)
 
 
 def _q4_1(stored: Tensor) -> Tensor:
-    return _half(stored, 0) * _nibbles(stored[:, 4:]).float() + _half(stored, 2)
+    return _half(stored, 0) * nibbles(stored[:, 4:]).float() + _half(stored, 2)
 
 
 def _q5_0(stored: Tensor) -> Tensor:
-    quants = _nibbles(stored[:, 6:]) | _bits(stored[:, 2:6]) << 4
+    quants = nibbles(stored[:, 6:]) | bits_of(stored[:, 2:6]) << 4
     return _half(stored, 0) * (quants.float() - 16)
 
 
 def _q5_1(stored: Tensor) -> Tensor:
-    quants = _nibbles(stored[:, 8:]) | _bits(stored[:, 4:8]) << 4
+    quants = nibbles(stored[:, 8:]) | bits_of(stored[:, 4:8]) << 4
     return _half(stored, 0) * quants.float() + _half(stored, 2)
 
 
@@ -50,13 +50,13 @@ def _q8_0(stored: Tensor) -> Tensor:
 
 def _iq4_nl(stored: Tensor) -> Tensor:
     levels = torch.tensor(IQ4_NL_VALUES, dtype=torch.float32, device=stored.device)
-    return _half(stored, 0) * levels[_nibbles(stored[:, 2:]).int()]
+    return _half(stored, 0) * levels[nibbles(stored[:, 2:]).int()]
 
 
 def _q2_k(stored: Tensor) -> Tensor:
     packed = stored[:, :16]
     scales, mins = _half(stored, 80) * (packed & 15).float(), _half(stored, 82) * (packed >> 4).float()
-    return _affine(_spread(stored[:, 16:80], 32, 2), scales, mins)
+    return _affine(spread(stored[:, 16:80], 32, 2), scales, mins)
 
 
 def _q3_k(stored: Tensor) -> Tensor:
@@ -64,22 +64,22 @@ def _q3_k(stored: Tensor) -> Tensor:
     low = torch.cat([packed[:, :8] & 15, packed[:, :8] >> 4], dim=1)
     high = torch.cat([packed[:, 8:] >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
     scales = _half(stored, 108) * ((low | high << 4).float() - 32)
-    quants = _spread(stored[:, 32:96], 32, 2) | _spread(stored[:, :32], 32, 1) << 2
+    quants = spread(stored[:, 32:96], 32, 2) | spread(stored[:, :32], 32, 1) << 2
     return _scaled(quants.float() - 4, scales)
 
 
 def _q4_k(stored: Tensor) -> Tensor:
-    return _affine(_spread(stored[:, 16:], 32, 4), *_scales_and_mins(stored))
+    return _affine(spread(stored[:, 16:], 32, 4), *_scales_and_mins(stored))
 
 
 def _q5_k(stored: Tensor) -> Tensor:
-    quants = _spread(stored[:, 48:], 32, 4) | _spread(stored[:, 16:48], 32, 1) << 4
+    quants = spread(stored[:, 48:], 32, 4) | spread(stored[:, 16:48], 32, 1) << 4
     return _affine(quants, *_scales_and_mins(stored))
 
 
 def _q6_k(stored: Tensor) -> Tensor:
     scales = _half(stored, 208) * stored[:, 192:208].contiguous().view(torch.int8).float()
-    quants = _spread(stored[:, :128], 64, 4) | _spread(stored[:, 128:192], 32, 2) << 4
+    quants = spread(stored[:, :128], 64, 4) | spread(stored[:, 128:192], 32, 2) << 4
     return _scaled(quants.float() - 32, scales)
 
 
@@ -100,21 +100,27 @@ DECODERS: dict[TensorType, Callable[[Tensor], Tensor]] = {
 
 def _half(stored: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block, as a column."""
-    return stored[:, at : at + 2].contiguous().view(torch.float16).float()
+    return half_bytes(stored, at).contiguous().view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def half_bytes(stored: Tensor, at: int) -> Tensor:
+    """The two bytes of the float16 at a byte of each block."""
+    return stored[:, at : at + 2]
+
+
+def nibbles(packed: Tensor) -> Tensor:
+    """Low halves of all bytes, then high ones."""
     return torch.cat([packed & 15, packed >> 4], dim=1)
 
 
-def _bits(packed: Tensor) -> Tensor:
+def bits_of(packed: Tensor) -> Tensor:
     """Every bit as a value, the lowest of the first byte first."""
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     bits: Tensor = packed[:, :, None] >> shifts & 1
     return bits.view(len(packed), -1)
 
 
-def _spread(packed: Tensor, run: int, bits: int) -> Tensor:
+def spread(packed: Tensor, run: int, bits: int) -> Tensor:
     """Unpack fields of `bits` bits; the fields of a byte belong to values `run` apart, lowest bits first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)[:, None]
     fields: Tensor = packed.reshape(len(packed), -1, 1, run) >> shifts & (2**bits - 1)
@@ -131,7 +137,13 @@ def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
 
 
 def _scales_and_mins(stored: Tensor) -> tuple[Tensor, Tensor]:
+    scales, mins = scale_and_min_bits(stored)
+    return _half(stored, 0) * scales.float(), _half(stored, 2) * mins.float()
+
+
+def scale_and_min_bits(stored: Tensor) -> tuple[Tensor, Tensor]:
+    """The 6-bit scales and minima of Q4_K and Q5_K, (blocks, 8) each."""
     first, second, third = stored[:, 4:8], stored[:, 8:12], stored[:, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
     mins = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
-    return _half(stored, 0) * scales.float(), _half(stored, 2) * mins.float()
+    return scales, mins

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from importlib.metadata import version
@@ -15,7 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS
 from kvarn.errors import BackendError, ConfigError, DeviceLost
+from kvarn.formats.weights import TensorType
 from kvarn.machine import MemoryAvailable, available_memory
 
 MIN_VERSION = (2, 6)
@@ -40,6 +44,11 @@ class Device:
     @property
     def value_bytes(self) -> int:
         return self.dtype.itemsize
+
+    @property
+    def packed_types(self) -> frozenset[TensorType]:
+        """Types whose matrices stay quantised there: those that kernels read, which are Triton's."""
+        return frozenset(PACKINGS) if self.kind == "cuda" and find_spec("triton") else frozenset()
 
     @property
     def title(self) -> str:
@@ -107,10 +116,19 @@ def torch_lines() -> Iterator[tuple[str, str]]:
         return
     yield "device", f"{device.title}, {str(device.dtype).removeprefix('torch.')}"
     if device.kind == "cuda":
+        yield "driver", f"knows CUDA {driver_version()}"
         memory = device.available_memory()
         yield "free memory", f"{memory.num_bytes / 2**30:,.1f} GiB {memory.reason}"
         has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
         yield "GPUs", f"{torch.cuda.device_count()}; {'NCCL' if has_nccl else 'no NCCL'} for tensor_parallel"
+
+
+def driver_version() -> str:
+    """The newest CUDA that the GPU's driver knows, such as 12.8."""
+    number = ctypes.c_int(0)
+    with suppress(OSError):  # no driver
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def choose_device(name: str, device: str | None = None) -> Device:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.recurrent import RowOps, recur
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
+from kvarn.backends.torch.denoising.confidence import Confident
+from kvarn.backends.torch.elementwise import sigmoid, tanh
+from kvarn.backends.torch.mixers.mla import attend_latent
+from kvarn.backends.torch.mixers.recurrent import RowOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
@@ -22,6 +25,9 @@ from kvarn.models.spec import FeedForward, MixtureOfExperts
 class Ops(Protocol):
     """What a device has to compute; x is always (rows, width)."""
 
+    can_be_captured: bool  # whole steps as graphs: no operation waits for the device
+    reads_packed: bool  # whether matrices may be QuantizedMatrix
+
     def prepare(self, weights: ModelWeights) -> None:
         """Called once the weights are loaded."""
 
@@ -31,13 +37,16 @@ class Ops(Protocol):
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         """Which queries are computed together."""
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
         """Rows of the embedding."""
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor: ...
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         """In float32."""
+
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As confidence.most_confident()."""
 
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         """residual + linear(x); may write into residual."""
@@ -51,8 +60,14 @@ class Ops(Protocol):
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
     ) -> Tensor: ...
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, routed: Tensor | None = None) -> Tensor:
-        """The experts of x that the router chooses by `routed`, or by x itself."""
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        """What a recurrent layer's output projection reads; states (slots, floats), None: nothing is kept."""
+
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
+        """The experts of x that the router chooses by `routed`, or by x itself; what is given for padding, which the
+        step knows, does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +75,9 @@ class Decoded:
     """What a captured step leaves on the device; all but hidden is overwritten by the next one."""
 
     hidden: Tensor  # (rows, width)
-    logits: Tensor | None  # (rows, vocabulary); None for a model without a head
+    logits: Tensor | None  # (rows, vocabulary); None for a model without a head, or one that denoises
     greedy: Tensor | None  # (rows) int32: the most probable tokens
+    confident: Confident | None = None  # instead of both, for a model that denoises
 
 
 class StepGraphs(Protocol):
@@ -130,12 +146,14 @@ class Model:
 
         def attention(y: Tensor) -> Tensor:
             if block.recurrent is not None:
-                slots = cache.states[index] if cache.states else None
-                return recur(y, block, RowOps(ops.linear, ops.normalise), step.batch, slots)
+                return ops.recur(y, block, step, cache.states[index] if cache.states else None)
+            if block.latent is not None:
+                row_ops = RowOps(ops.linear, ops.normalise)
+                return attend_latent(y, block, row_ops, step, cache, rope=self.block_ropes[index])
             found = attend(y)
             if block.output_gate is None:
                 return found
-            return (found.float() * torch.sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
+            return (found.float() * sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
 
         def attend(y: Tensor) -> Tensor:
             return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
@@ -143,24 +161,24 @@ class Model:
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
-            return ops.normalise(self._add_feed_forward(x, x, block), norms["layer_output_norm"])
+            return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
         normed = x if placement == "post" else ops.normalise(x, norms["attn_norm"])
         found = attention(normed)
         if block.laurel is not None:
             attended = ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
             x = add_laurel(x, normed, attended, block, ops)
-            found = self._feed_forward(ops.normalise(x, norms["ffn_norm"]), block)
+            found = self._feed_forward(ops.normalise(x, norms["ffn_norm"]), block, step)
             return x + ops.normalise(found, norms["post_ffw_norm"])
         if placement in ("sandwich", "post"):
             x = x + scale * ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
             read = x if placement == "post" else ops.normalise(x, norms["ffn_norm"])
-            found = self._feed_forward(read, block)
-            found = found if block.beside is None else add_beside(found, x, block, ops)
+            found = self._feed_forward(read, block, step)
+            found = found if block.beside is None else add_beside(found, x, block, ops, step)
             return x + scale * ops.normalise(found, norms["post_ffw_norm"])
         before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
         x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
         before = ops.normalise(x, norms["ffn_norm"]) if before is None else before
-        return self._add_feed_forward(x, before, block)
+        return self._add_feed_forward(x, before, block, step)
 
     def finish(self, x: Tensor, step: Step) -> Tensor:
         """The states of the output rows after the output norm."""
@@ -177,21 +195,22 @@ class Model:
         y = self.ops.logits(hidden, head)
         y = y if head.bias is None else y + head.bias
         y = y if spec_head.scale == 1 else y * spec_head.scale
-        return y if spec_head.softcap is None else spec_head.softcap * torch.tanh(y / spec_head.softcap)
+        return y if spec_head.softcap is None else spec_head.softcap * tanh(y / spec_head.softcap)
 
-    def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights) -> Tensor:
+    def _add_feed_forward(self, residual: Tensor, x: Tensor, block: BlockWeights, step: Step) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward
         if isinstance(weights, ExpertWeights) or block.spec.residual_scale != 1:
-            return residual + block.spec.residual_scale * self._feed_forward(x, block)
+            found = self._feed_forward(x, block, step)
+            return residual + (found if block.spec.residual_scale == 1 else block.spec.residual_scale * found)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.add_linear(residual, hidden, weights.down)
 
-    def _feed_forward(self, x: Tensor, block: BlockWeights) -> Tensor:
+    def _feed_forward(self, x: Tensor, block: BlockWeights, step: Step) -> Tensor:
         weights, ffn = block.feed_forward, block.spec.feed_forward
         if isinstance(weights, ExpertWeights):
             assert isinstance(ffn, MixtureOfExperts), "only experts have expert weights"
-            return self.ops.experts(x, weights, ffn)
+            return self.ops.experts(x, weights, ffn, step)
         assert isinstance(ffn, FeedForward), "only experts have expert weights"
         hidden = self.ops.linear_activate(x, weights.gate_up, ffn)
         return self.ops.linear(hidden, weights.down)

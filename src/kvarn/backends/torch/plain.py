@@ -13,18 +13,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvarn.backends.batch import Batch
-from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.cache import CachedRows, DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
+from kvarn.backends.torch.denoising.confidence import most_confident
+from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
+from kvarn.backends.torch.elementwise import by_value, exp, sigmoid, tanh
+from kvarn.backends.torch.mixers.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
-from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.backends.torch.weights import BlockWeights, ExpertStack, ExpertWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts, Temperature
 
-Matmul = Callable[[Tensor, Tensor], Tensor]
+Matmul = Callable[[Tensor, Tensor | QuantizedMatrix], Tensor]
 
 
 class PlainOps:
     """Everything in torch, sums and norms in float32. matmul(rows, matrix) is all that a device may replace."""
+
+    can_be_captured = False
+    reads_packed = False
 
     def __init__(self, matmul: Matmul | None = None) -> None:
         self._matmul = matmul or tiled_matmul
@@ -39,7 +46,8 @@ class PlainOps:
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return make_tiles(batch, cache.block_size, cache.device)
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        assert isinstance(tokens, Tensor), "plain operations have dense matrices"
         return tokens[token_ids]
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
@@ -49,6 +57,9 @@ class PlainOps:
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         return self._matmul(x, head.weight).float()
+
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return most_confident(logits, banned)
 
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         return residual + self.linear(x, linear)
@@ -77,7 +88,7 @@ class PlainOps:
         gate, up = y.chunk(2, dim=-1)
         if activation == "swiglu_oai":
             gate = gate.clamp(max=7.0)
-            return ((up.clamp(-7.0, 7.0) + 1) * (gate / (1 + torch.exp(-1.702 * gate)))).to(x.dtype)
+            return ((up.clamp(-7.0, 7.0) + 1) * (gate / (1 + exp(-1.702 * gate)))).to(x.dtype)
         return (_activate(gate.contiguous(), activation) * up).to(x.dtype)
 
     def attend(
@@ -89,19 +100,20 @@ class PlainOps:
         parts = qkv.float().view(len(qkv), -1, dim)
         q = self._position(parts[:, :heads], block, block.q_norm, rope, step.positions)
         q = q * _query_factors(attention.temperature, step.positions)
-        if attention.kv_source is None:
-            k, v = torch.split(parts[:, heads:], [kv_heads, kv_heads], dim=1)
-            k = self._position(k, block, block.k_norm, rope, step.positions)
-            if attention.value_norm_eps is not None:
-                v = v / torch.sqrt(torch.mean(v * v, dim=-1, keepdim=True) + attention.value_norm_eps)
-            keys, values = k[: step.num_rows], v[: step.num_rows]
-            if step.slots is not None:
-                cache.store(block.index, step.slots[: step.num_rows], keys, values)
-                keys, values = cache.layers[block.index]
-                pack_kept(q, block, step, cache, self.all_heads)
-        else:
+        keys: Tensor | CachedRows
+        values: Tensor | CachedRows
+        if attention.kv_source is not None:
             assert step.slots is not None, "only what is cached can be shared"
-            keys, values = cache.layers[attention.kv_source]
+            keys, values = cache.rows(attention.kv_source)
+        else:
+            k, v = torch.split(parts[:, heads:], [kv_heads, kv_heads], dim=1)
+            k = self._position(k, block, block.k_norm, rope, step.positions)[: step.num_rows]
+            v = _normed_values(v, attention.value_norm_eps)[: step.num_rows]
+            keys, values = k, v
+            if step.slots is not None:
+                cache.store(block.index, step.slots[: step.num_rows], k, v)
+                keys, values = cache.rows(block.index)
+                pack_kept(q, block, step, cache, self.all_heads)
         assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
         found = attend_tiles(q, keys, values, block, step.tiles)
         out = torch.zeros_like(q)
@@ -123,7 +135,17 @@ class PlainOps:
         x = x if rope is None else rope.rotate(x, positions)
         return normalised(x) if attention.qk_norm_after_rope else x
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, routed: Tensor | None = None) -> Tensor:
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return recur(x, block, RowOps(self.linear, self.normalise), step.batch, states)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: ExpertWeights,
+        moe: MixtureOfExperts,
+        step: Step,  # noqa: ARG002
+        routed: Tensor | None = None,
+    ) -> Tensor:
         """Every expert's rows through its matrices, added in ascending order of experts."""
         chosen, share = route(self.linear(x if routed is None else routed, weights.router).float(), weights, moe)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -135,11 +157,11 @@ class PlainOps:
             hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=True)
             found = self.linear(hidden, weights.shared.down).float()
             if weights.shared_gate is not None:
-                found = found * torch.sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
+                found = found * sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
             out = out + found
         return out.to(x.dtype)
 
-    def _of_expert(self, x: Tensor, stack: Linear, expert: int) -> Tensor:
+    def _of_expert(self, x: Tensor, stack: ExpertStack, expert: int) -> Tensor:
         return self.linear(x, Linear(stack.weight[expert], None if stack.bias is None else stack.bias[expert]))
 
 
@@ -147,12 +169,17 @@ def _query_factors(temperature: Temperature | None, positions: Tensor) -> Tensor
     """What the queries of each row are multiplied by, (rows, 1, 1)."""
     if temperature is None:
         return 1.0
-    turns = torch.log1p((positions // temperature.length).float())
+    turns = by_value(torch.log1p, (positions // temperature.length).float())
     return (1 + temperature.beta * turns)[:, None, None]
 
 
-def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
+def _normed_values(v: Tensor, eps: float | None) -> Tensor:
+    return v if eps is None else v / torch.sqrt(torch.mean(v * v, dim=-1, keepdim=True) + eps)
+
+
+def tiled_matmul(x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
     """Rows times a matrix (out, in). On the CPU ROWS rows at a time: a library's sums depend on how many there are."""
+    assert isinstance(weight, Tensor), "plain operations have dense matrices"
     if x.device.type != "cpu":
         return F.linear(x, weight)
     padded = F.pad(x, (0, 0, 0, -len(x) % ROWS))
@@ -162,11 +189,11 @@ def tiled_matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tuple[Tensor, Tensor]:
     """The experts of every row, (rows, num_active), and every expert's share of them, (rows, experts)."""
-    p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else torch.sigmoid(logits)
+    p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else sigmoid(logits)
     choice = p if weights.selection_bias is None else p + weights.selection_bias
     if moe.groups is not None:
         members = choice.view(len(p), moe.groups.count, -1)
-        sums = members.sort(dim=-1).values[..., -2:].sum(dim=-1)
+        sums = members.sort(dim=-1).values[..., -moe.groups.num_judged :].sum(dim=-1)
         kept = torch.argsort(sums, dim=-1, descending=True, stable=True)[:, : moe.groups.num_active]
         is_dropped = torch.ones_like(sums, dtype=torch.bool).scatter_(1, kept, False)
         choice = members.masked_fill(is_dropped[..., None], -math.inf).view(choice.shape)
@@ -179,7 +206,9 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     return chosen, share * moe.scale
 
 
-def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, tiles: Tiles) -> Tensor:
+def attend_tiles(
+    q: Tensor, keys: Tensor | CachedRows, values: Tensor | CachedRows, block: BlockWeights, tiles: Tiles
+) -> Tensor:
     """Attend piece by piece and merge from left to right; the rows of the batch, (rows, heads, head_dim)."""
     attention = block.spec.attention
     group = attention.num_heads // attention.num_kv_heads
@@ -191,12 +220,12 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, t
         at = piece.tiles
         scores = torch.matmul(queries[at], keys[piece.keys].float().permute(0, 2, 3, 1)) * attention.scale
         if attention.softcap is not None:
-            scores = attention.softcap * torch.tanh(scores / attention.softcap)
+            scores = attention.softcap * tanh(scores / attention.softcap)
         seen = piece.visible(attention, tiles.positions)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
         scores = scores.masked_fill(~seen.reshape(len(at), 1, TILE * group, PIECE), -math.inf)
         top = torch.maximum(largest[at], scores.amax(dim=-1))
         base = torch.where(top == -math.inf, 0.0, top)
-        weights, old = torch.exp(scores - base[..., None]), torch.exp(largest[at] - base)
+        weights, old = exp(scores - base[..., None]), exp(largest[at] - base)
         total[at] = total[at] * old + weights.sum(dim=-1)
         found = torch.matmul(weights, values[piece.keys].float().transpose(1, 2))
         out[at] = out[at] * old[..., None] + found
@@ -204,8 +233,8 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, t
     if block.sinks is not None:
         sinks = block.sinks.view(1, -1, 1, group).expand(count, -1, TILE, -1).reshape(largest.shape)
         top = torch.maximum(largest, sinks)
-        old = torch.exp(largest - top)
-        total, out = total * old + torch.exp(sinks - top), out * old[..., None]
+        old = exp(largest - top)
+        total, out = total * old + exp(sinks - top), out * old[..., None]
     out = out / torch.where(total == 0, 1.0, total)[..., None]
     out = out.view(count, -1, TILE, group, dim).transpose(1, 2).reshape(count * TILE, -1, dim)
     return out[tiles.place]
@@ -213,9 +242,9 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, block: BlockWeights, t
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:
     if activation == "silu":
-        return x / (1 + torch.exp(-x))
+        return x / (1 + exp(-x))
     if activation == "relu2":
         return torch.square(torch.relu(x))
     if activation == "gelu":
-        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2
+        return x * (1 + by_value(torch.erf, x / math.sqrt(2))) / 2
+    return x * (1 + tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) / 2

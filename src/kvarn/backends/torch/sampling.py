@@ -18,6 +18,7 @@ from torch import Tensor
 from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, Scored
 from kvarn.backends.torch.candidates import choose_candidates
 from kvarn.backends.torch.device import computing, on_device
+from kvarn.backends.torch.elementwise import exp
 from kvarn.backends.torch.logit_changes import change_logits, is_changed
 
 LOGIT_ROWS = 64  # rows x vocabulary never exists as one array beyond this
@@ -121,7 +122,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities in float64."""
     exact = logits.double()
     exact = exact - exact.amax(dim=-1, keepdim=True)
-    return exact - torch.log(scan(torch.exp(exact))[:, -1:])
+    return exact - torch.log(scan(exp(exact))[:, -1:])
 
 
 def scan(values: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def _draw_some(logits_of: LogitsOf, rows: SampleRows, some: slice, device: torch
     if not rows.want_logprobs:
         return Drawn(chosen.to(torch.int32), is_settled)
     logprobs = log_softmax(logits)
-    entropy = -scan(torch.exp(logprobs) * logprobs)[:, -1]
+    entropy = -scan(exp(logprobs) * logprobs)[:, -1]
     found, top_ids, top_logprobs = _scores(logprobs, chosen.clamp(min=0), rows.num_top)
     is_none = chosen == NO_TOKEN
     by_row = [values.masked_fill(is_none, 0) for values in (found, entropy.float())]

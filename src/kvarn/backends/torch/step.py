@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.mixers.recurrent import StateRows, make_state_rows
 from kvarn.models.spec import Attention
 
 ROWS = 16  # a multiple of this many rows is computed
@@ -76,7 +77,7 @@ class PagedTiles:
     sequences: Tensor  # (tiles)
     first_rows: Tensor  # (tiles)
     counts: Tensor  # (tiles) queries
-    num_pieces: int  # of the longest context, at least
+    num_key_tiles: int  # that are computed side by side, of the longest context at least; 1: one after the other
     tile: int  # queries of a full one
     is_decode: bool = False  # tile i is the one query of sequence i, which is row i; padding has no context
 
@@ -92,6 +93,7 @@ class Step:
     slots: Tensor | None  # of the flat cache, -1 for padding; None: nothing is cached
     output_rows: Tensor | None  # None: all
     tiles: Tiles | PagedTiles
+    states: StateRows | None = None  # None: nothing is kept of recurrent layers
 
 
 def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | PagedTiles) -> Step:
@@ -111,6 +113,7 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
         slots=padded(token_slots(batch, block_size), -1) if batch.block_tables.shape[1] else None,
         output_rows=on_device(batch.output_rows.astype(np.int64), device),
         tiles=tiles,
+        states=None if batch.states is None else make_state_rows(batch, num_rows + padding, device),
     )
 
 
@@ -141,7 +144,7 @@ def make_tiles(batch: Batch, block_size: int, device: torch.device) -> Tiles:
     return Tiles(on_device(rows, device), positions, on_device(place, device), pieces)
 
 
-def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTiles:
+def make_paged_tiles(batch: Batch, tile: int, num_key_tiles: int, device: torch.device) -> PagedTiles:
     """Cut every sequence's queries into tiles of that many, those with the most keys first."""
     lengths = np.diff(batch.row_starts).astype(np.int64)
     sequences, first = cut_rows(lengths, tile)
@@ -161,7 +164,7 @@ def make_paged_tiles(batch: Batch, tile: int, device: torch.device) -> PagedTile
         sequences=moved(sequences),
         first_rows=moved(rows),
         counts=moved(counts),
-        num_pieces=-(-int(batch.context_lens.max()) // PIECE),
+        num_key_tiles=num_key_tiles,
         tile=tile,
     )
 

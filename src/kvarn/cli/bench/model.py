@@ -26,7 +26,9 @@ def bench_model(
     steps: Annotated[int, typer.Option("--steps", min=1, max=10_000, help="Decode steps of one measurement.")] = 32,
     threads: Threads = None,
     backend: BackendName = None,
-    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help="f16, f32 or q8_0.")] = "f16",
+    kv_dtype: Annotated[
+        str | None, typer.Option("--kv-dtype", help="f16, f32 or q8_0; on a GPU also bf16, its default, and fp8.")
+    ] = None,
     only_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON only.")] = False,
 ) -> None:
     """Prefill, decode and batched decode in tokens per second, beside what this machine could do at most."""
@@ -53,7 +55,7 @@ def bench_model(
 
 def bench_make(
     shape: Annotated[
-        str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b or llada-small.")
+        str, typer.Argument(help="smollm2-135m, qwen2.5-0.5b, llama-3.2-1b, llama-3.1-8b, llada-small or llada-8b.")
     ],
     type: Annotated[str, typer.Argument(metavar="TYPE", help="Q4_0, Q8_0, Q4_K, ... or the mixes Q4_K_M, Q5_K_M.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="[default: SHAPE-TYPE.gguf]")] = None,

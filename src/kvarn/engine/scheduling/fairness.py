@@ -40,6 +40,7 @@ class FairShare:
         self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
         self._recent = RecentPriority()
         self._background: frozenset[str] = frozenset()
+        self._highest = math.inf  # no running request is above it
         self._is_owed = False  # low priorities run or wait beside higher ones, so they earn their share
         self._part: Part | None = None  # of the background in the step being planned ...
         self._extent = 1.0  # ... and how much of the time for prompts it may take
@@ -48,7 +49,9 @@ class FairShare:
 
     def take(self, running: Collection[Request], first_waiting: Request | None) -> StepShares:
         """Choose the requests of the next step; first_waiting would start next."""
-        self._recent.see(max((request.priority for request in running), default=None), self._clock())
+        top = max((request.priority for request in running), default=None)
+        self._recent.see(top, self._clock())
+        self._highest = -math.inf if top is None else top
         self._background = self._find_background(running)
         is_low_waiting = first_waiting is not None and self._is_low(first_waiting, running)
         self._is_owed = is_low_waiting or bool(self._background)
@@ -88,6 +91,10 @@ class FairShare:
     def includes(self, requests: Iterable[Request], running: Collection[Request]) -> bool:
         """Whether one of these would take part in the step if it started."""
         if self._part in ("prompts", "all"):
+            return True
+        highest = max((one.priority for one in requests), default=-math.inf)
+        if highest >= self._highest:  # without looking at all that run, for each of hundreds that start
+            self._highest = highest  # it may run from now on
             return True
         top, now = max((other.priority for other in running), default=-math.inf), self._clock()
         return any(one.priority >= top or not self._policy.is_background(one, int(top), now) for one in requests)

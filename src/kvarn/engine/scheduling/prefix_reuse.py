@@ -55,11 +55,11 @@ class PrefixReuse:
         end = num_computed + self._kv.block_size
         if not self.may_share(request) or end >= len(request.token_ids):
             return False
-        wanted = request.token_ids[:end]
-        return any(
-            other.num_computed < end and other.tenant == request.tenant and other.token_ids[:end] == wanted
-            for other in others
-        )
+        wanted, last = request.token_ids[:end], request.token_ids[end - 1]
+        alike = [
+            one for one in others if one.num_computed < end <= len(one.token_ids) and one.token_ids[end - 1] == last
+        ]
+        return any(other.tenant == request.tenant and other.token_ids[:end] == wanted for other in alike)
 
     def publish(self, request: Request) -> None:
         """Publish the blocks that the request has computed."""

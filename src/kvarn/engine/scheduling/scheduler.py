@@ -125,6 +125,7 @@ class Scheduler:
             raise
 
     def _plan(self, draft: Draft, newest: StepPlan | None) -> StepPlan:
+        self._live.allocation.begin_plan()
         self._start_highest(draft)
         shares = self._fairness.take(self._live.running.values(), self._live.waiting.peek())
         if not self._decoder.has_divisible_spans:

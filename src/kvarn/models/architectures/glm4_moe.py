@@ -18,7 +18,7 @@ SIGMOID = 2  # GGUF's number of this scoring function
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a GLM-4.5; GGUF says by tensors whether there are biases and norms of Q and K."""
-    dims, norm = _without_draft_layers(hparams, read_dimensions(hparams)), rms_norm(hparams)
+    dims, norm = without_draft_layers(hparams, read_dimensions(hparams)), rms_norm(hparams)
     hparams.raw(None, "num_nextn_predict_layers")
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
     has_bias, has_norm = (hparams.has_tensor(f"blk.0.{name}") for name in ("attn_q.bias", "attn_q_norm.weight"))
@@ -41,8 +41,8 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _without_draft_layers(hparams: HParams, dims: Dimensions) -> Dimensions:
-    """GGUF counts the layers that draft tokens ahead."""
+def without_draft_layers(hparams: HParams, dims: Dimensions) -> Dimensions:
+    """Leave out the layers that draft tokens ahead, which GGUF counts."""
     num_draft = hparams.integer("num_draft_layers", default=0) if hparams.is_gguf else 0
     if num_draft >= dims.num_layers:
         raise hparams.format_error(
@@ -70,7 +70,7 @@ def _experts(hparams: HParams) -> MixtureOfExperts:
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=True)
     experts = mixture_of_experts(hparams, hparams.integer("num_experts"), hidden, renormalise=renormalise)
     groups = ExpertGroups(hparams.integer("num_groups", default=1), hparams.integer("num_active_groups", default=1))
-    _check_groups(hparams, experts, groups)
+    check_groups(hparams, experts, groups)
     return replace(
         experts,
         scoring="sigmoid",
@@ -81,10 +81,10 @@ def _experts(hparams: HParams) -> MixtureOfExperts:
     )
 
 
-def _check_groups(hparams: HParams, experts: MixtureOfExperts, groups: ExpertGroups) -> None:
-    """A group is judged by its two best experts; those of the kept groups must be as many as a token meets."""
+def check_groups(hparams: HParams, experts: MixtureOfExperts, groups: ExpertGroups) -> None:
+    """Refuse groups with fewer experts than judge them, and fewer kept ones than a token meets."""
     size = experts.num_experts // groups.count
-    if experts.num_experts % groups.count or (groups.count > 1 and size < 2):
+    if experts.num_experts % groups.count or (groups.count > 1 and size < groups.num_judged):
         raise hparams.format_error(f"{experts.num_experts} experts cannot be in {groups.count} groups (n_group)")
     if groups.num_active > groups.count:
         raise hparams.format_error(f"{groups.num_active} of {groups.count} groups are kept (topk_group)")

@@ -65,6 +65,10 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "arcee": (2560, 18432, 32, 32, None, None, 4096, 1e-5),
     "nemotron": (6144, 24576, 32, 48, None, None, 4096, None),
     "gpt_neox": (6144, 24576, 44, 64, None, None, 2048, None),
+    "deepseek_v2": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), (7168, 18432, 61, 128, 128, None, 4096, 1e-6)),
+    "glm4_moe_lite": (2048, 10240, 47, 20, 20, None, 202752, 1e-5),
+    "minicpm3": (2560, 6400, 62, 40, 40, None, 32768, 1e-5),
     "minimax_m2": (3072, 1536, 62, 48, 8, 128, 196608, 1e-6),
     "bert": (768, 3072, 12, 12, None, None, 512, None),
 }

@@ -101,6 +101,29 @@ _DELTA_NET: Final = {
 }
 _DELTA_MOE: Final = _DECODER | _BIAS | _EXPERTS | _DELTA_NET | {"moe_intermediate_size": 512, "norm_topk_prob": True}
 _QWEN35_MOE: Final = _DELTA_MOE | {"num_experts": 256, "num_experts_per_tok": 8, "shared_expert_intermediate_size": 512}
+_LATENT: Final = _without(_DECODER, "layer_types") | {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "head_dim": 64,
+    "qk_head_dim": 192,
+}
+_LATENT_MOE: Final = _LATENT | {
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "rope_interleave": True,
+    "num_nextn_predict_layers": 1,
+    **dict.fromkeys(("scoring_func", "topk_method", "num_mtp_layers")),
+}
 _VISION_TEXT: Final = {"rope_theta": 1000000.0, "rope_scaling": None, "max_window_layers": 80}
 _MASK: Final = {"mask_token_id": None}
 _LLADA: Final = {
@@ -210,6 +233,20 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"attention_bias": False, "partial_rotary_factor": 0.5, "use_qk_norm": False, "norm_topk_prob": True}
     | {"n_routed_experts": 128, "n_shared_experts": 1, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1}
     | {"n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, "scoring_func": None},
+    "deepseek_v2": _without(_LATENT_MOE, "rope_interleave", "num_nextn_predict_layers", "num_mtp_layers")
+    | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": None, "moe_intermediate_size": 1407}
+    | {"first_k_dense_replace": 0, "norm_topk_prob": False, "routed_scaling_factor": 1.0}
+    | {"n_group": None, "topk_group": None, "topk_method": "greedy"},
+    "deepseek_v3": _LATENT_MOE,
+    "kimi_k2": _LATENT_MOE,
+    "glm4_moe_lite": _without(_LATENT_MOE, "first_k_dense_replace")
+    | {"q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_head_dim": 256, "v_head_dim": 256, "n_routed_experts": 64}
+    | {"num_experts_per_tok": 4, "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8}
+    | {"n_group": 1, "topk_group": 1, "mlp_layer_types": None},
+    "minicpm3": _LATENT
+    | {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None}
+    | {"head_dim": 32, "qk_head_dim": 96}
+    | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "tie_word_embeddings": True},
     "minimax_m2": _DECODER
     | {"rope_theta": 5000000.0, "num_local_experts": 256, "num_experts_per_tok": 8}
     | {"partial_rotary_factor": None, "rotary_dim": None, "scoring_func": None},

@@ -16,6 +16,7 @@ from kvarn.models.spec import (
     Encoder,
     FeedForward,
     GatedDeltaNet,
+    LatentAttention,
     MixtureOfExperts,
     ModelSpec,
     Norm,
@@ -113,6 +114,8 @@ def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
         yield from _gated_delta_net(block.mixer, width)
     elif isinstance(block.mixer, ShortConv):
         yield from _short_conv(block.mixer, width)
+    elif isinstance(block.mixer, LatentAttention):
+        yield from _latent_attention(block.mixer, width)
     else:
         yield from _attention(block.mixer, width)
     if isinstance(block.feed_forward, MixtureOfExperts):
@@ -161,6 +164,21 @@ def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
         yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
         if attention.kv_source is None:
             yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
+
+
+def _latent_attention(layer: LatentAttention, width: int) -> Iterator[tuple[str, Shape]]:
+    q = layer.num_heads * (layer.nope_dim + layer.rope_dim)
+    if layer.query_rank is None:
+        yield "attn_q.weight", (q, width)
+    else:
+        yield "attn_q_a.weight", (layer.query_rank, width)
+        yield from _norm("attn_q_a_norm", layer.norm, layer.query_rank)
+        yield "attn_q_b.weight", (q, layer.query_rank)
+    yield "attn_kv_a_mqa.weight", (layer.row_dim, width)
+    yield from _norm("attn_kv_a_norm", layer.norm, layer.rank)
+    yield "attn_k_b.weight", (layer.num_heads, layer.rank, layer.nope_dim)
+    yield "attn_v_b.weight", (layer.num_heads, layer.value_dim, layer.rank)
+    yield "attn_output.weight", (width, layer.num_heads * layer.value_dim)
 
 
 def _gated_delta_net(layer: GatedDeltaNet, width: int) -> Iterator[tuple[str, Shape]]:

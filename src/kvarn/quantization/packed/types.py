@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-import numpy as np
-import numpy.typing as npt
-
-from kvarn.backends.native import _native
 from kvarn.formats.weights import TensorType
-from kvarn.quantization.packed.iq4_xs import encode_iq4_xs
-from kvarn.quantization.packed.mxfp4 import encode_mxfp4
-
-Float32 = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 
 class PackedType(Enum):
@@ -41,10 +32,3 @@ class PackedType(Enum):
 
 
 WrittenType = TensorType | PackedType
-
-
-def encode(values: Float32, type: PackedType, importance: Float32 | None, team: _native.ThreadTeam) -> Bytes:
-    """The bytes of rows of finite values; importance: one number for each column, or none."""
-    if type is PackedType.IQ4_XS:
-        return encode_iq4_xs(values, importance, team)
-    return encode_mxfp4(values, importance)

@@ -1,4 +1,4 @@
-"""The attention kernels: a program takes some queries of one sequence with all query heads of one KV head.
+"""The attention kernel: a program takes some queries of one sequence with all query heads of one KV head.
 
 Masks: 0 causal, 1 causal by blocks, 2 bidirectional; windows on top. See attention.py for the arithmetic that is fixed.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from kvarn.backends.torch.cuda.dependent import wait_for_inputs
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -34,12 +36,13 @@ def _bounds(
 
 @triton.jit
 def _merge(sums, weights, top, sums2, weights2, top2):
-    """Add a piece to the pieces before it."""
+    """Add a tile to the tiles before it; explicit fused multiply-adds, so that every caller is rounded alike."""
     best = tl.maximum(top, top2)
     safe = tl.where(best == float("-inf"), 0.0, best)
     old = tl.exp2(top - safe)
     new = tl.exp2(top2 - safe)
-    return sums * old[:, None] + sums2 * new[:, None], weights * old + weights2 * new, best
+    sums = tl.fma(sums2, tl.broadcast_to(new[:, None], sums2.shape), sums * old[:, None])
+    return sums, tl.fma(weights2, new, weights * old), best
 
 
 @triton.jit
@@ -56,36 +59,39 @@ def _visible(keys, queries, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW
 
 
 @triton.jit
-def _load_tile(base, at, inside, d, dtype, IS_WHOLE: tl.constexpr):
+def _load_tile(base, at, inside, dtype, IS_WHOLE: tl.constexpr):
     """Keys or values of a tile; what is not inside is 0."""
     if IS_WHOLE:
-        found = tl.load(base + at[:, None] + d[None, :])
-    else:
-        found = tl.load(base + at[:, None] + d[None, :], mask=inside, other=0.0)
-    return found.to(dtype)
+        return tl.load(base + at).to(dtype)
+    return tl.load(base + at, mask=inside, other=0.0).to(dtype)
 
 
 @triton.jit
-def _add_tile(
-    q, sums, weights, top, k, v, k_slot, table, n, hi, positions, shift, scale, cap,
-    DIM: tl.constexpr, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+def _attend_tile(
+    q, k, v, table, n, hi, positions, shift, scale, cap,
+    PER_BLOCK: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend to the slots n .. n + TILE - 1, of which those from hi on are nobody's."""
+    """Sums of values, of weights and the largest score of the slots n .. n + TILE - 1, those from hi on nobody's."""
     ROWS: tl.constexpr = q.shape[0]
     DIM_PAD: tl.constexpr = q.shape[1]
-    slots = n + tl.arange(0, TILE)
+    offsets = tl.arange(0, TILE)
     d = tl.arange(0, DIM_PAD)
+    slots = n + offsets
     is_there = slots < hi
-    if MASKED:
-        blocks = tl.load(table + slots // BLOCK, mask=is_there, other=0).to(tl.int64)
+    IS_PADDED: tl.constexpr = DIM != DIM_PAD
+    IN_BLOCK: tl.constexpr = BLOCK % TILE == 0  # one block holds the tile, whatever of it is written
+    if IN_BLOCK:
+        start = tl.load(table + n // BLOCK).to(tl.int64) * PER_BLOCK
+        k += start
+        v += start
+        at = (n % BLOCK + offsets)[:, None] * DIM + d[None, :]
     else:
-        blocks = tl.load(table + slots // BLOCK).to(tl.int64)
-    at = (blocks * BLOCK + slots % BLOCK) * k_slot
+        blocks = tl.load(table + slots // BLOCK, mask=is_there, other=0).to(tl.int64)
+        at = (blocks * PER_BLOCK + slots % BLOCK * DIM)[:, None] + d[None, :]
     inside = is_there[:, None] & (d < DIM)[None, :]
-    IS_WHOLE: tl.constexpr = (not MASKED) and DIM == DIM_PAD
-    keys = _load_tile(k, at, inside, d, q.dtype, IS_WHOLE)
-    values = _load_tile(v, at, inside, d, q.dtype, IS_WHOLE)
+    keys = _load_tile(k, at, inside, q.dtype, not IS_PADDED and (IN_BLOCK or not MASKED))
+    values = _load_tile(v, at, inside, q.dtype, not IS_PADDED and not MASKED)  # 0 times what is no number is none
     scores = tl.dot(q, keys.T, input_precision=PRECISION)
     if HAS_CAP:
         scores = cap * (1 - 2 / (tl.exp(scores * (2 * scale / cap)) + 1))
@@ -93,46 +99,30 @@ def _add_tile(
     if MASKED:
         seen = _visible(slots + shift, positions, MASK, MASK_BLOCK, WINDOW) & is_there[None, :]
         scores = tl.where(seen, scores, float("-inf"))
-    best = tl.maximum(top, tl.max(scores, 1) * scale)
-    safe = tl.where(best == float("-inf"), 0.0, best)
-    # An explicit fma: left to the compiler, masked and unmasked tiles would be rounded differently.
+    # Explicit fmas: the compiler would fuse other products with sums in one kernel than in another.
+    top = tl.fma(tl.max(scores, 1), tl.full([ROWS], 1.0, tl.float32) * scale, tl.zeros([ROWS], tl.float32))
+    safe = tl.where(top == float("-inf"), 0.0, top)
     p = tl.exp2(tl.fma(scores, tl.full([ROWS, TILE], 1.0, tl.float32) * scale, -safe[:, None])).to(values.dtype)
-    old = tl.exp2(top - safe)
     ones = tl.full([TILE, 16], 1.0, values.dtype)
-    weights = weights * old + tl.max(tl.dot(p, ones, input_precision=PRECISION), 1)
-    sums = tl.dot(p, values, sums * old[:, None], input_precision=PRECISION)
-    return sums, weights, best
+    weights = tl.max(tl.dot(p, ones, input_precision=PRECISION), 1)
+    return tl.dot(p, values, input_precision=PRECISION), weights, top
 
 
 @triton.jit
-def _add_tiles(
-    begin, end, q, state, whole_state, k, v, k_slot, table, hi, positions, shift, scale, cap,
-    DIM: tl.constexpr, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr,
+def _attend_tiles(
+    begin, end, sums, weights, top, q, k, v, table, hi, positions, shift, scale, cap,
+    PER_BLOCK: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend to the tiles from begin on; where a piece begins, the one before it is merged."""
-    sums, weights, top = state
-    all_sums, all_weights, all_top = whole_state
+    """Merge the tiles from begin on, left to right."""
     for n in tl.range(begin, end, TILE, num_stages=STAGES):
-        if not SPLIT:
-            if n % PIECE_SLOTS == 0:
-                all_sums, all_weights, all_top = _merge(all_sums, all_weights, all_top, sums, weights, top)
-                sums = tl.zeros_like(sums)
-                weights = tl.zeros_like(weights)
-                top = tl.full(top.shape, float("-inf"), tl.float32)
-        sums, weights, top = _add_tile(
-            q, sums, weights, top, k, v, k_slot, table, n, hi, positions, shift, scale, cap,
-            DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, MASKED, PRECISION,
+        sums2, weights2, top2 = _attend_tile(
+            q, k, v, table, n, hi, positions, shift, scale, cap,
+            PER_BLOCK, DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, MASKED, PRECISION,
         )  # fmt: skip
-    return (sums, weights, top), (all_sums, all_weights, all_top)
-
-
-@triton.jit
-def _nothing(ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sums, weights and largest score before the first key."""
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    return tl.zeros([ROWS, WIDTH], tl.float32), tl.zeros([ROWS], tl.float32), top
+        sums, weights, top = _merge(sums, weights, top, sums2, weights2, top2)
+    return sums, weights, top
 
 
 @triton.jit
@@ -155,96 +145,131 @@ def _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE: tl.
 
 
 @triton.jit
-def _places(row0, head, stride, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr):
-    """Where the program's queries lie in (rows, heads, DIM): token after token, each with the heads of its group."""
+def _load_queries(
+    q, row0, count, head, q_row, GROUP: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, DIM_PAD: tl.constexpr
+):
+    """(rows, DIM): token after token, each with the heads of its group; what is not there is 0."""
     r = tl.arange(0, ROWS)
     d = tl.arange(0, DIM_PAD)
-    return (row0 + r // GROUP).to(tl.int64)[:, None] * stride + (head * GROUP + r % GROUP)[:, None] * DIM + d[None, :]
+    places = (row0 + r // GROUP).to(tl.int64)[:, None] * q_row + (head * GROUP + r % GROUP)[:, None] * DIM + d[None, :]
+    return tl.load(q + places, mask=(r // GROUP < count)[:, None] & (d < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def _store_heads(
+    out, sinks, sums, weights, top, row0, count, head,
+    GROUP: tl.constexpr, DIM: tl.constexpr, OUT_ROW: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """Divide by the weights, a sink's among them, and write (rows, heads, DIM)."""
+    r = tl.arange(0, sums.shape[0])
+    d = tl.arange(0, sums.shape[1])
+    if HAS_SINKS:
+        zeros = tl.zeros([sums.shape[0]], tl.float32)
+        sink = tl.fma(tl.load(sinks + head * GROUP + r % GROUP), zeros + LOG2_E, zeros)
+        best = tl.maximum(top, sink)
+        old = tl.exp2(top - best)
+        sums = sums * old[:, None]
+        weights = tl.fma(weights, old, tl.exp2(sink - best))
+    places = (row0 + r // GROUP).to(tl.int64)[:, None] * OUT_ROW + (head * GROUP + r % GROUP)[:, None] * DIM
+    inside = (r // GROUP < count)[:, None] & (d < DIM)[None, :]
+    tl.store(out + places + d[None, :], (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _leave_part(sums, weights, top, part, part_sums, part_stats, finished, num_parts, HELD: tl.constexpr):
+    """Write one tile of keys to the scratch memory; whether all the others are there already."""
+    r = tl.arange(0, sums.shape[0])
+    d = tl.arange(0, sums.shape[1])
+    at = part.to(tl.int64) * HELD + r
+    tl.store(part_sums + at[:, None] * sums.shape[1] + d[None, :], sums, mask=(r < HELD)[:, None])
+    tl.store(part_stats + at * 2, top, mask=r < HELD)
+    tl.store(part_stats + at * 2 + 1, weights, mask=r < HELD)
+    tl.debug_barrier()
+    is_last = tl.atomic_add(finished, 1, sem="acq_rel") == num_parts - 1
+    if is_last:
+        tl.store(finished, 0)
+    return is_last
+
+
+@triton.jit
+def _merge_parts(
+    first, end, part0, part_sums, part_stats, ROWS: tl.constexpr, DIM_PAD: tl.constexpr, HELD: tl.constexpr
+):
+    """Merge the tiles that other programs have left, of which HELD rows were written."""
+    r = tl.arange(0, ROWS)
+    d = tl.arange(0, DIM_PAD)
+    is_held = r < HELD
+    sums = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    weights = tl.zeros([ROWS], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    for i in tl.range(first, end):
+        part = (part0 + i).to(tl.int64) * HELD + r
+        sums2 = tl.load(part_sums + part[:, None] * DIM_PAD + d[None, :], mask=is_held[:, None], other=0.0)
+        top2 = tl.load(part_stats + part * 2, mask=is_held, other=0.0)
+        weights2 = tl.load(part_stats + part * 2 + 1, mask=is_held, other=1.0)
+        sums, weights, top = _merge(sums, weights, top, sums2, weights2, top2)
+    return sums, weights, top
 
 
 @triton.jit(do_not_specialize=["width", "most"])
 def attend_kernel(
-    q, out, k, v, k_slot, k_head, q_row,
+    q, out, k, v, sinks, q_row,
     tile_sequences, tile_rows, tile_counts, row_positions, contexts, shifts, tables, width, scale, cap,
-    part_sums, part_stats, most,
+    part_sums, part_stats, finished, most,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr,
-    MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr, IS_DECODE: tl.constexpr,
+    HELD: tl.constexpr, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    IS_DECODE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries and one KV head; with SPLIT, one piece of it."""
+    """One tile of queries and one KV head; with SPLIT one tile of keys, and the last program to end merges them all."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    PER_BLOCK: tl.constexpr = KV_HEADS * BLOCK * DIM
     PRECISION: tl.constexpr = "ieee" if q.dtype.element_ty == tl.float32 else "tf32"
     tile = tl.program_id(0)
     head = tl.program_id(1)
+    wait_for_inputs(DEPENDENT)
     s, row0, count, context = _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE)
     if count == 0:
         return
     first = tl.load(row_positions + row0).to(tl.int32)
     shift = tl.load(shifts + s)
-    last = first + count - 1
-    lo, whole, hi = _bounds(first, last, context, shift, MASK, MASK_BLOCK, WINDOW, TILE)
+    lo, whole, hi = _bounds(first, first + count - 1, context, shift, MASK, MASK_BLOCK, WINDOW, TILE)
+    n = lo
     if SPLIT:
-        lo = tl.maximum(lo, tl.program_id(2) * PIECE_SLOTS)
-        hi = tl.minimum(hi, (tl.program_id(2) + 1) * PIECE_SLOTS)
-        if lo >= hi:
+        n = tl.program_id(2) * TILE
+        if (n < lo) | (n >= hi):
             return
-    middle = tl.maximum(lo, tl.minimum(whole, hi) // TILE * TILE)
-    r = tl.arange(0, ROWS)
-    d = tl.arange(0, DIM_PAD)
-    inside = (r // GROUP < count)[:, None] & (d < DIM)[None, :]
-    places = _places(row0, head, q_row, GROUP, DIM, DIM_PAD, ROWS)
-    queries = tl.load(q + places, mask=inside, other=0.0)
-    positions = first + r // GROUP
-    k += head.to(tl.int64) * k_head
-    v += head.to(tl.int64) * k_head
+    queries = _load_queries(q, row0, count, head, q_row, GROUP, DIM, ROWS, DIM_PAD)
+    positions = first + tl.arange(0, ROWS) // GROUP
+    k += head * (BLOCK * DIM)
+    v += head * (BLOCK * DIM)
     table = tables + s.to(tl.int64) * width
-    state = _nothing(ROWS, DIM_PAD)
-    before = _nothing(ROWS, DIM_PAD)
-    state, before = _add_tiles(
-        lo, middle, queries, state, before, k, v, k_slot, table, hi, positions, shift, scale, cap,
-        DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, PIECE_SLOTS, STAGES, SPLIT, False, PRECISION,
-    )  # fmt: skip
-    state, before = _add_tiles(
-        middle, hi, queries, state, before, k, v, k_slot, table, hi, positions, shift, scale, cap,
-        DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, PIECE_SLOTS, STAGES, SPLIT, True, PRECISION,
-    )  # fmt: skip
-    sums, weights, top = state
     if SPLIT:
-        part = (((tile * KV_HEADS + head) * most + tl.program_id(2)).to(tl.int64) * ROWS) + r
-        tl.store(part_sums + part[:, None] * DIM_PAD + d[None, :], sums)
-        tl.store(part_stats + part * 2, top)
-        tl.store(part_stats + part * 2 + 1, weights)
+        sums, weights, top = _attend_tile(
+            queries, k, v, table, n, hi, positions, shift, scale, cap,
+            PER_BLOCK, DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, True, PRECISION,
+        )  # fmt: skip
+        begin = lo // TILE
+        end = tl.cdiv(hi, TILE)
+        counter = tile * KV_HEADS + head
+        part = counter * most + n // TILE
+        if _leave_part(sums, weights, top, part, part_sums, part_stats, finished + counter, end - begin, HELD):
+            part0 = counter * most
+            sums, weights, top = _merge_parts(begin, end, part0, part_sums, part_stats, ROWS, DIM_PAD, HELD)
+            _store_heads(out, sinks, sums, weights, top, row0, count, head, GROUP, DIM, HEADS * DIM, HAS_SINKS)
     else:
-        sums, weights, top = _merge(before[0], before[1], before[2], sums, weights, top)
-        tl.store(out + places, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["most"])
-def merge_kernel(
-    out, out_row, tile_sequences, tile_rows, tile_counts, row_positions, contexts, shifts,
-    part_sums, part_stats, most,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr,
-    MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW: tl.constexpr, TILE: tl.constexpr, PIECE_SLOTS: tl.constexpr,
-    IS_DECODE: tl.constexpr,
-):  # fmt: skip
-    """Merge the pieces of one tile and KV head, left to right."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
-    s, row0, count, context = _tile(tile, tile_sequences, tile_rows, tile_counts, contexts, IS_DECODE)
-    if count == 0:
-        return
-    first = tl.load(row_positions + row0).to(tl.int32)
-    bounds = _bounds(first, first + count - 1, context, tl.load(shifts + s), MASK, MASK_BLOCK, WINDOW, TILE)
-    r = tl.arange(0, ROWS)
-    d = tl.arange(0, DIM_PAD)
-    sums, weights, top = _nothing(ROWS, DIM_PAD)
-    for piece in range(bounds[0] // PIECE_SLOTS, tl.cdiv(bounds[2], PIECE_SLOTS)):
-        part = (((tile * KV_HEADS + head) * most + piece).to(tl.int64) * ROWS) + r
-        sums2 = tl.load(part_sums + part[:, None] * DIM_PAD + d[None, :])
-        top2 = tl.load(part_stats + part * 2)
-        weights2 = tl.load(part_stats + part * 2 + 1)
-        sums, weights, top = _merge(sums, weights, top, sums2, weights2, top2)
-    inside = (r // GROUP < count)[:, None] & (d < DIM)[None, :]
-    places = _places(row0, head, out_row, GROUP, DIM, DIM_PAD, ROWS)
-    tl.store(out + places, (sums / weights[:, None]).to(out.dtype.element_ty), mask=inside)
+        sums = tl.zeros([ROWS, DIM_PAD], tl.float32)
+        weights = tl.zeros([ROWS], tl.float32)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        middle = lo
+        if not IS_DECODE:  # a single query has one tile that is not whole: not worth a loop of its own
+            middle = tl.maximum(lo, tl.minimum(whole, hi) // TILE * TILE)
+            sums, weights, top = _attend_tiles(
+                lo, middle, sums, weights, top, queries, k, v, table, hi, positions, shift, scale, cap,
+                PER_BLOCK, DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, STAGES, False, PRECISION,
+            )  # fmt: skip
+        sums, weights, top = _attend_tiles(
+            middle, hi, sums, weights, top, queries, k, v, table, hi, positions, shift, scale, cap,
+            PER_BLOCK, DIM, MASK, MASK_BLOCK, WINDOW, HAS_CAP, BLOCK, TILE, STAGES, True, PRECISION,
+        )  # fmt: skip
+        _store_heads(out, sinks, sums, weights, top, row0, count, head, GROUP, DIM, HEADS * DIM, HAS_SINKS)

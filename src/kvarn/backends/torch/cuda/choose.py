@@ -1,20 +1,22 @@
 """Which kernel computes each product: the fastest among those that give the same bits, by shape alone.
 
 The vendor's library is fastest for many rows and nearly always computes the same chain; where it was seen not to, our
-own kernel does. For the few numbers of rows of a decode step several tilings are timed as well, once, when the model is
-loaded.
+own kernel does. For the few numbers of rows of a decode step several tilings are timed as well, when a model of its
+shape is loaded for the first time: pick_store.py keeps what was found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.matmul import Epilogue, Tiling, default_tiling, multiply
+from kvarn.backends.torch.cuda.matmul import TILINGS, Epilogue, Tiling, default_tiling, multiply
+from kvarn.backends.torch.cuda.pick_store import PickStore, Stored
 
 NUM_COMPARED = 1 << 20  # results
 LIBRARY_DEPTH = 64  # an inner dimension that is no multiple of it is padded by the library in its own way
@@ -29,6 +31,10 @@ CANDIDATES = tuple(
         (16, 32, 128, 8, 4, True),
         (16, 64, 256, 3, 4, True),
         (16, 128, 64, 6, 4, True),
+        (16, 128, 128, 4, 4, True),
+        (16, 64, 64, 10, 4, True),
+        (16, 32, 512, 3, 4, True),
+        (16, 16, 256, 6, 4, True),
         (32, 64, 128, 5, 4, True),
         (64, 64, 128, 4, 4, True),
         (64, 128, 64, 4, 8, True),
@@ -49,8 +55,9 @@ class Pick:
 class Matmuls:
     """The products of one model."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: PickStore | None = None) -> None:
         self.picks: dict[Key, Pick] = {}
+        self._store = store
         torch.backends.cuda.preferred_blas_library("cublaslt")  # the one that can be kept from splitting sums
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
@@ -76,22 +83,52 @@ class Matmuls:
             x = _random_rows(count, weights[0])
             key = _key(x, weights[0], epilogue, dtype)
             if key not in self.picks:
-                self.picks[key] = _fastest(x, weights[:TIMED_CALLS], epilogue, dtype)
+                self.picks[key] = self._kept(key, partial(_fastest, x, weights[:TIMED_CALLS], epilogue, dtype))
+        if self._store is not None:
+            self._store.save()
 
     def _run(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
         key = _key(x, weight, epilogue, out.dtype)
         pick = self.picks.get(key)
-        if pick is None:
+        if pick is None and torch.cuda.is_current_stream_capturing():
             pick = self._library_or_own(x, weight, epilogue, out.dtype)
-            if not torch.cuda.is_current_stream_capturing():
-                self.picks[key] = pick
+        elif pick is None:
+            pick = self.picks[key] = self._kept(key, partial(self._library_or_own, x, weight, epilogue, out.dtype))
+            if self._store is not None:
+                self._store.save(at_once=False)
         return _compute(pick, x, weight, out, epilogue)
+
+    def _kept(self, key: Key, choose: Callable[[], Pick]) -> Pick:
+        """The pick of an earlier process, or one that is made now."""
+        if self._store is None:
+            return choose()
+        *numbers, dtype = key
+        name = " ".join([*map(str, numbers), str(dtype).removeprefix("torch.")])
+        pick = _restored(self._store.find(name), key)
+        if pick is None:
+            pick = choose()
+            self._store.add(name, [pick.tiling and list(astuple(pick.tiling)), round(pick.microseconds, 2)])
+        return pick
 
     def _library_or_own(self, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Pick:
         own = Pick(default_tiling(len(x), epilogue, x.element_size()))
         if len(x) <= FEW_ROWS or torch.cuda.is_current_stream_capturing():
             return own
         return Pick(None) if _is_equal(Pick(None), own, x, weight, epilogue, dtype) else own
+
+
+def _restored(stored: Stored | None, key: Key) -> Pick | None:
+    """A stored pick, if it is one that could be made here."""
+    match stored:
+        case [None, int() | float() as microseconds]:
+            is_tried = key[0] > FEW_ROWS and key[2] % LIBRARY_DEPTH == 0
+            return Pick(None, microseconds) if is_tried else None
+        case [[*fields], int() | float() as microseconds]:
+            known = [one for one in (*CANDIDATES, *TILINGS) if list(astuple(one)) == fields]
+            default = default_tiling(key[0], Epilogue(key[3]), torch.bfloat16.itemsize)
+            known += [default] if list(astuple(default)) == fields else []
+            return Pick(known[0], microseconds) if known else None
+    return None
 
 
 def _compute(pick: Pick, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
@@ -142,10 +179,11 @@ def _time_us(pick: Pick, x: Tensor, weights: Sequence[Tensor], epilogue: Epilogu
         for i in range(TIMED_CALLS):
             _compute(pick, x, weights[i % len(weights)], out, epilogue)
 
-    return _replay_us(call) / TIMED_CALLS
+    return replay_us(call) / TIMED_CALLS
 
 
-def _replay_us(call: Callable[[], None]) -> float:
+def replay_us(call: Callable[[], object]) -> float:
+    """Microseconds of one call, captured."""
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -6,24 +6,31 @@ share one pool of memory, so only one of them may be under way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvarn.backends.batch import Batch, Int32
+from kvarn.backends.batch import Batch, Int32, StateSlots
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
+from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
-from kvarn.backends.torch.step import PIECE, PagedTiles, Step, cut_rows, token_slots, with_chosen
+from kvarn.backends.torch.mixers.recurrent import STATE_ROWS, StateRows, state_arrays
+from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
+from kvarn.models.spec import MaskedDiffusion
 
 MAX_SEQUENCES = 256
 PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
+DENOISING_ROWS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # of a step of blocks and whole canvases
 DEEP = 4096  # context of the deepest step that is captured before the first request
 OUTPUTS = (16, 256)  # rows of such a step whose states are wanted
+DENOISING_OUTPUTS = (32, 128, 256, 512)
+DENOISING_BLOCK = 32  # the usual length of a block
 # The staged arrays, one after the other in one buffer, and what stands in them where a batch has nothing.
 PADDING = {
     "token": 0,
@@ -36,6 +43,8 @@ PADDING = {
     "count": 0,
     "output": 0,
 }
+STATE_PADDING = {"begins": 0, "read": -1, "written": -1, "saved": -1, "firsts": 0, "ends": 0}  # recurrent.StateRows
+FEW_SEQUENCES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +55,16 @@ class StepShape:
     outputs: int  # the same as rows: all of them, in order
     tile: int  # queries of one tile
     tiles: int
-    pieces: int  # computed side by side
+    key_tiles: int  # computed side by side
 
     @property
     def is_decode(self) -> bool:
         return self.tile == 1
+
+    @property
+    def sequences(self) -> int:
+        """At most so many."""
+        return self.rows if self.is_decode else self.tiles - self.rows // self.tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +78,8 @@ class Captured:
 class Inputs:
     """The staged arrays of a step of at most so many rows, on the host and on the device."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.staged = torch.zeros(len(PADDING), size, dtype=torch.int32, pin_memory=True)
+    def __init__(self, num_arrays: int, size: int, device: torch.device) -> None:
+        self.staged = torch.zeros(num_arrays, size, dtype=torch.int32, pin_memory=True)
         self.on_device = self.staged.to(device)
 
 
@@ -78,10 +92,15 @@ class CapturedSteps:
         self._model, self._cache, self._ops = model, cache, model.ops
         self._chosen = chosen
         self._width = -(-max_context // cache.block_size)
+        self._generation = model.weights.spec.generation
+        is_denoising = isinstance(self._generation, MaskedDiffusion)
+        self._rows: tuple[int, ...] = DENOISING_ROWS if is_denoising else PROMPT_ROWS
+        self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
-        self._decode_inputs = Inputs(MAX_SEQUENCES, cache.device)
-        self._prompt_inputs = Inputs(PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
+        self._padding = PADDING | (STATE_PADDING if cache.states else {})
+        self._decode_inputs = Inputs(len(self._padding), MAX_SEQUENCES, cache.device)
+        self._prompt_inputs = Inputs(len(self._padding), PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
         self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._tables = self._staged_tables.to(cache.device)
         self._copied = torch.cuda.Event()  # the last copy has read the staged memory
@@ -98,23 +117,26 @@ class CapturedSteps:
         found.graph.replay()
         left, count = found.left, len(batch.output_rows)
         logits, greedy = (None if one is None else one[:count] for one in (left.logits, left.greedy))
-        return Decoded(left.hidden[:count].clone(), logits, greedy)
+        confident = None if left.confident is None else left.confident.first(count)
+        return Decoded(left.hidden[:count].clone(), logits, greedy, confident)
 
     def _shape(self, batch: Batch) -> StepShape | None:
         num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
         if batch.keep or not 0 < width <= self._width or not 0 < num_sequences <= MAX_SEQUENCES:
             return None
+        if self._cache.states and batch.states is None:
+            return None
         longest = int(batch.context_lens.max())
         if num_rows == num_sequences == len(batch.output_rows):
             rows = next(size for size in BUCKETS if num_rows <= size)
-            return StepShape(rows, rows, 1, rows, self._ops.pieces_of(rows, longest))
-        rows = next((size for size in PROMPT_ROWS if num_rows <= size), 0)
-        outputs = next((size for size in OUTPUTS if len(batch.output_rows) <= size), 0)
+            return StepShape(rows, rows, 1, rows, self._ops.key_tiles_of(rows, longest))
+        rows = next((size for size in self._rows if num_rows <= size), 0)
+        outputs = next((size for size in self._outputs if len(batch.output_rows) <= size), 0)
         if not rows or not outputs:
             return None
         tile = self._ops.prompt_tile
-        tiles = rows // tile + (16 if num_sequences <= 16 else MAX_SEQUENCES)
-        return StepShape(rows, outputs, tile, tiles, self._ops.pieces_of(tiles, longest))
+        tiles = rows // tile + (FEW_SEQUENCES if num_sequences <= FEW_SEQUENCES else MAX_SEQUENCES)
+        return StepShape(rows, outputs, tile, tiles, self._ops.key_tiles_of(tiles, longest))
 
     def _stage(self, batch: Batch, shape: StepShape) -> None:
         """Write the batch to pinned memory and begin its copy."""
@@ -131,9 +153,10 @@ class CapturedSteps:
             "first": batch.row_starts[sequences] + first,
             "count": np.minimum(lengths[sequences] - first, shape.tile),
             "output": batch.output_rows,
+            **(state_arrays(batch) if self._cache.states else {}),
         }
         inputs = self._inputs(shape)
-        for row, (name, nothing) in zip(inputs.staged.numpy(), PADDING.items(), strict=True):
+        for row, (name, nothing) in zip(inputs.staged.numpy(), self._padding.items(), strict=True):
             row[: len(arrays[name])] = arrays[name]
             row[len(arrays[name]) :] = nothing
         tables: Int32 = self._staged_tables.numpy()
@@ -161,17 +184,20 @@ class CapturedSteps:
         return Captured(graph, left)
 
     def _step(self, shape: StepShape) -> Step:
-        at = dict(zip(PADDING, self._inputs(shape).on_device, strict=True))
+        at = dict(zip(self._padding, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
         tiles = PagedTiles(
             self._tables, at["context"], at["shift"], sequences, first, counts,
-            num_pieces=shape.pieces, tile=shape.tile, is_decode=shape.is_decode,
+            num_key_tiles=shape.key_tiles, tile=shape.tile, is_decode=shape.is_decode,
         )  # fmt: skip
         tokens, positions, slots = (at[name][: shape.rows] for name in ("token", "position", "slot"))
         outputs = None if shape.is_decode else at["output"][: shape.outputs]
         empty = np.empty(0, np.int32)
         nothing = Batch(empty, empty, empty, empty, empty, empty)
-        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles)
+        counts = {name: shape.rows if name in STATE_ROWS else shape.sequences for name in STATE_PADDING}
+        held = {name: at[name][:count] for name, count in counts.items()} if self._cache.states else None
+        states = None if held is None else StateRows(**held)
+        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles, states)
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
@@ -181,6 +207,10 @@ class CapturedSteps:
         hidden = model.finish(x, step)
         if model.weights.head is None or len(hidden) != shape.outputs:
             return Decoded(hidden, None, None)
+        if isinstance(self._generation, MaskedDiffusion):  # each graph would keep logits of many rows: none are left
+            best_of, mask_id = self._ops.most_confident, self._generation.mask_id
+            confident = confident_rows(lambda some: model.logits(hidden[some]), len(hidden), best_of, mask_id)
+            return Decoded(hidden, None, None, confident)
         logits = model.logits(hidden)
         return Decoded(hidden, logits, most_probable(logits))
 
@@ -190,17 +220,40 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
-    decodes += [_batch(1, PIECE << doubled, 1, block_size) for doubled in range(DEEP.bit_length() - PIECE.bit_length())]
-    fitting = [batch for batch in prompts + decodes if int(batch.context_lens.max()) <= max_context]
-    return [batch for batch in fitting if int(batch.block_tables.max()) < num_blocks]
+    depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
+    decodes += [_batch(1, depth, 1, block_size) for depth in depths]
+    return _fitting(prompts + decodes, num_blocks, max_context)
 
 
-def _batch(num_sequences: int, first: int, rows: int, block_size: int) -> Batch:
-    """Rows of several sequences from one position on, each with its own blocks, the last row of each wanted."""
+def with_states(batch: Batch, num_states: int) -> Batch:
+    """The same batch with slots for states, where a model has them: what is written there, nobody has read yet."""
+    count, empty = len(batch.context_lens), np.empty(0, np.int32)
+    if not num_states:
+        return batch
+    written = np.arange(count, dtype=np.int32) % num_states
+    return replace(batch, states=StateSlots(np.full(count, -1, np.int32), written, empty, empty))
+
+
+def denoising_warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
+    """The same for a model that denoises: canvases, and the blocks of several requests."""
+    block = DENOISING_BLOCK
+    canvases = [_batch(1, 0, rows, block_size, block) for rows in (*DENOISING_ROWS, 2 * DENOISING_ROWS[-1])]
+    blocks = [_batch(outputs // block, 0, block, block_size, block) for outputs in DENOISING_OUTPUTS]
+    return _fitting(canvases + blocks, num_blocks, max_context)
+
+
+def _fitting(batches: list[Batch], num_blocks: int, max_context: int) -> list[Batch]:
+    short = [batch for batch in batches if int(batch.context_lens.max()) <= max_context]
+    return [batch for batch in short if int(batch.block_tables.max()) < num_blocks]
+
+
+def _batch(num_sequences: int, first: int, rows: int, block_size: int, num_wanted: int = 1) -> Batch:
+    """Rows of several sequences from one position on, each with its own blocks, the last rows of each wanted."""
     ids = np.zeros(num_sequences * rows, np.int32)
     starts = np.arange(num_sequences + 1, dtype=np.int32) * rows
     per_sequence = -(-(first + rows) // block_size)
     tables = np.arange(num_sequences * per_sequence, dtype=np.int32).reshape(num_sequences, per_sequence)
     positions = np.tile(np.arange(first, first + rows, dtype=np.int32), num_sequences)
     contexts = np.full(num_sequences, first + rows, np.int32)
-    return Batch(ids, positions, starts, contexts, tables, starts[1:] - 1)
+    wanted = (starts[1:, None] + np.arange(-num_wanted, 0)).reshape(-1).astype(np.int32)
+    return Batch(ids, positions, starts, contexts, tables, wanted)

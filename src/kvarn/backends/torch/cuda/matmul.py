@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvarn.backends.torch.cuda.dependent import LAUNCH, LINE_BYTES, prefetch_rows, wait_for_inputs
+
 GROUP = 8  # tiles of rows that share their weights in the cache
 
 
@@ -37,9 +39,18 @@ class Tiling:
 
     def fits(self, element_size: int, num_matrices: int) -> bool:
         """Whether its buffers fit into shared memory, and its sums into registers."""
-        buffers = (self.rows + num_matrices * self.columns) * self.depth * element_size * self.stages
         sums = num_matrices * self.rows * self.columns / (self.warps * 32)
-        return buffers <= MAX_SHARED and sums <= MAX_SUMS
+        return self.buffers(element_size, num_matrices) <= MAX_SHARED and sums <= MAX_SUMS
+
+    def buffers(self, element_size: int, num_matrices: int) -> int:
+        """Bytes of shared memory."""
+        return (self.rows + num_matrices * self.columns) * self.depth * element_size * self.stages
+
+    def prefetched(self, element_size: int) -> int:
+        """Lines of each row of weights that are asked for ahead of the rest: a power of two; only few rows wait for
+        their weights rather than for arithmetic."""
+        lines = self.depth * element_size * (self.stages - 1) // LINE_BYTES
+        return 1 << (lines.bit_length() - 1) if self.is_tall and lines else 0
 
 
 MAX_SHARED = 225 * 1024
@@ -55,8 +66,12 @@ TILINGS = (
 def default_tiling(rows: int, epilogue: Epilogue, element_size: int) -> Tiling:
     """A tiling that works everywhere; choose.py finds faster ones."""
     tiling = next((one for one in TILINGS if rows <= one.rows), TILINGS[-1])
-    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
-    while not tiling.fits(element_size, matrices):
+    return fitting(tiling, element_size, 2 if epilogue is Epilogue.SILU_GATED else 1)
+
+
+def fitting(tiling: Tiling, element_size: int, num_matrices: int) -> Tiling:
+    """The tiling with as many stages, and as much depth, as fit."""
+    while not tiling.fits(element_size, num_matrices):
         tiling = (
             replace(tiling, stages=tiling.stages - 1) if tiling.stages > 2 else replace(tiling, depth=tiling.depth // 2)
         )
@@ -69,13 +84,15 @@ def multiply(
     """out = x (rows, in) @ weight (out, in).T, or what the epilogue makes of it; out's type may be wider than x's."""
     rows, depth = x.shape
     columns = len(weight) // 2 if epilogue is Epilogue.SILU_GATED else len(weight)
-    tile = tiling or default_tiling(rows, epilogue, x.element_size())
+    element_size = x.element_size()
+    tile = tiling or default_tiling(rows, epilogue, element_size)
     grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
     _matmul_kernel[grid](
         x, weight, out, rows, columns, x.stride(0), weight.stride(0), out.stride(0),
         DEPTH=depth, ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.depth, STAGES=tile.stages, IS_TALL=tile.is_tall,
         GROUPED=GROUP, IS_EVEN=depth % tile.depth == 0 and columns % tile.columns == 0, EPILOGUE=int(epilogue),
-        num_warps=tile.warps,
+        PREFETCHED=tile.prefetched(element_size) if LAUNCH["DEPENDENT"] else 0,
+        num_warps=tile.warps, **LAUNCH,
     )  # fmt: skip
     return out
 
@@ -85,6 +102,7 @@ def _matmul_kernel(
     x, weight, out, rows, columns, x_row, weight_row, out_row,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
     IS_TALL: tl.constexpr, GROUPED: tl.constexpr, IS_EVEN: tl.constexpr, EPILOGUE: tl.constexpr,
+    PREFETCHED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PRECISION: tl.constexpr = "ieee" if x.dtype.element_ty == tl.float32 else "tf32"
     tiles_m = tl.cdiv(rows, ROWS)
@@ -105,6 +123,11 @@ def _matmul_kernel(
     else:
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
         up_total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    if PREFETCHED > 0:  # weights do not depend on the kernel before
+        prefetch_rows(weight, n, columns, weight_row, PREFETCHED)
+        if EPILOGUE == 2:
+            prefetch_rows(weight + columns.to(tl.int64) * weight_row, n, columns, weight_row, PREFETCHED)
+    wait_for_inputs(DEPENDENT)
     for at in tl.range(0, DEPTH, STEP, num_stages=STAGES):
         if IS_EVEN:
             w_tile = tl.load(w_at + at)

@@ -1,6 +1,6 @@
 """The operations of a model on an NVIDIA GPU: Triton kernels, and the vendor's matmuls where they give the same bits.
 
-What no kernel covers (layers without a cache, the keys a sparse cache keeps, experts) the plain operations compute.
+What no kernel covers (layers without a cache, the keys a sparse cache keeps) the plain operations compute.
 """
 
 from __future__ import annotations
@@ -14,53 +14,89 @@ from torch import Tensor
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda import attention as paged
-from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.choose import Matmuls
-from kvarn.backends.torch.cuda.matmul import Epilogue
-from kvarn.backends.torch.keep import pack_kept
+from kvarn.backends.torch.cuda import confidence, recurrent, rows
+from kvarn.backends.torch.cuda.experts import ExpertRows, run_experts
+from kvarn.backends.torch.cuda.matmul import Epilogue, multiply
+from kvarn.backends.torch.cuda.pick_store import open_store
+from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
+from kvarn.backends.torch.denoising.keep import pack_kept
+from kvarn.backends.torch.mixers.recurrent import make_state_rows
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PIECE, PagedTiles, Step, Tiles, make_paged_tiles
-from kvarn.backends.torch.weights import BlockWeights, FeedForwardWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, Attention, FeedForward
+from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    DeltaNetWeights,
+    ExpertWeights,
+    FeedForwardWeights,
+    Linear,
+    ModelWeights,
+    NormWeights,
+    ShortConvWeights,
+)
+from kvarn.models.recurrent import attentions, latent_layers
+from kvarn.models.spec import Activation, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, ShortConv
 
 log = logging.getLogger(__name__)
+
+Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
 
 BUCKETS = (16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
-MAX_SPLIT = 256  # tiles times KV heads below which a sequence's pieces are computed side by side
+MAX_SPLIT = 256  # tiles times KV heads below which a sequence's tiles of keys are computed side by side ...
+MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
 
 class CudaOps(PlainOps):
-    """Made for one model: `attentions` are the kinds of its layers."""
+    """Made for one model."""
 
-    def __init__(self, attentions: frozenset[Attention]) -> None:
-        self._matmuls = Matmuls()
+    reads_packed = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._matmuls = QuantizedMatmuls(open_store())
         super().__init__(self._matmuls)
-        self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
-        self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
-        self.has_kernels = not any(_lacks_kernel(one) for one in attentions)
-        if not self.has_kernels:
-            log.warning("no attention kernel for this model's layers: plain operations, slower and not captured")
+        self._group = max((one.num_heads // one.num_kv_heads for one in attentions(spec)), default=1)
+        self._kv_heads = max((one.num_kv_heads for one in attentions(spec)), default=1)
+        self._finished = torch.zeros(0, dtype=torch.int32)
+        self.can_be_captured = not _lacks_kernels(spec)
+        if not self.can_be_captured:
+            log.warning("some layers have no kernel for their attention: plain operations, slower and not captured")
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
-        shapes: dict[tuple[torch.Size, Epilogue, torch.dtype], list[Tensor]] = {}
-        for weight, epilogue, dtype in _products(weights):
-            shapes.setdefault((weight.shape, epilogue, dtype), []).append(weight)
-        for (_, epilogue, dtype), matrices in shapes.items():
-            self._matmuls.tune(matrices, BUCKETS, epilogue, dtype)
+        self._finished = torch.zeros(MAX_SPLIT, dtype=torch.int32, device=weights.tokens.device)
+        shapes: dict[tuple[object, ...], list[Product]] = {}
+        for product in _products(weights):
+            weight, epilogue, dtype = product
+            types = weight.types if isinstance(weight, QuantizedMatrix) else ()
+            shapes.setdefault((weight.shape, types, epilogue, dtype), []).append(product)
+        for products in shapes.values():
+            _, epilogue, dtype = products[0]
+            dense = [weight for weight, _, _ in products if isinstance(weight, Tensor)]
+            packed = [weight for weight, _, _ in products if isinstance(weight, QuantizedMatrix)]
+            if dense:
+                self._matmuls.tune(dense, BUCKETS, epilogue, dtype)
+            else:
+                self._matmuls.tune_quantized(packed, BUCKETS, epilogue, dtype)
+
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        if isinstance(tokens, Tensor):
+            return super().lookup(tokens, token_ids)
+        return self._matmuls.lookup(tokens, token_ids)
 
     def row_multiple(self, num_rows: int) -> int:
         """So few numbers of rows that a kernel can be chosen for each."""
         return next((bucket for bucket in BUCKETS if num_rows <= bucket), MULTIPLE)
 
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
-        if batch.block_tables.shape[1] == 0 or not self.has_kernels:
+        if batch.block_tables.shape[1] == 0 or not self.can_be_captured:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
-        return make_paged_tiles(batch, 1 if longest == 1 else self.prompt_tile, cache.device)
+        tile = 1 if longest == 1 else self.prompt_tile
+        num_tiles = int((-(-(batch.row_starts[1:] - batch.row_starts[:-1]) // tile)).sum())
+        return make_paged_tiles(batch, tile, self.key_tiles_of(num_tiles, int(batch.context_lens.max())), cache.device)
 
     @property
     def prompt_tile(self) -> int:
@@ -69,6 +105,9 @@ class CudaOps(PlainOps):
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:
         return self._matmuls.in_float32(x, head.weight)
+
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return confidence.most_confident(logits, banned)
 
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         if linear.bias is not None:
@@ -98,39 +137,64 @@ class CudaOps(PlainOps):
         q = rows.rotate_and_store(qkv, block, rope, step, pair)
         if step.batch.keep:
             pack_kept(q.float(), block, step, cache, self.all_heads)
-        attention = block.spec.attention
-        kernel = paged.Kernel(attention, paged.rows_for(attention, tiles.tile), cache.block_size)
-        scratch = self._scratch(tiles, kernel, q.device)
-        return paged.attend(q, pair, tiles, step.positions, kernel, scratch).view(len(q), -1)
+        kernel = paged.Kernel(block.spec.attention, tiles.tile, cache.block_size)
+        parts = self._parts(tiles, kernel)
+        return paged.attend(q, pair, block.sinks, tiles, step.positions, kernel, parts).view(len(q), -1)
 
-    def pieces_of(self, num_tiles: int, longest: int) -> int:
-        """Pieces that are computed side by side for contexts up to so many slots; 1: each sequence by one program."""
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        mixer, weights = block.spec.mixer, block.recurrent
+        rows = step.states or make_state_rows(step.batch, len(x), x.device)
+        states = states if states is not None else torch.empty(0, 0, device=x.device)  # no row has a slot
+        if isinstance(mixer, ShortConv) and isinstance(weights, ShortConvWeights):
+            return recurrent.short_conv(self.linear(x, block.qkv), weights.conv, mixer, rows, states)
+        assert isinstance(mixer, GatedDeltaNet), "an attention has no state"
+        assert isinstance(weights, DeltaNetWeights), "a delta net has its own weights"
+        qkv, gate = (self.linear(x, part) for part in (block.qkv, weights.gate))
+        alpha, beta = (_narrow(x, part, x.dtype) for part in (weights.alpha, weights.beta))
+        return recurrent.delta_net(recurrent.Projections(qkv, gate, alpha, beta), weights, mixer, rows, states)
+
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
+        shared = None
+        if weights.shared is not None and moe.shared is not None:
+            ffn = FeedForward(moe.shared.hidden, moe.activation)
+            shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
+        logits = _narrow(x if routed is None else routed, weights.router, torch.float32)
+        return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
+
+    def key_tiles_of(self, num_tiles: int, longest: int) -> int:
+        """Tiles of keys that are computed side by side for contexts up to so many slots; 1: one after the other."""
         if num_tiles * self._kv_heads >= MAX_SPLIT:
             return 1
-        return 1 << (-(-longest // PIECE) - 1).bit_length()
+        return 1 << (-(-longest // paged.KEY_TILE) - 1).bit_length()
 
-    def _scratch(self, tiles: PagedTiles, kernel: paged.Kernel, device: torch.device) -> paged.Pieces | None:
-        num_pieces = self.pieces_of(len(tiles.sequences), tiles.num_pieces * PIECE)
-        if num_pieces == 1:
+    def _parts(self, tiles: PagedTiles, kernel: paged.Kernel) -> paged.Parts | None:
+        num_tiles, num_key_tiles = len(tiles.sequences), tiles.num_key_tiles
+        if num_key_tiles == 1 or paged.part_bytes(num_tiles, kernel, num_key_tiles) > MAX_PART_BYTES:
             return None
-        return paged.new_pieces(len(tiles.sequences), kernel, num_pieces * PIECE, device)
+        return paged.new_parts(num_tiles, kernel, num_key_tiles, self._finished)
 
 
-def _lacks_kernel(attention: Attention) -> bool:
-    """Whether the kernels do not know it: sinks, temperatures, keys of other layers, norms of values, and
-    norms of Q and K but rms norms of heads before rope."""
-    norm = attention.qk_norm
-    is_usual = norm is None or (norm.kind == "rms" and not norm.has_bias and not attention.qk_norm_after_rope)
-    is_shared = attention.kv_source is not None or attention.value_norm_eps is not None
-    is_other = attention.sinks or attention.temperature is not None or attention.qk_norm_span == "row"
-    return is_shared or is_other or not is_usual
+def _lacks_kernels(spec: ModelSpec) -> bool:
+    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams."""
+    is_shared = any(one.kv_source is not None or one.value_norm_eps is not None for one in attentions(spec))
+    has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
+    return is_shared or has_inputs or bool(latent_layers(spec)) or any(block.beside for block in spec.blocks)
+
+
+def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
+    """x @ weight.T for a few columns: not worth a choice by time, whose checks take longer the fewer they are."""
+    weight = linear.weight
+    assert isinstance(weight, Tensor), "narrow matrices are not packed"
+    return multiply(x, weight, torch.empty(len(x), len(weight), device=x.device, dtype=dtype))
 
 
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
     return ffn.gated and ffn.activation == "silu" and ffn.gate_cutoff is None and linear.bias is None
 
 
-def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.dtype]]:
+def _products(weights: ModelWeights) -> Iterator[Product]:
     """Every dense product of a forward pass: its matrix, what becomes of it, and its type."""
     dtype = weights.tokens.dtype
     for block in weights.blocks:
@@ -143,5 +207,17 @@ def _products(weights: ModelWeights) -> Iterator[tuple[Tensor, Epilogue, torch.d
             gated = Epilogue.SILU_GATED if _is_fused(inner.gate_up, ffn) else Epilogue.STORE
             yield inner.gate_up.weight, gated, dtype
             yield inner.down.weight, adds if inner.down.bias is None else Epilogue.STORE, dtype
+        if isinstance(inner, ExpertWeights) and isinstance(ffn, MixtureOfExperts):
+            if inner.shared is not None:
+                yield (
+                    inner.shared.gate_up.weight,
+                    Epilogue.SILU_GATED if ffn.activation == "silu" else Epilogue.STORE,
+                    dtype,
+                )
+                yield inner.shared.down.weight, Epilogue.STORE, dtype
+        if block.output_gate is not None:
+            yield block.output_gate.weight, Epilogue.STORE, dtype
+        if isinstance(block.recurrent, DeltaNetWeights):
+            yield block.recurrent.gate.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32

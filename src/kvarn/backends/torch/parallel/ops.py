@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.layers import Ops
 from kvarn.backends.torch.parallel.groups import Ranks
 from kvarn.backends.torch.parallel.shards import kv_replicas
@@ -26,6 +27,9 @@ from kvarn.models.spec import FeedForward, MixtureOfExperts, ModelSpec
 
 class ShardedOps:
     """Column-parallel products are a rank's own; row-parallel ones (attention's output, down, experts) are summed."""
+
+    can_be_captured = False
+    reads_packed = False
 
     def __init__(self, inner: PlainOps, ranks: Ranks, spec: ModelSpec) -> None:
         """spec is that of the whole model."""
@@ -50,8 +54,9 @@ class ShardedOps:
     def plan(self, batch: Batch, cache: DeviceCache) -> Tiles | PagedTiles:
         return self._inner.plan(batch, cache)
 
-    def lookup(self, tokens: Tensor, token_ids: Tensor) -> Tensor:
+    def lookup(self, tokens: Tensor | QuantizedMatrix, token_ids: Tensor) -> Tensor:
         """Every rank's own tokens, and zeros for the others'."""
+        assert isinstance(tokens, Tensor), "ranks have dense matrices"
         own = token_ids - self._tokens.start
         is_own = (own >= 0) & (own < len(self._tokens))
         found = tokens[torch.where(is_own, own, 0)]
@@ -68,6 +73,9 @@ class ShardedOps:
         padded = torch.nn.functional.pad(own, (0, longest - own.shape[1]))
         return torch.cat(self._ranks.tensor.gather(padded), dim=1)[:, : self._vocab_size]
 
+    def most_confident(self, logits: Tensor, banned: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self._inner.most_confident(logits, banned)
+
     def add_linear(self, residual: Tensor, x: Tensor, linear: Linear) -> Tensor:
         return residual + self.linear(x, linear)
 
@@ -82,8 +90,13 @@ class ShardedOps:
     ) -> Tensor:
         return self._inner.attend(qkv, block, rope, step, cache)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, routed: Tensor | None = None) -> Tensor:
-        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, routed))
+    def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
+        return self._inner.recur(x, block, step, states)
+
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
+        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, step, routed))
 
     def _all_heads(self, scores: Tensor, block: BlockWeights) -> tuple[Tensor, slice]:
         """The largest over the copies of each KV head: every copy meets its own query heads only."""

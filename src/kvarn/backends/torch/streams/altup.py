@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.elementwise import tanh
 from kvarn.backends.torch.streams.per_layer import BlockOps
 from kvarn.backends.torch.streams.weights import AltUpWeights
 from kvarn.backends.torch.weights import Linear
@@ -57,7 +58,7 @@ def scaled_active(x: Tensor, altup: AltUp, weights: AltUpWeights) -> Tensor:
 
 def _modes(x: Tensor, weights: AltUpWeights, ops: BlockOps) -> Tensor:
     normed = (ops.normalise(x, weights.norm).float() / x.shape[-1]).to(x.dtype)
-    return torch.tanh(ops.linear(normed, weights.router).float()).to(x.dtype)
+    return tanh(ops.linear(normed, weights.router).float()).to(x.dtype)
 
 
 def _as_long(x: Tensor, wanted: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvarn.backends.torch.step import Step
 from kvarn.backends.torch.streams.weights import PerLayerEmbeddingWeights
 from kvarn.backends.torch.weights import (
     BlockWeights,
@@ -33,7 +34,7 @@ class BlockOps(Protocol):
     def linear_activate(self, x: Tensor, linear: Linear, ffn: FeedForward) -> Tensor: ...
 
     def experts(
-        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, routed: Tensor | None = None
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
     ) -> Tensor: ...
 
 
@@ -66,11 +67,11 @@ def add_laurel(x: Tensor, normed: Tensor, attended: Tensor, block: BlockWeights,
     return ((x.float() + attended.float() + normed.float() + mapped.float()) * math.sqrt(0.5)).to(x.dtype)
 
 
-def add_beside(dense: Tensor, x: Tensor, block: BlockWeights, ops: BlockOps) -> Tensor:
+def add_beside(dense: Tensor, x: Tensor, block: BlockWeights, ops: BlockOps, step: Step) -> Tensor:
     """Add the experts of x to what the feed-forward made of it, each with a norm behind it."""
     moe, norms = block.spec.beside, block.norms
     assert moe is not None, "only a layer that has experts beside its feed-forward comes here"
     assert block.beside is not None, "weights are those of the spec"
     routed = ops.normalise(x, norms["ffn_gate_inp_norm"])
-    experts = ops.experts(ops.normalise(x, norms["pre_ffw_norm_2"]), block.beside, moe, routed)
+    experts = ops.experts(ops.normalise(x, norms["pre_ffw_norm_2"]), block.beside, moe, step, routed)
     return ops.normalise(dense, norms["post_ffw_norm_1"]) + ops.normalise(experts, norms["post_ffw_norm_2"])

@@ -10,7 +10,8 @@ from torch import Tensor
 from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 
 if TYPE_CHECKING:
-    from kvarn.backends.torch.weights import Linear, NormWeights, WeightReader
+    from kvarn.backends.torch.loading.reader import WeightReader
+    from kvarn.backends.torch.weights import Linear, NormWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def load_per_layer_embedding(
         return None
     norm = reader.norm("per_layer_proj_norm", embedding.norm)
     assert norm is not None, "the projection has a norm"
-    tokens, projection = (reader.matrix(f"per_layer_{name}.weight") for name in ("token_embd", "model_proj"))
+    tokens, projection = (reader.dense(f"per_layer_{name}.weight") for name in ("token_embd", "model_proj"))
     return PerLayerEmbeddingWeights(embedding, tokens, projection, norm)
 
 
@@ -64,7 +65,7 @@ def load_altup(reader: WeightReader, stem: str, altup: AltUp | None) -> AltUpWei
     norm = reader.norm(f"{stem}.altup_router_norm", altup.norm)
     assert norm is not None, "the router has a norm"
     router, predict, correct = (
-        reader.linear(f"{stem}.altup_{name}") for name in ("router", "predict_coef", "correct_coef")
+        reader.narrow(f"{stem}.altup_{name}") for name in ("router", "predict_coef", "correct_coef")
     )
     scale = reader.vector(f"{stem}.altup_correct_scale.weight") if altup.correct_scale else None
     return AltUpWeights(norm, router, predict, correct, scale)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kvarn.backends.batch import Batch
+from kvarn.backends.batch import Batch, Int32
+from kvarn.backends.torch.device import on_device
+from kvarn.backends.torch.elementwise import by_value, exp, sigmoid
 from kvarn.backends.torch.weights import BlockWeights, DeltaNetWeights, Linear, NormWeights, ShortConvWeights
 from kvarn.models.recurrent import conv_channels, state_floats
 from kvarn.models.spec import GatedDeltaNet, ShortConv
@@ -26,6 +29,44 @@ class RowOps:
 
     linear: Callable[[Tensor, Linear], Tensor]
     normalise: Callable[[Tensor, NormWeights], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Where kernels find a batch's states: by row but firsts and ends, which are by sequence; int32, -1: nowhere."""
+
+    begins: Tensor  # first row of the row's sequence
+    read: Tensor  # the slot its sequence begins with; -1: zeros
+    written: Tensor  # where the state behind this row goes, if it is its sequence's last
+    saved: Tensor  # where else it goes
+    firsts: Tensor  # row of each sequence
+    ends: Tensor
+
+
+STATE_ROWS = ("begins", "read", "written", "saved")
+
+
+def state_arrays(batch: Batch) -> dict[str, Int32]:
+    """The arrays of StateRows for the batch's own rows."""
+    lengths, held = np.diff(batch.row_starts), batch.states
+    firsts, ends = batch.row_starts[:-1], batch.row_starts[1:]
+    nothing = np.full(len(lengths), -1, np.int32)
+    by_row = {name: np.full(len(batch.token_ids), -1, np.int32) for name in ("written", "saved")}
+    assert held is not None or not batch.positions[firsts[lengths > 0]].any(), "without slots: in one piece"
+    if held is not None:
+        by_row["written"][ends[lengths > 0] - 1] = held.written[lengths > 0]
+        by_row["saved"][held.saved_rows] = held.saved_slots
+    read = np.repeat(nothing if held is None else held.read, lengths)
+    return {"begins": np.repeat(firsts, lengths), "read": read, **by_row, "firsts": firsts, "ends": ends}
+
+
+def make_state_rows(batch: Batch, num_rows: int, device: torch.device) -> StateRows:
+    """Bring them to the device; rows of padding, up to num_rows, read and write nothing."""
+    arrays = state_arrays(batch)
+    for name in STATE_ROWS:
+        arrays[name] = np.pad(arrays[name], (0, num_rows - len(arrays[name])), constant_values=-1)
+    arrays["begins"] = np.maximum(arrays["begins"], 0)
+    return StateRows(**{name: on_device(np.ascontiguousarray(one, np.int32), device) for name, one in arrays.items()})
 
 
 def recur(x: Tensor, block: BlockWeights, ops: RowOps, batch: Batch, slots: Tensor | None) -> Tensor:
@@ -94,8 +135,8 @@ def _delta_net(
     heads, keys = mixer.num_value_heads, mixer.num_key_heads * mixer.key_dim
     qkv, gate = ops.linear(x, block.qkv).float(), ops.linear(x, weights.gate).float()
     alpha = ops.linear(x, weights.alpha).float() + weights.dt
-    decay = torch.exp(weights.a * torch.logaddexp(alpha, torch.zeros_like(alpha)))
-    beta = torch.sigmoid(ops.linear(x, weights.beta).float())
+    decay = exp(weights.a * by_value(_softplus, alpha))
+    beta = sigmoid(ops.linear(x, weights.beta).float())
     number = torch.arange(heads, device=x.device)
     of_key = number % mixer.num_key_heads if mixer.tiled else number * mixer.num_key_heads // heads
     out = torch.zeros(len(x), heads, mixer.value_dim, device=x.device)
@@ -103,7 +144,7 @@ def _delta_net(
 
     def step(row: int, state: Tensor) -> None:
         mixed = _convolve(state, qkv[row], weights.conv)
-        mixed = mixed / (1 + torch.exp(-mixed))
+        mixed = mixed / (1 + exp(-mixed))
         q, k = (_unit(part.view(-1, mixer.key_dim))[of_key] for part in (mixed[:keys], mixed[keys : 2 * keys]))
         s = state[num_held:].view(heads, mixer.key_dim, mixer.value_dim)
         s *= decay[row, :, None, None]
@@ -114,8 +155,12 @@ def _delta_net(
 
     scan(step, x.device)
     normed = ops.normalise(out, weights.norm).view(len(x), -1)
-    return (normed * gate / (1 + torch.exp(-gate))).to(x.dtype)
+    return (normed * gate / (1 + exp(-gate))).to(x.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).sum(dim=-1, keepdim=True) + EPS)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return torch.logaddexp(x, torch.zeros_like(x))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvarn.backends.batch import Keep
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.backends.torch.device import on_device
 from kvarn.backends.torch.step import Step
 from kvarn.backends.torch.weights import BlockWeights
 
@@ -35,10 +36,10 @@ def pack_kept(q: Tensor, block: BlockWeights, step: Step, cache: DeviceCache, al
         slots = np.arange(int(batch.context_lens[keep.sequence]))
         outside = slots[(slots < keep.block_start) | (slots >= keep.block_end)]
         found = table[outside // cache.block_size] * cache.block_size + outside % cache.block_size
-        keys = cache.layers[block.index][0][torch.from_numpy(found).to(q.device)].float()
-        scores = _scores(q[torch.from_numpy(rows).to(q.device)], keys, block.spec.attention.scale)
+        keys = cache.rows(block.index)[0][on_device(found, q.device)].float()
+        scores = _scores(q[on_device(rows, q.device)], keys, block.spec.attention.scale)
         scores, own = all_heads(scores, block)
-        kept = _kept_slots(keep, scores, torch.from_numpy(outside).to(q.device))[own]
+        kept = _kept_slots(keep, scores, on_device(outside, q.device))[own]
         cache.pack(block.index, table, kept, keep.table.astype(np.int64))
 
 

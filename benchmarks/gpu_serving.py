@@ -1,0 +1,232 @@
+"""`kvarn serve` on a GPU beside the engine alone: many streaming clients, nothing lost in a while, a lost GPU.
+
+    python -m benchmarks.gpu_serving [--backend cuda] [--shape qwen3-0.6b] [--shape llama-3.1-8b] [--soak-s 120]
+
+For each shape, random weights: `engine`: llm.generate of as many prompts of 128 tokens, 256 answered; `http`: the same
+as streams from client processes, one connection each; `soak`: 64 clients for a while, memory before and after; `lost`:
+an error in a kernel while 8 clients read. The last line is JSON. --shape tiny --backend torch tries it on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stream_clients import random_prompt, run_clients
+
+CLIENT_PROCESSES = 8
+TINY = ("qwen3", 2, 64, 128, 2, 1, 4096, 4096, 1e6, 1e-6, "qwen2")
+CONTEXT, BATCH_TOKENS = 2304, 8192
+LONG_ANSWER = 2000  # tokens, while the GPU is lost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backend", default="cuda")
+    parser.add_argument("--shape", action="append")
+    parser.add_argument("--clients", type=int, action="append")
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--answer", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--soak-s", type=float, default=120.0)
+    parser.add_argument("--kv-bytes", type=int, default=40 << 30)
+    parser.add_argument("--engine", metavar="MODEL", help=argparse.SUPPRESS)  # the engine alone, in a process
+    parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)  # a server that SIGUSR1 takes the GPU from
+    given = parser.parse_args()
+    given.clients = given.clients or [64, 256]
+    if given.engine:
+        return print(json.dumps(_engine_alone(given)))
+    if given.serve:
+        return _serve(given)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(CLIENT_PROCESSES) as pool:
+        for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
+            found[shape] = _measure(given, _write(Path(folder) / f"{shape}.gguf", shape), pool)
+    print(json.dumps(found))
+    return None
+
+
+def _write(path: Path, shape: str) -> Path:
+    from kvarn.bench.synthetic import ModelShape, write_model, write_shape
+
+    if shape == "tiny":
+        write_shape(path, ModelShape(*TINY, key_length=32, qk_norm=True), "BF16", "tiny")
+    else:
+        write_model(path, shape, "BF16")
+    return path
+
+
+def _measure(given: argparse.Namespace, model: Path, pool: ProcessPoolExecutor) -> dict[str, Any]:
+    alone = subprocess.run(_self(given, "--engine", model), stdout=subprocess.PIPE, text=True, check=True).stdout
+    found: dict[str, Any] = {"engine": json.loads(alone.splitlines()[-1]), "http": {}}
+    with _server(given, model) as (process, port):
+        for clients in given.clients:
+            rates = [_http_rate(given, pool, port, clients) for _ in range(given.runs + 1)][1:]
+            rate, engine = max(rates), found["engine"][str(clients)]
+            row = {"tokens_per_s": rate, "all": rates, "of_engine": round(rate / engine, 3)}
+            found["http"][str(clients)] = row
+            print(model.stem, clients, "clients:", row, "engine:", engine, flush=True)
+        found["soak"] = _soak(given, pool, port, process.pid)
+        print(model.stem, "soak:", found["soak"], flush=True)
+        found["lost"] = _lose(given, port, process)
+        print(model.stem, "lost:", found["lost"], flush=True)
+    return found
+
+
+def _self(given: argparse.Namespace, mode: str, model: Path) -> list[str]:
+    numbers = [f"--{name}={getattr(given, name)}" for name in ("backend", "prompt", "answer", "runs")]
+    clients = [f"--clients={count}" for count in given.clients]
+    kv_bytes = f"--kv-bytes={given.kv_bytes}"
+    return [sys.executable, "-m", "benchmarks.gpu_serving", *numbers, *clients, kv_bytes, mode, str(model)]
+
+
+def _engine_alone(given: argparse.Namespace) -> dict[str, float]:
+    import kvarn
+
+    config = kvarn.EngineConfig(
+        backend=given.backend, context=CONTEXT, kv_bytes=given.kv_bytes, max_batch_tokens=BATCH_TOKENS, max_running=256
+    )
+    params = kvarn.SamplingParams(max_tokens=given.answer, temperature=0.0, ignore_eos=True)
+    found = {}
+    with kvarn.LLM(given.engine, config=config) as llm:
+        for clients in given.clients:
+            rates = []
+            for run in range(given.runs + 1):
+                prompts = [random_prompt(given.prompt, (run, i)) for i in range(clients)]
+                started = time.perf_counter()
+                llm.generate(prompts, params)
+                rates.append(round(clients * given.answer / (time.perf_counter() - started), 1))
+            found[str(clients)] = max(rates[1:])
+    return found
+
+
+@contextmanager
+def _server(given: argparse.Namespace, model: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    started = time.perf_counter()
+    command, log = _self(given, "--serve", model), model.with_suffix(".log").open("w+")
+    with log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = next((line for line in process.stdout if "http://" in line), None)
+            if line is None:
+                log.seek(0)
+                sys.exit(f"the server ended with {process.wait()}:\n{log.read()[-2000:]}")
+            print(f"ready after {time.perf_counter() - started:.1f} s: {line.strip()}", flush=True)
+            yield process, int(line.rstrip().rstrip("/").rpartition(":")[2])
+        finally:
+            process.kill()
+
+
+def _serve(given: argparse.Namespace) -> None:
+    """`kvarn serve` in this process, whose next step after a SIGUSR1 makes the GPU fail."""
+    from kvarn.backends.torch.backend import TorchBackend
+    from kvarn.backends.torch.device import computing
+    from kvarn.cli.main import main as kvarn_main
+
+    forward, is_asked = TorchBackend.forward, []
+    signal.signal(signal.SIGUSR1, lambda *_: is_asked.append(True))
+
+    @computing
+    def failing(self: TorchBackend, batch: Any) -> Any:
+        if is_asked:
+            _break_device()
+        return forward(self, batch)
+
+    TorchBackend.forward = failing  # type: ignore[method-assign, assignment]
+    settings = Path(given.serve).with_suffix(".toml")
+    settings.write_text(
+        f'models = ["{given.serve}"]\nport = 0\nlog_level = "error"\nqueue_limit = 1024\n[engine]\n'
+        f'backend = "{given.backend}"\ncontext = {CONTEXT}\nkv_bytes = {given.kv_bytes}\n'
+        f"max_batch_tokens = {BATCH_TOKENS}\nmax_running = 256\n"
+    )
+    sys.argv = ["kvarn", "serve", "--config", str(settings)]
+    kvarn_main()
+
+
+def _break_device() -> None:
+    """An index out of bounds in a kernel; the CPU, which survives that, says what CUDA would."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    torch.zeros(1, device="cuda")[torch.tensor([1 << 30], device="cuda")].cpu()
+
+
+def _http_rate(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int) -> float:
+    """Tokens per second of so many clients that begin together, until the last of them has its answer."""
+    started = time.perf_counter()
+    found = _ask(given, pool, port, clients)
+    took = time.perf_counter() - started
+    if sum(found["tokens"]) != clients * given.answer:
+        sys.exit(f"{sum(found['tokens'])} tokens came, not {clients} x {given.answer}: {found['failures'][:1]}")
+    return round(clients * given.answer / took, 1)
+
+
+def _ask(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int, soak_s: float = 0) -> Any:
+    """Tokens of every answer, and how the others ended."""
+    shares = [range(first, clients, CLIENT_PROCESSES) for first in range(min(CLIENT_PROCESSES, clients))]
+    jobs = [pool.submit(run_clients, port, one, given.prompt, given.answer, soak_s) for one in shares]
+    found = [answer for job in jobs for answer in job.result()]
+    return {
+        "tokens": [one for one in found if isinstance(one, int)],
+        "failures": [one for one in found if isinstance(one, str)],
+    }
+
+
+def _soak(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, pid: int) -> dict[str, Any]:
+    before = _memory(given, pid)
+    found = _ask(given, pool, port, given.clients[0], given.soak_s)
+    after = _memory(given, pid)
+    ended = {"answers": len(found["tokens"]), "failed": len(found["failures"]), "example": found["failures"][:1]}
+    return ended | {f"{name}_mb": [before[name], after[name]] for name in before}
+
+
+def _memory(given: argparse.Namespace, pid: int) -> dict[str, int]:
+    """MB of the server's process and of the GPU."""
+    status = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1]
+    found = {"rss": int(status.split()[0]) >> 10}
+    if given.backend == "cuda":
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        found["gpu"] = int(subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0])
+    return found
+
+
+def _lose(given: argparse.Namespace, port: int, process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Clients that read while the GPU fails get an error, and the server says that it is not ready."""
+    with ProcessPoolExecutor(1) as pool:
+        job = pool.submit(run_clients, port, range(8), given.prompt, LONG_ANSWER)
+        time.sleep(1)
+        process.send_signal(signal.SIGUSR1)
+        answers = job.result()
+    failures, lost = [one for one in answers if isinstance(one, str)], time.monotonic()
+    while (ready := _status(port)) == "200" and time.monotonic() < lost + 30:
+        time.sleep(0.1)
+    after_s = round(time.monotonic() - lost, 1)
+    return {"failed": f"{len(failures)} of 8", "example": failures[:1], "ready": ready, "after_s": after_s}
+
+
+def _status(port: int) -> str:
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=10) as answer:
+            return str(answer.status)
+    except urllib.error.HTTPError as error:
+        return str(error.code)
+    except OSError as error:
+        return f"no answer: {error}"
+
+
+if __name__ == "__main__":
+    main()

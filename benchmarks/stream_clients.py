@@ -1,0 +1,61 @@
+"""Clients that read streamed completions as bytes, many in one process: they cost next to nothing beside the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+LOCALHOST = "127.0.0.1"
+
+
+def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> list[int | str]:
+    """Some clients at once, each asks once, or until its time is over: tokens of each answer, or why there was none."""
+
+    async def ask(index: int) -> list[int | str]:
+        end, found = time.monotonic() + soak_s, []
+        while not found or time.monotonic() < end:
+            body = {"model": model, "prompt": random_prompt(prompt, (index, time.time())), "max_tokens": answer}
+            found.append(await _stream(port, body | {"temperature": 0, "ignore_eos": True}))
+        return found
+
+    async def ask_all() -> list[int | str]:
+        return [one for found in await asyncio.gather(*map(ask, indices)) for one in found]
+
+    model = _model(port)
+    return asyncio.run(ask_all())
+
+
+def random_prompt(length: int, seed: object) -> list[int]:
+    """Token ids that most vocabularies have."""
+    chooser = random.Random(repr(seed))
+    return [chooser.randrange(1000, 4000) for _ in range(length)]
+
+
+def _model(port: int) -> str:
+    from urllib.request import urlopen
+
+    with urlopen(f"http://{LOCALHOST}:{port}/v1/models", timeout=60) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+async def _stream(port: int, body: dict[str, Any]) -> int | str:
+    content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json"
+    reader, writer = await asyncio.open_connection(LOCALHOST, port)
+    writer.write(head + b"\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
+    tail = b""
+    try:
+        while part := await reader.read(1 << 16):
+            tail = (tail + part)[-2048:]
+    except OSError as error:
+        return f"the connection broke: {error}"
+    finally:
+        writer.close()
+    _, found, rest = tail.rpartition(b'"completion_tokens":')
+    if not found or b"[DONE]" not in tail:
+        return tail[-300:].decode(errors="replace")
+    return int(rest.lstrip().split(b",")[0].split(b"}")[0])

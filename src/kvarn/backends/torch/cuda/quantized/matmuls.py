@@ -1,0 +1,193 @@
+"""Which kernel computes a product with a quantised matrix: the packed one, or values written to scratch and then
+whatever computes the dense product. All give the same bits; for the rows of a decode step the fastest is found by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvarn.backends.torch.cuda import rows
+from kvarn.backends.torch.cuda.choose import TIMED_CALLS, Matmuls, replay_us
+from kvarn.backends.torch.cuda.matmul import Epilogue, default_tiling, multiply
+from kvarn.backends.torch.cuda.pick_store import PickStore
+from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
+from kvarn.backends.torch.cuda.quantized.products import PackedTiling, compile_products, multiply_packed, write_values
+
+SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
+MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
+TILINGS = {  # by rows, the first one where nothing was timed
+    16: ((32, 4, 2), (16, 6, 1), (64, 4, 4), (64, 3, 4)),
+    32: ((32, 4, 2), (64, 4, 4)),
+    64: ((64, 3, 4), (32, 4, 2)),
+    128: ((64, 2, 8), (64, 2, 4)),
+}
+Key = tuple[int, int, int, str, int, torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A product that a kernel is chosen for; several matrices, so that none is timed from the cache."""
+
+    x: Tensor
+    parts: Sequence[PackedMatrix]
+    out: Tensor
+    epilogue: Epilogue
+
+    @classmethod
+    def of(cls, parts: Sequence[PackedMatrix], num_rows: int, epilogue: Epilogue, dtype: torch.dtype) -> _Timed:
+        (columns, depth), device = parts[0].shape, parts[0].low.device
+        x = torch.randn(num_rows, depth, device=device).to(torch.bfloat16)
+        width = columns // 2 if epilogue is Epilogue.SILU_GATED else columns
+        return cls(x, parts, torch.zeros(num_rows, width, dtype=dtype, device=device), epilogue)
+
+    @property
+    def key(self) -> Key:
+        return _key(self.x, self.parts[0], self.epilogue, self.out.dtype)
+
+    @property
+    def tilings(self) -> list[PackedTiling]:
+        return tilings(len(self.x), self.parts[0], self.epilogue)
+
+
+class QuantizedMatmuls(Matmuls):
+    """The products of a model some of whose matrices are packed."""
+
+    def __init__(self, store: PickStore | None = None) -> None:
+        super().__init__(store)
+        self.packed_picks: dict[Key, PackedTiling | None] = {}  # None: by values
+        self._scratch: Tensor | None = None
+
+    def __call__(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
+        if isinstance(weight, Tensor):
+            return super().__call__(x, weight)
+        return self._by_parts(x, weight, x.new_empty(len(x), len(weight)))
+
+    def in_float32(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
+        if isinstance(weight, Tensor):
+            return super().in_float32(x, weight)
+        return self._by_parts(x, weight, x.new_empty(len(x), len(weight), dtype=torch.float32))
+
+    def add(self, residual: Tensor, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
+        if isinstance(weight, Tensor):
+            return super().add(residual, x, weight)
+        return self._by_parts(x, weight, residual, Epilogue.ADD)
+
+    def gated(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
+        if isinstance(weight, Tensor):
+            return super().gated(x, weight)
+        (first, *more) = weight.parts
+        if more or isinstance(first, Tensor):
+            return rows.activate(self(x, weight), "silu", gated=True)
+        return self._packed(x, first, x.new_empty(len(x), len(weight) // 2), Epilogue.SILU_GATED)
+
+    def lookup(self, tokens: QuantizedMatrix, token_ids: Tensor) -> Tensor:
+        """Rows of an embedding."""
+        (part,) = tokens.parts
+        assert isinstance(part, PackedMatrix), "a matrix of one dense part is a tensor"
+        out = torch.empty(len(token_ids), tokens.shape[1], dtype=tokens.dtype, device=tokens.device)
+        return write_values(part, out, ids=token_ids)
+
+    def tune_quantized(
+        self, weights: Sequence[QuantizedMatrix], num_rows: Iterable[int], epilogue: Epilogue, dtype: torch.dtype
+    ) -> None:
+        """Choose by time for matrices of one shape and the same types."""
+        for index, part in enumerate(weights[0].parts):
+            is_apart = epilogue is Epilogue.SILU_GATED and len(weights[0].parts) > 1
+            same = [one.parts[index] for one in weights[:TIMED_CALLS]]
+            packed = [one for one in same if isinstance(one, PackedMatrix)]
+            if isinstance(part, PackedMatrix):
+                timed = [
+                    _Timed.of(packed, count, Epilogue.STORE if is_apart else epilogue, dtype) for count in num_rows
+                ]
+                self._tune([one for one in timed if one.key not in self.packed_picks])
+
+    def _tune(self, timed: Sequence[_Timed]) -> None:
+        compile_products(
+            (one.x, one.parts[0], one.out, one.epilogue, tiling) for one in timed for tiling in one.tilings
+        )
+        for one in timed:
+            picks: list[PackedTiling | None] = [tiling for tiling in one.tilings if self._is_equal(tiling, one)]
+            if not picks or len(one.x) >= MIN_VALUES_ROWS:
+                picks.append(None)
+            times = {pick: self._time_us(pick, one) for pick in picks}
+            self.packed_picks[one.key] = min(times, key=times.__getitem__)
+
+    def _is_equal(self, tiling: PackedTiling, timed: _Timed) -> bool:
+        """Compare all bits with the dense kernel's; of a matrix beyond the scratch memory its first columns'."""
+        x, part = timed.x, timed.parts[0]
+        count = min(part.shape[0], SCRATCH_VALUES // part.shape[1])
+        is_whole = count == part.shape[0]
+        epilogue = timed.epilogue if is_whole else Epilogue.STORE
+        width = timed.out.shape[1] if is_whole else part.shape[0]
+        held = torch.randn(len(x), width, device=x.device).to(timed.out.dtype)
+        found = multiply_packed(x, part, held.clone(), epilogue, tiling)
+        values = self._values(part, 0, count, x.dtype)
+        wanted = held if is_whole else held[:, :count]
+        multiply(x, values, wanted, epilogue, default_tiling(1, epilogue, x.element_size()))
+        return torch.equal(found[:, : wanted.shape[1]], wanted)
+
+    def _time_us(self, pick: PackedTiling | None, timed: _Timed) -> float:
+        parts = [timed.parts[index % len(timed.parts)] for index in range(TIMED_CALLS)]
+        return replay_us(lambda: [self._compute(pick, timed.x, one, timed.out, timed.epilogue) for one in parts])
+
+    def _by_parts(self, x: Tensor, weight: QuantizedMatrix, out: Tensor, epilogue: Epilogue = Epilogue.STORE) -> Tensor:
+        """Every part into its columns."""
+        begin = 0
+        for part in weight.parts:
+            columns = out[:, begin : begin + part.shape[0]]
+            if isinstance(part, Tensor):
+                self._dense(x, part, columns, epilogue)
+            else:
+                self._packed(x, part, columns, epilogue)
+            begin += part.shape[0]
+        return out
+
+    def _packed(self, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue) -> Tensor:
+        if len(x) > MAX_PACKED_ROWS:
+            return self._compute(None, x, part, out, epilogue)
+        key = _key(x, part, epilogue, out.dtype)
+        pick = self.packed_picks[key] if key in self.packed_picks else next(iter(tilings(len(x), part, epilogue)))
+        return self._compute(pick, x, part, out, epilogue)
+
+    def _compute(
+        self, pick: PackedTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue
+    ) -> Tensor:
+        if pick is not None:
+            return multiply_packed(x, part, out, epilogue, pick)
+        columns, depth = part.shape
+        step = max(1, SCRATCH_VALUES // depth)
+        if epilogue is Epilogue.SILU_GATED:
+            whole = self._compute(None, x, part, x.new_empty(len(x), columns), Epilogue.STORE)
+            return out.copy_(rows.activate(whole, "silu", gated=True))
+        for begin in range(0, columns, step):
+            count = min(step, columns - begin)
+            values = self._values(part, begin, count, x.dtype)
+            self._dense(x, values, out[:, begin : begin + count], epilogue)
+        return out
+
+    def _dense(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> None:
+        """Through the dense product's own choice, which may compute into other memory."""
+        found = self._run(x, weight, out, epilogue)
+        if found.data_ptr() != out.data_ptr():
+            out.copy_(found)
+
+    def _values(self, part: PackedMatrix, first: int, count: int, dtype: torch.dtype) -> Tensor:
+        if self._scratch is None:  # once: captured steps have its address
+            self._scratch = torch.empty(SCRATCH_VALUES, dtype=dtype, device=part.low.device)
+        return write_values(part, self._scratch[: count * part.shape[1]].view(count, -1), first)
+
+
+def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[PackedTiling]:
+    """Those to be timed for so many rows; never none."""
+    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
+    tile_rows = next((size for size in TILINGS if num_rows <= size), max(TILINGS))
+    found = [PackedTiling(tile_rows, *one) for one in TILINGS[tile_rows]]
+    return [one for one in found if one.fits(part.packing.bits, matrices)] or [PackedTiling(16, 64, 2, 4)]
+
+
+def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:
+    return len(x), *part.shape, part.type.name, int(epilogue), dtype
