@@ -24,12 +24,16 @@ Batch::Batch(nb::handle batch)
       row_starts_(field<In1<int32_t>>(batch, "row_starts")), context_lens_(field<In1<int32_t>>(batch, "context_lens")),
       block_tables_(field<In2<int32_t>>(batch, "block_tables")),
       output_rows_(field<In1<int32_t>>(batch, "output_rows")) {
+    if (nb::object tables = batch.attr("window_tables"); !tables.is_none())
+        window_tables_ = nb::cast<In2<int32_t>>(tables);
     if (nb::object shifts = batch.attr("slot_shifts"); !shifts.is_none()) slot_shifts_ = nb::cast<In1<int32_t>>(shifts);
     for (nb::handle keep : batch.attr("keep")) keep_.push_back(read_keep(keep));
     if (nb::object states = batch.attr("states"); !states.is_none()) read_states(states);
     size_t sequences = context_lens_.size();
     require(positions_.size() == token_ids_.size() && row_starts_.size() == sequences + 1 &&
                 block_tables_.shape(0) == sequences && sequences > 0 &&
+                (!window_tables_ ||
+                 (window_tables_->shape(0) == sequences && window_tables_->shape(1) == block_tables_.shape(1))) &&
                 (!slot_shifts_ || slot_shifts_->size() == sequences) &&
                 (!state_read_ || (state_read_->size() == sequences && state_written_->size() == sequences)),
             "the arrays of the batch do not fit together");
@@ -52,6 +56,7 @@ BatchView Batch::view() const {
             row_starts_.data(),
             context_lens_.data(),
             block_tables_.data(),
+            window_tables_ ? window_tables_->data() : nullptr,
             slot_shifts_ ? slot_shifts_->data() : nullptr,
             keep_,
             state_read_ ? state_read_->data() : nullptr,

@@ -22,6 +22,7 @@ private:
     In1<int32_t> token_ids_, positions_, row_starts_, context_lens_;
     In2<int32_t> block_tables_;
     In1<int32_t> output_rows_;
+    std::optional<In2<int32_t>> window_tables_;
     std::optional<In1<int32_t>> slot_shifts_;
     std::vector<Keep> keep_;
     std::optional<In1<int32_t>> state_read_, state_written_;

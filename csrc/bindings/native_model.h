@@ -56,19 +56,30 @@ public:
         model_.finish_loading();
     }
 
+    // Layers named in windowed, if any, have blocks of their own.
     void reserve_kv(const std::vector<std::pair<int, int>>& layers, const std::string& dtype, int num_blocks,
-                    size_t block_bytes) {
-        require(layers.size() == model_.spec().blocks.size(), "the KV layout must name every layer");
-        std::vector<KVCache::Shape> shapes;
+                    size_t block_bytes, const std::vector<bool>& windowed, int num_window_blocks,
+                    size_t window_block_bytes) {
+        const std::vector<BlockSpec>& blocks = model_.spec().blocks;
+        require(layers.size() == blocks.size() && (windowed.empty() || windowed.size() == blocks.size()),
+                "the KV layout must name every layer");
+        std::vector<KVCache::Shape> full, window;
         for (size_t i = 0; i < layers.size(); ++i) {
-            const AttentionSpec& a = model_.spec().blocks[i].attention;
+            const AttentionSpec& a = blocks[i].attention;
             const bool has_keys = a.kv_source < 0;
             require(layers[i] == (has_keys ? std::pair(a.num_kv_heads, a.head_dim) : std::pair(0, 0)),
                     "the KV layout does not match the model");
-            shapes.push_back({layers[i].first, layers[i].second, !a.latent.exists()});
+            bool is_windowed = !windowed.empty() && windowed[a.kv_layer(i)];
+            require(!is_windowed || a.window > 0, "a layer without a window keeps all tokens");
+            KVCache::Shape shape{layers[i].first, layers[i].second, !a.latent.exists()};
+            full.push_back(is_windowed ? KVCache::Shape{0, 0, true} : shape);
+            window.push_back(is_windowed ? shape : KVCache::Shape{0, 0, true});
         }
-        require(num_blocks > 0, "the cache needs at least one block");
-        model_.cache().reserve(shapes, kv_type_named(dtype), num_blocks, block_bytes);
+        require(num_blocks > 0 && (windowed.empty() || num_window_blocks > 0), "the cache needs at least one block");
+        model_.cache().reserve(full, kv_type_named(dtype), num_blocks, block_bytes);
+        if (!windowed.empty())
+            model_.cache(true).reserve(window, kv_type_named(dtype), num_window_blocks, window_block_bytes);
+        model_.keep_windows(windowed);
     }
 
     void reserve_states(int num_slots) {
@@ -78,15 +89,16 @@ public:
         model_.states().reserve(floats, num_slots);
     }
 
-    void copy_block(int source, int target) {
-        check_block(source);
-        check_block(target);
-        model_.cache().copy(source, target);
+    void copy_block(int source, int target, bool is_windowed) {
+        KVCache& cache = model_.cache(is_windowed);
+        cache.check_block(source);
+        cache.check_block(target);
+        cache.copy(source, target);
     }
 
-    void return_block(int block) {
-        check_block(block);
-        model_.cache().release_pages(block);
+    void return_block(int block, bool is_windowed) {
+        model_.cache(is_windowed).check_block(block);
+        model_.cache(is_windowed).release_pages(block);
     }
 
     void forward(nb::handle python_batch, Out2<float> out) {
@@ -216,10 +228,6 @@ private:
         require(type >= 0 && type < kNumTypes, "unknown tensor type");
         block_shape(static_cast<Type>(type));
         return static_cast<Type>(type);
-    }
-    void check_block(int block) {
-        require(block >= 0 && block < model_.cache().num_blocks(),
-                "block id " + std::to_string(block) + " is outside the cache");
     }
     void check_token(int32_t id) const {
         require(id >= 0 && id < chooser_.vocab_size(),

@@ -46,7 +46,9 @@ private:
     void run_tasks() const {
         int num_tasks = count_tasks();
         int num_splits = max_splits();
-        if (num_splits > 1 && num_tasks < AttentionScratch::max_split_tasks(compute_.pool.num_threads()) &&
+        bool is_narrow = spec_.window > 0 && spec_.window <= kSplitKeys;  // two splits at most have keys
+        if (!is_narrow && num_splits > 1 &&
+            num_tasks < AttentionScratch::max_split_tasks(compute_.pool.num_threads()) &&
             std::ranges::all_of(runs_, [&](const QueryRun& run) { return run.num_rows <= split_queries(spec_); }))
             return run_split(num_tasks, num_splits);
         compute_.pool.run(num_tasks, [&](int index, int worker) { whole(find_task(index), worker); });
@@ -127,8 +129,8 @@ private:
         State split = State::at(states_at(memory), heads, spec_.head_dim);
         State total = State::at(states_at(memory) + State::floats(heads, spec_.head_dim), heads, spec_.head_dim);
         total.clear();
-        int splits = (visible(task, {0, task.num_queries()}).end + kSplitKeys - 1) / kSplitKeys;
-        for (int s = 0; s < splits; ++s) {
+        Range seen = visible(task, {0, task.num_queries()});
+        for (int s = seen.begin / kSplitKeys; s * kSplitKeys < seen.end; ++s) {
             reduce_split(task, s, memory, split);
             merge(total, split);
         }
@@ -170,9 +172,11 @@ private:
         state.clear();
         int begin = split * kSplitKeys, end = begin + kSplitKeys;
         if (task.run.shared_keys == 0) return reduce_keys(task, {begin, end}, {0, task.num_queries()}, memory, state);
-        reduce_keys(task, {begin, std::min(end, task.run.shared_keys)}, {0, task.num_queries()}, memory, state);
+        // What one sequence has freed before its window, another may still see.
+        int shared_keys = cache_.is_windowed() ? 0 : task.run.shared_keys;
+        reduce_keys(task, {begin, std::min(end, shared_keys)}, {0, task.num_queries()}, memory, state);
         for (int i = 0; i < task.num_queries(); ++i)
-            reduce_keys(task, {std::max(begin, task.run.shared_keys), end}, {i, i + 1}, memory, state);
+            reduce_keys(task, {std::max(begin, shared_keys), end}, {i, i + 1}, memory, state);
     }
 
     // The tiles of `keys` that the queries see, in a cache where all of these have them in the same blocks.
@@ -207,7 +211,7 @@ private:
     KVTile load_tile(const Task& task, int sequence, int key, uint8_t* values) const {
         KVTile tile{};
         tile.num_keys = std::min(kKeyTile, batch_.context_lens[sequence] - key);
-        const int32_t* blocks = batch_.blocks(sequence);
+        const int32_t* blocks = batch_.blocks(sequence, cache_.is_windowed());
         for (int b = 0; b * kKVBlock < tile.num_keys; ++b) {
             int block = blocks[key / kKVBlock + b];
             tile.k[b] = cache_.k(block, layer_, spec_.cached_head(task.kv_head));

@@ -23,13 +23,15 @@ struct BatchView {
     const int32_t* row_starts;
     const int32_t* context_lens;
     const int32_t* block_tables;
-    const int32_t* slot_shifts;  // null: all 0
+    const int32_t* window_tables;  // of the layers that keep a window, -1: not read; null: there are none
+    const int32_t* slot_shifts;    // null: all 0
     std::vector<Keep> keep;
     const int32_t *state_read, *state_written;      // slots by sequence, -1: zeros; null: none
     std::vector<std::pair<int, int>> saved_states;  // (row, slot), rows ascending
 
-    const int32_t* blocks(int sequence) const {
-        return block_tables + static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
+    const int32_t* blocks(int sequence, bool is_windowed = false) const {
+        return (is_windowed ? window_tables : block_tables) +
+               static_cast<size_t>(sequence) * static_cast<size_t>(table_width);
     }
     // Which sequence a row belongs to.
     int sequence_of(int row) const {

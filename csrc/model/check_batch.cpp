@@ -32,7 +32,16 @@ void Model::check_sequence(const BatchView& batch, int s) const {
     require(context > batch.positions[end - 1] - shift, "context_lens must cover the batch's own tokens");
     require(context <= int64_t{batch.table_width} * kKVBlock, "the block table is shorter than the context");
     int blocks = (context - 1) / kKVBlock + 1;
-    for (int b = 0; b < blocks; ++b) check_block(batch.blocks(s)[b]);
+    for (int b = 0; b < blocks; ++b) cache_.check_block(batch.blocks(s)[b]);
+    if (!windowed_.empty()) check_window(batch, s);
+}
+
+// From the tile on in which the first row's window begins.
+void Model::check_window(const BatchView& batch, int s) const {
+    require(batch.window_tables != nullptr, "the cache has windows, the batch has no window_tables");
+    int first = batch.positions[batch.row_starts[s]] + 1 - widest_window_ - batch.shift(s);
+    int begin = std::max(0, first) / kKeyTile * kKeyTile / kKVBlock, end = (batch.context_lens[s] - 1) / kKVBlock + 1;
+    for (int b = begin; b < end; ++b) window_cache_.check_block(batch.blocks(s, true)[b]);
 }
 
 void Model::check_states(const BatchView& batch) const {
@@ -69,15 +78,10 @@ void Model::check_keep(const BatchView& batch, const Keep& keep) const {
             "keep's table is shorter than what it keeps");
     const int32_t* own = batch.blocks(keep.sequence);
     for (int block : keep.table) {
-        check_block(block);
+        cache_.check_block(block);
         require(std::find(own, own + (context - 1) / kKVBlock + 1, block) == own + (context - 1) / kKVBlock + 1,
                 "keep's table must not hold blocks of the sequence itself");
     }
-}
-
-void Model::check_block(int block) const {
-    require(block >= 0 && block < cache_.num_blocks(),
-            [&] { return "block id " + std::to_string(block) + " is outside the cache"; });
 }
 
 }  // namespace kvarn

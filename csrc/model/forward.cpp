@@ -62,6 +62,14 @@ void Model::observe_inputs() {
     }
 }
 
+void Model::keep_windows(std::vector<bool> layers) {
+    widest_window_ = 0;
+    for (size_t i = 0; i < layers.size(); ++i)
+        if (const AttentionSpec& a = spec_.blocks[i].attention; layers[a.kv_layer(i)])
+            widest_window_ = std::max(widest_window_, a.window);
+    windowed_ = std::move(layers);
+}
+
 // The arena grows to the largest step seen and stays: in steady state nothing is allocated.
 StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
@@ -172,7 +180,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
     project(compute(), in, {qkv, count});
     rotate_and_store(index, batch, buffers);
-    if (has_keys) keeper_.pack(compute(), spec, cache_, index, batch, buffers.q);
+    if (has_keys) keeper_.pack(compute(), spec, cache_of(index), index, batch, buffers.q);
 }
 
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
@@ -180,7 +188,8 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
     const LayerPlan& layer = plan_.layers[index];
     if (layer.recurrent.exists()) return;
     float* out = layer.attention.latent.exists() ? buffers.latent : buffers.mixed;
-    attend(compute(), layer.attention, layer.sinks, cache_, layer.kv_layer(index), batch, runs, buffers.q, out,
+    const size_t source = layer.attention.kv_layer(index);
+    attend(compute(), layer.attention, layer.sinks, cache_of(source), source, batch, runs, buffers.q, out,
            mixed(index, batch, buffers), buffers.attention);
 }
 
@@ -239,7 +248,8 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
     const AttentionSpec& spec = layer.attention;
     const bool has_keys = spec.kv_source < 0;
     int dim = spec.head_dim;
-    StoreKVFn store = store_kernel(kernels_, cache_.type());
+    const KVCache& cache = cache_of(index);
+    StoreKVFn store = store_kernel(kernels_, cache.type());
     for_rows(compute(), batch.num_tokens, [&](int row) {
         float* q = buffers.q + offset(row, spec.num_heads * dim);
         float* k = buffers.k + offset(row, spec.num_kv_heads * dim);
@@ -261,10 +271,10 @@ void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuf
                 kernels_.rms_norm(v + offset(h, dim), layer.value_unit.data(), spec.value_norm_eps, dim,
                                   v + offset(h, dim));
         int sequence = batch.sequence_of(row), slot = batch.positions[row] - batch.shift(sequence);
-        int block = batch.blocks(sequence)[slot / kKVBlock];
+        int block = batch.blocks(sequence, cache.is_windowed())[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)
-            store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache_.k(block, index, h),
-                  cache_.v(block, index, h));
+            store(k + offset(h, dim), v + offset(h, dim), dim, slot % kKVBlock, cache.k(block, index, h),
+                  cache.v(block, index, h));
     });
 }
 

@@ -17,7 +17,9 @@ public:
         : spec_(std::move(spec)), kernels_(kernels), pool_(std::move(pool)) {}
 
     Weights& weights() { return weights_; }
-    KVCache& cache() { return cache_; }
+    KVCache& cache(bool is_windowed = false) { return is_windowed ? window_cache_ : cache_; }
+    // Which layers keep their window only, in the windowed cache; none of them from the start.
+    void keep_windows(std::vector<bool> layers);
     StateStore& states() { return states_; }
     const ModelSpec& spec() const { return spec_; }
     const ModelPlan& plan() const { return plan_; }
@@ -48,9 +50,12 @@ public:
 private:
     void check(const BatchView& batch, std::span<const int32_t> output_rows) const;
     void check_sequence(const BatchView& batch, int sequence) const;
+    void check_window(const BatchView& batch, int sequence) const;
     void check_states(const BatchView& batch) const;
     void check_keep(const BatchView& batch, const Keep& keep) const;
-    void check_block(int block) const;
+    const KVCache& cache_of(size_t layer) const {
+        return windowed_.empty() || !windowed_[layer] ? cache_ : window_cache_;
+    }
     StepBuffers prepare_step(Arena& arena, const BatchView& batch);
     void write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
     void embed(const BatchView& batch, float* x) const;
@@ -88,7 +93,9 @@ private:
     std::shared_ptr<ThreadTeam> pool_;
     Weights weights_;
     ModelPlan plan_;
-    KVCache cache_;
+    KVCache cache_, window_cache_{true};
+    std::vector<bool> windowed_;  // by layer; empty: none
+    int widest_window_ = 0;       // of those
     StateStore states_;
     Keeper keeper_;
     std::vector<LayerInputs> observed_;  // empty: nobody asked

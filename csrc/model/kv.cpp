@@ -52,6 +52,11 @@ StoreKVFn store_kernel(const KernelTable& kernels, KVType type) {
     }
 }
 
+void KVCache::check_block(int block) const {
+    require(block >= 0 && block < num_blocks_,
+            [&] { return "block id " + std::to_string(block) + " is outside the cache"; });
+}
+
 void KVCache::copy(int source, int target) noexcept {
     std::memcpy(region_.data() + static_cast<size_t>(target) * block_bytes_,
                 region_.data() + static_cast<size_t>(source) * block_bytes_, block_bytes_);

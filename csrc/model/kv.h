@@ -19,8 +19,11 @@ size_t kv_token_bytes(KVType type, int head_dim);  // K (or V) of one head of on
 AttendFn attend_kernel(const KernelTable& kernels, KVType type);
 StoreKVFn store_kernel(const KernelTable& kernels, KVType type);
 
+// Layers that keep a window have a cache of their own, with the blocks of BatchView::window_tables.
 class KVCache {
 public:
+    explicit KVCache(bool is_windowed = false) : is_windowed_(is_windowed) {}
+
     struct Layer {
         size_t head_bytes;  // of K, and of V
         int head_dim;
@@ -33,8 +36,10 @@ public:
     };
     void reserve(const std::vector<Shape>& layers, KVType type, int num_blocks, size_t block_bytes);
 
+    bool is_windowed() const { return is_windowed_; }
     int num_blocks() const { return num_blocks_; }
     KVType type() const { return type_; }
+    void check_block(int block) const;  // throws where there is none
     void copy(int source, int target) noexcept;
 
     struct Place {
@@ -53,6 +58,7 @@ private:
                static_cast<size_t>(head) * layers_[layer].head_bytes;
     }
 
+    bool is_windowed_;
     PageRegion region_;
     std::vector<Layer> layers_;
     KVType type_ = KVType::f16;

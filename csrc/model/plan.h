@@ -70,11 +70,6 @@ struct LayerPlan {
     NormPlan stream_norm;
     const float *stream_router, *stream_predict, *stream_correct;  // (S, width), (S x S, S), (S, S)
     const float* stream_scale;                                     // (width), null: none
-
-    // Where the keys and values of this layer, number `index`, lie in the cache.
-    size_t kv_layer(size_t index) const {
-        return attention.kv_source < 0 ? index : static_cast<size_t>(attention.kv_source);
-    }
 };
 
 struct ModelPlan {

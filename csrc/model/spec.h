@@ -1,6 +1,7 @@
 // The model as data: models/spec.py in C++ structs, filled by bindings/spec.cpp. No names of architectures.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,6 +71,8 @@ struct AttentionSpec {
     int num_groups() const { return num_heads / group(); }
     int cached_head(int group) const { return latent.exists() ? 0 : group; }
     int value_dim() const { return latent.exists() ? latent.rank : head_dim; }
+    // Under which layer the keys and values of this one, number `index`, are cached.
+    size_t kv_layer(size_t index) const { return kv_source < 0 ? index : static_cast<size_t>(kv_source); }
 };
 
 // What stands in the place of attention: its state leads from token to token. A short convolution has no heads.

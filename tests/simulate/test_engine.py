@@ -1,7 +1,8 @@
 """Random lives of an engine: whatever happens around it, a request gets exactly the answer it would get alone.
 
 Operations: submit (also n choices, which fork), step, cancel, preempt, evict, compact, and steps that fail, are
-interrupted or compute nonsense; pools of 2 to 500 blocks. After each: the cache's own check, and the invariants below.
+interrupted or compute nonsense; pools of 2 to 500 blocks, also with layers that keep a window only. After each: the
+cache's own check, and the invariants below.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from kvarn.config import POLICIES
 from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.plan import StepPlan
 from kvarn.errors import InvalidParameter, PromptTooLong
+from kvarn.kv.group import WindowShape
 from kvarn.request import Request, RequestState
 from kvarn.types import Completion, FinishReason, SamplingParams
 from tests.conftest import Size
 from tests.submitting import submit
-from tests.unit.engine.fake import SimulatedClock, completion_of, make_engine, run_to_end
+from tests.unit.engine.fake import LAYOUT, SimulatedClock, completion_of, make_engine, run_to_end
 
 BOMB, NAN = 255, 254  # computing the first raises, the second gives no numbers
 POISON = {BOMB: RuntimeError("poisoned"), NAN: "nan"}
@@ -37,9 +39,9 @@ PREFIXES = [tuple(random.Random(seed).choices(range(1, 250), k=30)) for seed in 
 class World:
     """One engine, the requests it has open, and what may have happened to them."""
 
-    def __init__(self, rng: random.Random, pools: Sequence[int], runs_ahead: bool) -> None:
+    def __init__(self, rng: random.Random, pools: Sequence[int], runs_ahead: bool, has_window: bool) -> None:
         self.rng = rng
-        self.engine = random_engine(rng, pools, runs_ahead)
+        self.engine = random_engine(rng, pools, runs_ahead, has_window)
         self.backend: FakeBackend = self.engine.backend  # type: ignore[assignment]
         self.backend.is_late = lambda: rng.random() < 0.05
         self.had_nonsense = False  # in the step before, which may be read in this one
@@ -49,6 +51,7 @@ class World:
         self.num_ended = 0
         self.longest = 0
         self.num_steady = 0  # steps planned as arrays
+        self.num_freed = 0  # tables in front of whose window something was missing, by step
         self.num_ranked = 0  # pairs of prompts one of which outranks the other
         plan = self.engine.scheduler.plan
 
@@ -110,10 +113,12 @@ class World:
             self.engine.reprioritise(self.rng.choice(list(self.open.values()))[0], self.rng.randint(-2, 2))
 
     def evict(self) -> None:
-        self.backend.return_kv(self.engine.kv.reclaim(drop_cached=True))
+        for group in range(len(self.engine.kv.groups)):
+            self.backend.return_kv(self.engine.kv.reclaim(drop_cached=True, group=group), group)
 
     def compact(self) -> None:
-        self.backend.return_kv(self.engine.kv.reclaim())
+        for group in range(len(self.engine.kv.groups)):
+            self.backend.return_kv(self.engine.kv.reclaim(group=group), group)
 
     def fail(self) -> None:
         faults = [RuntimeError("boom"), MemoryError(), KeyboardInterrupt(), "nan"]
@@ -122,6 +127,7 @@ class World:
 
     def check(self) -> None:
         self.engine.kv.check()
+        self.num_freed += sum(table.num_freed > 0 for table in self.engine.kv.groups[-1].tables.values())
         self.engine.scheduler._live.waiting.check()
         for request, _ in self.open.values():
             held = self.engine.kv.num_tokens(request.id)
@@ -158,7 +164,7 @@ class World:
         held = {block_id for table in tables.values() for block_id in table}
         growth = [kv.blocks_for(len(other.token_ids) + 1) - len(tables[other.id]) for other in staying]
         wanted = kv.blocks_for(len(waiting.token_ids)) + sum(max(0, blocks) for blocks in growth)
-        has_place = len(staying) < self.engine.config.max_running
+        has_place = len(staying) < self.engine.config.max_running and len(kv.groups) == 1  # windows: not known here
         return has_place and not waiting.num_under_way and wanted <= kv.num_blocks - len(held)
 
     def is_excused(self, high: Request, served: Iterable[Request]) -> bool:
@@ -203,7 +209,7 @@ class World:
             self.step()
             self.check()
         assert not self.open
-        assert self.engine.kv.stats().used == 0
+        assert all(self.engine.kv.stats(group).used == 0 for group in range(len(self.engine.kv.groups)))
         assert not list(self.engine.scheduler.requests())
 
 
@@ -219,14 +225,17 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.parametrize("has_window", [False, True], ids=["full", "window"])
 @pytest.mark.parametrize("runs_ahead", [False, True], ids=["waits", "runs-ahead"])
 @pytest.mark.parametrize("pools", POOLS)
-def test_whatever_happens_every_request_gets_its_own_answer(pools: str, runs_ahead: bool, size: Size) -> None:
+def test_whatever_happens_every_request_gets_its_own_answer(
+    pools: str, runs_ahead: bool, has_window: bool, size: Size
+) -> None:
     """The one it would get alone."""
-    rng, num_operations = random.Random(pools), size(1_400, 36_000)
-    num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = 0
+    rng, num_operations = random.Random(pools), size(600, 18_000) if has_window else size(1_400, 36_000)
+    num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = num_freed = 0
     for _ in range(num_operations // 200):
-        world = World(rng, POOLS[pools], runs_ahead)
+        world = World(rng, POOLS[pools], runs_ahead, has_window)
         for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=200):
             operation(world)
             world.check()
@@ -236,6 +245,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(pools: str, runs_ahe
         num_preemptions += stats.preemptions
         num_hits += stats.prefix_hit_tokens
         num_ranked += world.num_ranked
+        num_freed += world.num_freed
         num_steady += world.num_steady
         longest = max(longest, world.longest)
     counts = f"{num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, {num_steady} steady steps"
@@ -244,6 +254,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(pools: str, runs_ahe
     assert num_preemptions > num_operations // 100
     assert num_hits > num_operations // 100
     assert num_ranked > num_operations // 1000
+    assert (num_freed > num_operations // 100) == has_window
     assert num_steady > num_operations // 50 if runs_ahead else num_steady == 0
 
 
@@ -253,12 +264,14 @@ def queue_of(engine: Engine) -> dict[str, Place]:
     return {request.id: (key, number, request.num_preemptions) for key, number, request in heap}
 
 
-def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool) -> Engine:
+def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool, has_window: bool) -> Engine:
     clock = SimulatedClock(step_s=0.010, row_s=0.0005)
+    num_blocks, max_batch_tokens = rng.choice(pools), rng.choice([1, 4, 16, 64])
     return make_engine(
-        num_blocks=rng.choice(pools),
+        num_blocks=num_blocks,
         context=CONTEXT,
-        max_batch_tokens=rng.choice([1, 4, 16, 64]),
+        max_batch_tokens=max_batch_tokens,
+        window=random_window(rng, num_blocks, max_batch_tokens) if has_window else None,
         poison=POISON,  # type: ignore[arg-type]
         clock=clock,
         runs_ahead=runs_ahead,
@@ -270,6 +283,13 @@ def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool) ->
         max_wait_ms=0.0,
         prefix_cache=rng.random() < 0.8,
     )
+
+
+def random_window(rng: random.Random, num_blocks: int, max_batch_tokens: int) -> WindowShape:
+    """With the fewest blocks that let every request run, or some more."""
+    num_tokens, step_tokens = rng.choice([1, 3, 8, 20]), 2 * max_batch_tokens
+    least = -(-(num_tokens + step_tokens) // LAYOUT.block_size) + 3
+    return WindowShape(num_tokens, rng.choice([least, least + 2, least + num_blocks]), step_tokens)
 
 
 def random_prompt(rng: random.Random, context: int) -> tuple[int, ...]:

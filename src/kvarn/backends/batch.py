@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.errors import ConfigError
-from kvarn.models.memory_plan import kv_layers_bytes
+from kvarn.models.memory_plan import kv_layer_bytes
 from kvarn.sampling import sampler
 
 Int32 = npt.NDArray[np.int32]
@@ -64,6 +64,7 @@ class Batch:
         row_starts    0       4 5   7     (S + 1)
         context_lens  4       10  6       (S)  cached tokens after this step
         block_tables  (S, widest)  block ids; -1 pads
+        window_tables (S, widest)  the same for the layers that keep a window; -1 also where no row of this batch reads
         output_rows   rows of N whose hidden state is wanted, ascending
         slot_shifts   (S)  a token at position p lies in slot p - shift of its table; None: all 0
 
@@ -80,6 +81,7 @@ class Batch:
     output_rows: Int32
     slot_shifts: Int32 | None = None
     keep: tuple[Keep, ...] = ()
+    window_tables: Int32 | None = None  # None where the layout has no window group
     states: StateSlots | None = None  # None where no layer has one, or every sequence is computed in one piece
 
 
@@ -172,16 +174,20 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy at least the first num_tokens of one block to another, all layers."""
+    """Copy at least the first num_tokens of one block to another, all layers of the group."""
 
     source: int
     target: int
     num_tokens: int
+    group: int = 0  # 0: blocks of block_tables, 1: of window_tables
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of the paged cache: every block holds block_size tokens of every layer."""
+    """Shape of the paged cache: every block holds block_size tokens of every layer of its group.
+
+    Layers named in windowed form a second group, with blocks and ids of its own; without any there is one group.
+    """
 
     block_size: int
     layers: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) per layer, (0, 0) where it has a state instead
@@ -189,6 +195,8 @@ class KVLayout:
     states: tuple[int, ...] = ()  # floats of a state per layer; beside the blocks, in slots of their own
     num_states: int = 0
     latent: tuple[bool, ...] = ()  # layers whose V is the first columns of K, and is not stored; empty: none
+    windowed: tuple[bool, ...] = ()  # per layer; empty: none
+    num_window_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.latent and self.dtype == "q8_0":
@@ -202,9 +210,25 @@ class KVLayout:
 
     @property
     def token_bytes(self) -> int:
-        return kv_layers_bytes(self.layers, self.latent, self.dtype)
+        """Of the layers that keep all."""
+        return self._token_bytes(windowed=False)
 
     @property
     def block_bytes(self) -> int:
         """Rounded up to whole pages of 4 KiB, at least one."""
-        return max(1, -(-self.block_size * self.token_bytes // 4096)) * 4096
+        return self._block_bytes(self.token_bytes)
+
+    @property
+    def window_block_bytes(self) -> int:
+        """The same for the layers that keep a window."""
+        return self._block_bytes(self._token_bytes(windowed=True))
+
+    def is_windowed(self, layer: int) -> bool:
+        return bool(self.windowed) and self.windowed[layer]
+
+    def _token_bytes(self, *, windowed: bool) -> int:
+        layer_bytes = kv_layer_bytes(self.layers, self.latent, self.dtype)
+        return sum(size for i, size in enumerate(layer_bytes) if self.is_windowed(i) == windowed)
+
+    def _block_bytes(self, token_bytes: int) -> int:
+        return max(1, -(-self.block_size * token_bytes // 4096)) * 4096

@@ -93,7 +93,9 @@ class FakeBackend:
         self.runs_ahead = False
         self.is_late: Callable[[], bool] = lambda: False  # the next step takes another token for one just chosen
         self.batch_sizes: list[int] = []  # tokens of each forward
+        self.window = 0  # a query at p reads p - window and later through window_tables, where a batch has them
         self._cache = np.empty((0, 0), np.int32)  # (blocks, block_size)
+        self._windows = np.empty((0, 0), np.int32)  # the same of the window group
         self._chosen = np.empty(0, np.int32)  # by the last sample_later()
 
     def unsupported(self, spec: ModelSpec) -> list[str]:  # noqa: ARG002
@@ -110,14 +112,16 @@ class FakeBackend:
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         self._cache = np.full((budget_bytes // layout.block_bytes, layout.block_size), -1, np.int32)
+        self._windows = np.full((layout.num_window_blocks, layout.block_size), -1, np.int32)
         return len(self._cache)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
-            self._cache[copy.target, : copy.num_tokens] = self._cache[copy.source, : copy.num_tokens]
+            cache = self._windows if copy.group else self._cache
+            cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
-        self._cache[list(block_ids)] = -1
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
+        (self._windows if group else self._cache)[list(block_ids)] = -1
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Logits stand in for hidden states: (output rows, vocabulary)."""
@@ -149,9 +153,11 @@ class FakeBackend:
     def write(self, batch: Batch) -> None:
         """Write the batch's tokens to the cache, as a real backend writes K and V."""
         block_size = self._cache.shape[1]
-        blocks = batch.block_tables[_sequences(batch), batch.positions // block_size]
-        assert (blocks >= 0).all(), "a position has no block"
-        self._cache[blocks, batch.positions % block_size] = batch.token_ids
+        for cache, tables in ((self._cache, batch.block_tables), (self._windows, batch.window_tables)):
+            if tables is not None:
+                blocks = tables[_sequences(batch), batch.positions // block_size]
+                assert (blocks >= 0).all(), "a position has no block"
+                cache[blocks, batch.positions % block_size] = batch.token_ids
 
     def sample(self, hidden: npt.NDArray[np.float32], rows: SampleRows) -> Sampled:
         logits = hidden[rows.rows]
@@ -200,6 +206,11 @@ class FakeBackend:
         length = int(batch.positions[row]) + 1
         num_blocks = -(-length // self._cache.shape[1])
         tokens = self._cache[batch.block_tables[sequence, :num_blocks]].reshape(-1)[:length]
+        if batch.window_tables is not None:
+            seen = np.arange(max(0, length - 1 - self.window), length)
+            blocks = batch.window_tables[sequence, seen // self._cache.shape[1]]
+            assert (blocks >= 0).all(), "a position in the window has no block"
+            tokens[seen] = self._windows[blocks, seen % self._cache.shape[1]]
         following = self.rule(tokens.tolist())
         logits: npt.NDArray[np.float32] = np.cos(np.arange(self.vocab_size) * 0.7 + following).astype(np.float32)
         logits[following] += 8.0

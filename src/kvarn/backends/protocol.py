@@ -39,12 +39,15 @@ class Backend(Protocol):
         """Load the weights; progress(done_bytes, total_bytes). The source may be closed afterwards."""
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
-        """Reserve the paged cache (address space, not memory) and return its number of blocks."""
+        """Reserve the paged cache (address space, not memory) and return its number of blocks.
+
+        Window blocks and states are beside the budget, in the numbers that the layout gives.
+        """
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None: ...
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
-        """Return the pages of free blocks to the system."""
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
+        """Return the pages of free blocks of a group (see BlockCopy) to the system."""
 
     def forward(self, batch: Batch) -> Hidden: ...
 

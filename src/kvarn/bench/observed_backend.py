@@ -103,8 +103,8 @@ class ObservedBackend:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         self._backend.copy_blocks(copies)
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
-        self._backend.return_kv(block_ids)
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
+        self._backend.return_kv(block_ids, group)
 
     def begin(self, batch: Batch) -> ResumableForward:
         return self._backend.begin(batch)

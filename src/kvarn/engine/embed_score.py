@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.protocol import Backend, Hidden
-from kvarn.engine.scheduling.plan import EntryStates, pad_tables, state_slots
+from kvarn.engine.scheduling.plan import EntryStates, pad_tables, pad_window_tables, state_slots
 from kvarn.errors import BackendError, CapacityError
 from kvarn.kv.cache import KVCache
 from kvarn.models.spec import Pooling
@@ -52,6 +52,7 @@ def token_states(
             batch = batch_of(kv, [name], [ids[start : start + chunk]], start)
             wanted = batch.output_rows[max(first - start, 0) :]
             hidden = backend.forward(replace(batch, output_rows=wanted))
+            kv.advance(name, kv.num_tokens(name))
             if len(wanted):
                 yield hidden
     finally:
@@ -105,6 +106,7 @@ def batch_of(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.i
         context_lens=np.array([start + n for n in lengths], np.int32),
         block_tables=pad_tables([kv.block_ids(name) for name in names]),
         output_rows=np.arange(sum(lengths), dtype=np.int32),
+        window_tables=pad_window_tables([kv.window_ids(name) for name in names]),
         states=state_slots(EntryStates.of(kv, names), row_starts),
     )
 

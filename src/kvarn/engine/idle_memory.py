@@ -36,6 +36,8 @@ class IdleMemory:
         """Return what is due first."""
         _, drops_cached = self._planned.pop(0)
         try:
-            self._engine.backend.return_kv(self._engine.kv.reclaim(drop_cached=drops_cached))
+            for group in range(len(self._engine.kv.groups)):
+                block_ids = self._engine.kv.reclaim(drop_cached=drops_cached, group=group)
+                self._engine.backend.return_kv(block_ids, group)
         except Exception:
             log.exception("idle memory was not returned")

@@ -23,6 +23,7 @@ from kvarn.backends.select import (
     kv_dtype,
     make_backend,
     require_support,
+    window_step,
 )
 from kvarn.backends.unused_ids import UnusedIds
 from kvarn.config import EngineConfig
@@ -36,8 +37,10 @@ from kvarn.engine.stream import Stream
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
 from kvarn.kv.cache import KVCache
+from kvarn.kv.group import WindowShape
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
+from kvarn.models.cache_cost import CacheCost, windowed_layers
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
@@ -95,16 +98,16 @@ def _load(
     description = describe(source, config.context)
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
-    available = device_memory(config)
     share, held = device_share(spec, weights, config)
     memory = plan_memory(
         share,
         held,
         config.context,
         config.kv_bytes,
-        available,
+        device_memory(config),
         kv_dtype=kv_dtype(config),
         max_running=config.max_running,
+        window_step=window_step(config),
     )
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
@@ -185,17 +188,30 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
 
 
 def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
+    size = _block_size(spec, config)
+    num_tokens, window_tokens = memory.cost.split(memory.kv_bytes, memory.context)
+    window = _window_shape(memory.cost, (num_tokens, window_tokens), size, config.max_batch_tokens)
     layout = KVLayout(
-        _block_size(spec, config),
+        size,
         kv_layers(spec),
         kv_dtype(config),
         state_layers(spec),
         memory.num_states,
         latent_layers(spec),
+        () if window is None else windowed_layers(spec),
+        0 if window is None else window.num_blocks,
     )
-    num_tokens = max(memory.context, memory.kv_bytes // layout.token_bytes)
-    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, layout.block_size) * layout.block_bytes)
-    return KVCache(num_blocks, layout.block_size, num_states=memory.num_states)
+    num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, size) * layout.block_bytes)
+    return KVCache(num_blocks, size, num_states=memory.num_states, window=window)
+
+
+def _window_shape(cost: CacheCost, num_tokens: tuple[int, int], size: int, step_tokens: int) -> WindowShape | None:
+    """Blocks for so many tokens in windows, the second number; whatever their size, one request alone must run."""
+    if not cost.has_windows:
+        return None
+    least = blocks_for(cost.window + step_tokens, size) + 3  # cut at both ends, and a copy of the last
+    full, windows = (blocks_for(count, size) for count in num_tokens)
+    return WindowShape(cost.window, max(windows, min(full, least)), step_tokens)
 
 
 def _block_size(spec: ModelSpec, config: EngineConfig) -> int:

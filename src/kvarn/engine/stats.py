@@ -37,6 +37,8 @@ class EngineStats:
     block_size: int = 1  # tokens
     waiting_for_prompt: int = 0  # of those waiting: further answers to a prompt that is being computed
     prefix_query_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
+    window_blocks_total: int = 0  # of layers that keep a window only; 0: there are none
+    window_blocks_used: int = 0
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
@@ -89,7 +91,7 @@ class StepMeter:
 
 def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: StepMeter) -> EngineStats:
     """What an engine holds and how fast it is."""
-    kv = cache.stats()
+    kv, windows = cache.stats(), [cache.stats(group) for group in range(1, len(cache.groups))]
     return EngineStats(
         running=scheduler.num_running,
         waiting=scheduler.num_waiting,
@@ -110,6 +112,8 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         block_size=cache.block_size,
         waiting_for_prompt=scheduler.num_forks,
         prefix_query_tokens=scheduler.prefix_reuse.num_query_tokens,
+        window_blocks_total=sum(group.num_blocks for group in windows),
+        window_blocks_used=sum(group.used for group in windows),
         denoise_steps=decoder.num_denoise_steps,
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

@@ -7,40 +7,51 @@ when there is no room, and the scheduler decides what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.backends.batch import BlockCopy
-from kvarn.kv.pool import BlockPool, KVStats
-from kvarn.kv.prefix import BlockHasher, PrefixHit, PrefixIndex
+from kvarn.kv.group import BlockGroup, WindowShape
+from kvarn.kv.pool import KVStats
+from kvarn.kv.prefix import BlockHasher, PrefixHit
 from kvarn.kv.states import StateCache
 from kvarn.kv.table import BlockTable, blocks_for
 from kvarn.observe.histogram import HistogramSnapshot
 
 
 class KVCache:
-    """Block tables of all sequences over one pool."""
+    """Block tables of all sequences: of the layers that keep all, and of those that keep a window."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, hash_key: bytes | None = None, num_states: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        hash_key: bytes | None = None,
+        num_states: int = 0,
+        window: WindowShape | None = None,
+    ) -> None:
         """num_states: slots for the states of recurrent layers; 0: the model has none."""
         self.block_size = block_size
         self.states = StateCache(num_states, block_size) if num_states else None
-        self._pool = BlockPool(num_blocks)
         self._hasher = BlockHasher(block_size, hash_key)
-        self._index = PrefixIndex()
-        self._tables: dict[str, BlockTable] = {}
+        self._full = BlockGroup(0, num_blocks, block_size, None, self._forget_beside)
+        self._window = None
+        if window is not None:
+            self._window = BlockGroup(1, window.num_blocks, block_size, window, lambda _digest: None)
+        self.groups = (self._full,) if self._window is None else (self._full, self._window)
         self._num_lookups = self._num_hit_tokens = 0
 
     @property
     def num_blocks(self) -> int:
-        return self._pool.num_blocks
+        return self._full.pool.num_blocks
 
     @property
     def num_free(self) -> int:
         """Blocks no sequence holds, including cached ones, which can be evicted."""
-        return self._pool.num_free
+        return self._full.pool.num_free
 
     @property
     def max_tokens(self) -> int:
@@ -51,19 +62,24 @@ class KVCache:
         return blocks_for(num_tokens, self.block_size)
 
     def lookup(self, token_ids: Sequence[int], tenant: str = "") -> PrefixHit:
-        """Find the longest published prefix in full blocks, with recurrent layers one that ends in a snapshot of their
-        states; the last token is always left to compute."""
+        """Find the longest published prefix in full blocks that a sequence can start behind: with windows it ends where
+        they are whole, with recurrent layers in a snapshot; the last token is always left to compute."""
         self._num_lookups += 1
         block_ids, digests = [], []
         for digest in self._hasher.chain(self._hasher.root(tenant), token_ids, 0, len(token_ids) - 1):
-            block_id = self._index.find(digest)
+            block_id = self._full.index.find(digest)
             if block_id is None:
                 break
             block_ids.append(block_id)
             digests.append(digest)
-        count = len(digests) if self.states is None else self.states.longest(digests)
+        count = self._startable(digests)
         found = tuple(block_ids[:count]), tenant, tuple(digests[:count])
         return PrefixHit(count * self.block_size, *found, num_matched=len(digests) * self.block_size)
+
+    def can_fork(self, source: str, num_tokens: int) -> bool:
+        """Whether a sequence may start on the first num_tokens positions of another, which holds more."""
+        # A recurrent state is taken over from a snapshot only.
+        return self.states is None and all(group.can_start(source, num_tokens) for group in self.groups)
 
     def fork(self, sequence: str, source: str | PrefixHit, num_tokens: int | None = None) -> None:
         """Start a sequence on the first num_tokens positions of another, or of a hit, sharing their blocks."""
@@ -71,44 +87,36 @@ class KVCache:
         if self.states is not None:
             assert isinstance(source, PrefixHit), "a recurrent state is taken over from a snapshot only"
             self.states.begin(sequence, source.digests, source.num_matched)
-        origin = self._tables[source] if isinstance(source, str) else self._table_of(source)
-        table = origin.prefix(origin.num_tokens if num_tokens is None else num_tokens)
-        origin.owns_last = False
-        self._pool.share(table.block_ids.tolist())
-        self._tables[sequence] = table
+        for group in self.groups:
+            if isinstance(source, PrefixHit):
+                origin = group.table_of(source.digests, source.tenant)
+            else:
+                origin = group.tables[source]
+            group.share(sequence, origin, origin.num_tokens if num_tokens is None else num_tokens)
         if isinstance(source, PrefixHit):
-            self._num_hit_tokens += table.num_tokens
+            self._num_hit_tokens += self.num_tokens(sequence)
 
     def extend(self, sequence: str, num_tokens: int) -> list[BlockCopy] | None:
-        """Make room for num_tokens more positions; None and no change when the pool cannot.
+        """Make room for num_tokens more positions; None and no change when a pool cannot.
 
         The copies must be made in the order they were returned and before the step writes anything. A sequence whose
         copies were not made holds nothing of use in its last block: release it, or trim it to a block's edge.
         """
-        table = self._tables.get(sequence) or BlockTable(self.block_size)
-        missing = table.blocks_missing(num_tokens)
-        read_only = self._read_only_block(table) if num_tokens else None
-        if read_only is not None and missing == self.num_free and self._pool.count(read_only) == 1:
-            self._unpublish(read_only)  # only this sequence holds it, and there is no room for a copy beside it
-            read_only = None
-        if missing + (read_only is not None) > self.num_free:
+        if not all(group.has_room(sequence, num_tokens) for group in self.groups):
             return None
-        copies = [] if read_only is None else [self._copy_on_write(table, read_only)]
-        for _ in range(missing):
-            table.append(self._allocate())
+        copies = [copy for group in self.groups for copy in group.extend(sequence, num_tokens)]
         if self.states is not None:
-            self.states.extend(sequence, table.num_tokens, table.num_tokens + num_tokens)
-        table.num_tokens += num_tokens
-        table.owns_last = table.owns_last or num_tokens > 0
-        self._tables[sequence] = table
+            end = self.num_tokens(sequence)
+            self.states.extend(sequence, end - num_tokens, end)
         return copies
 
     def extend_to(self, sequence: str, num_tokens: int) -> Sequence[BlockCopy] | None:
         """Make room up to num_tokens positions, as extend() does; next to nothing for one more in a block it owns."""
-        table = self._tables.get(sequence)
+        table = self._full.tables.get(sequence)
         if table is None:
             return self.extend(sequence, num_tokens)
-        if table.num_tokens + 1 == num_tokens and table.has_own_room and self.states is None:
+        is_next = table.num_tokens + 1 == num_tokens and table.has_own_room and self.states is None
+        if is_next and (self._window is None or self._window.extend_in_block(sequence)):
             table.num_tokens = num_tokens
             return ()
         return self.extend(sequence, num_tokens - table.num_tokens)
@@ -120,21 +128,14 @@ class KVCache:
         """
         if self.states is not None:
             return None
-        tables = [self._tables[sequence] for sequence in sequences]
-        full = []
-        for table, held in zip(tables, num_tokens, strict=True):
-            if table.num_tokens != held or not (table.owns_last or held % self.block_size == 0):
-                return None
-            if held % self.block_size == 0:
-                full.append(table)
-        if len(full) > self.num_free:
+        found = self._full.extendable(sequences, num_tokens)
+        if found is None or self._window is None:
+            return None if found is None else self._full.extend_each(found)
+        in_window = self._window.extendable(sequences, num_tokens)
+        if in_window is None:
             return None
-        for table in full:
-            table.append(self._allocate())
-            table.owns_last = True
-        for table in tables:
-            table.num_tokens += 1
-        return [table.version for table in tables]
+        versions = self._full.extend_each(found), self._window.extend_each(in_window)
+        return [sum(both) for both in zip(*versions, strict=True)]
 
     def publish(
         self,
@@ -151,7 +152,7 @@ class KVCache:
         positions for, must have been computed for good; further ones are left out. Costs next to nothing when no block
         has become full. is_decoding: a snapshot of states takes the place of the one before.
         """
-        table = self._tables[sequence]
+        table = self._full.tables[sequence]
         start = table.num_published * self.block_size
         stop = min(len(token_ids), table.num_tokens)
         if num_computed is not None and num_computed < stop:
@@ -161,59 +162,65 @@ class KVCache:
         assert table.tenant in (None, tenant), f"sequence {sequence} belongs to another tenant"
         table.tenant = tenant
         for digest in self._hasher.chain(self._chain_end(table, tenant), token_ids, start, stop):
-            self._publish_block(table, digest)
+            number = table.num_published
+            for group in self.groups:
+                group.publish_block(sequence, number, digest)
             if self.states is not None:
                 end = table.num_published * self.block_size
                 self.states.publish(sequence, end, digest, is_decoding=is_decoding)
 
+    def advance(self, sequence: str, num_computed: int) -> None:
+        """The first num_computed positions are computed for good: free what lies before the window of the next."""
+        if self._window is not None:
+            self._window.advance(sequence, num_computed)
+
     def trim(self, sequence: str, num_tokens: int) -> None:
         """Roll back to the first num_tokens positions; what was published stays findable."""
-        table = self._tables[sequence]
-        assert 0 <= num_tokens <= table.num_tokens
+        assert 0 <= num_tokens <= self.num_tokens(sequence)
         if self.states is not None:
             self.states.trim(sequence, num_tokens)
-        self._pool.release(table.cut(num_tokens))
+        for group in self.groups:
+            group.trim(sequence, num_tokens)
 
     def release(self, sequence: str, *, unpublish: bool = False) -> None:
         """Free a sequence; unpublish also its blocks that no other sequence holds. Unknown sequences hold nothing."""
         if self.states is not None:
             self.states.release(sequence)
-        table = self._tables.pop(sequence, None)
-        if table is None:
-            return
-        block_ids = table.cut(0)
-        self._pool.release(block_ids)
-        if unpublish:
-            for block_id in block_ids:
-                if self._pool.count(block_id) == 0:
-                    self._unpublish(block_id)
+        for group in reversed(self.groups):
+            group.release(sequence, unpublish=unpublish)
 
-    def reclaim(self, *, drop_cached: bool = False) -> list[int]:
-        """Return free blocks whose memory may go back to the system: each once, until it is used again.
+    def reclaim(self, *, drop_cached: bool = False, group: int = 0) -> list[int]:
+        """Return free blocks of a group whose memory may go back to the system: each once, until it is used again.
 
         Call it between steps, when no copy is outstanding. drop_cached includes the cached blocks.
         """
+        chosen = self.groups[group]
         if drop_cached:
-            for block_id in self._pool.cached_ids:
-                self._unpublish(block_id)
-        return self._pool.reclaim()
+            for block_id in chosen.pool.cached_ids:
+                chosen.unpublish(block_id)
+        return chosen.pool.reclaim()
 
     def block_ids(self, sequence: str) -> npt.NDArray[np.int32]:
-        return self._tables[sequence].block_ids
+        return self._full.tables[sequence].block_ids
+
+    def window_ids(self, sequence: str) -> npt.NDArray[np.int32] | None:
+        """Block ids of the layers that keep a window, -1 where they were freed; None where the model has none."""
+        return None if self._window is None else self._window.tables[sequence].block_ids
 
     def num_tokens(self, sequence: str) -> int:
-        table = self._tables.get(sequence)
+        table = self._full.tables.get(sequence)
         return 0 if table is None else table.num_tokens
 
-    def stats(self) -> KVStats:
-        pool = self._pool
+    def stats(self, group: int = 0) -> KVStats:
+        chosen = self.groups[group]
+        pool = chosen.pool
         return KVStats(
             num_blocks=pool.num_blocks,
             used=pool.num_blocks - pool.num_free,
             cached=pool.num_cached,
             shared=pool.num_shared,
             free=pool.num_free - pool.num_cached,
-            unused_slots=sum(table.num_unused_slots for table in self._tables.values()),
+            unused_slots=sum(table.num_unused_slots for table in chosen.tables.values()),
             lookups=self._num_lookups,
             hit_tokens=self._num_hit_tokens,
             evictions=pool.num_evictions,
@@ -221,80 +228,41 @@ class KVCache:
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
         """Lifetimes, idle times and reuse gaps of cached blocks, by the name of the metric."""
-        return self._pool.histograms()
+        return self._full.pool.histograms()
 
     def check(self) -> None:
         """Assert every invariant; run after each step in tests."""
-        for table in self._tables.values():
-            assert table.num_blocks == blocks_for(table.num_tokens, self.block_size)
-            assert table.num_published <= table.num_tokens // self.block_size
-            if table.has_own_room:
-                assert self._read_only_block(table) is None, "a block that others read may be written"
-            published = table.block_ids[: table.num_published].tolist()
-            assert all(self._index.digest_of(b) is not None for b in published), "a published block is not findable"
-        self._pool.check(self._references())
-        self._index.check(self._pool.cacheable_ids)
+        for group in self.groups:
+            group.check()
+            assert group.tables.keys() == self._full.tables.keys(), "a sequence is in some groups only"
+            lengths = {name: table.num_tokens for name, table in group.tables.items()}
+            assert lengths == {name: table.num_tokens for name, table in self._full.tables.items()}
+            assert group.index.digests <= self._full.index.digests, "what lies before a published block is not findable"
         if self.states is not None:
-            self.states.check(self._tables.keys())
+            self.states.check(self._full.tables.keys())
 
-    def _references(self) -> Iterator[int]:
-        for table in self._tables.values():
-            yield from table.block_ids.tolist()
+    def _startable(self, digests: Sequence[bytes]) -> int:
+        """How many of the blocks of a prefix lie before the last place where a sequence can start."""
+        count = len(digests)
+        while count:
+            longest = count if self._window is None else self._window.longest(digests[:count])
+            longest = longest if self.states is None else self.states.longest(digests[:longest])
+            if longest == count:
+                break
+            count = longest
+        return count
 
-    def _table_of(self, hit: PrefixHit) -> BlockTable:
-        """A table over the blocks of a hit, which must still hold what was found in them."""
-        found = tuple(map(self._index.digest_of, hit.block_ids))
-        assert found == hit.digests, "the hit is stale: look up and fork without changing the cache in between"
-        table = BlockTable(self.block_size, hit.tenant)
-        for block_id in hit.block_ids:
-            table.append(block_id)
-        table.num_tokens, table.num_published = hit.num_tokens, len(hit.block_ids)
-        return table
-
-    def _read_only_block(self, table: BlockTable) -> int | None:
-        """The last block, when the next position lies in it but must not be written there."""
-        block_id = table.partial_block
-        if block_id is None:
-            return None
-        is_read_only = self._pool.count(block_id) > 1 or self._index.digest_of(block_id) is not None
-        return block_id if is_read_only else None
-
-    def _copy_on_write(self, table: BlockTable, block_id: int) -> BlockCopy:
-        target = self._allocate()
-        table.replace(table.num_blocks - 1, target)
-        self._pool.release([block_id])
-        return BlockCopy(block_id, target, table.num_tokens % self.block_size)
-
-    def _allocate(self) -> int:
-        block_id = self._pool.allocate()
-        self._forget(block_id)  # if it was evicted
-        return block_id
-
-    def _forget(self, block_id: int) -> None:
+    def _forget_beside(self, digest: bytes) -> None:
+        """A block of all tokens is lost: nobody finds what other layers keep of the same ones."""
         if self.states is not None:
-            self.states.forget(self._index.digest_of(block_id))
-        self._index.remove(block_id)
+            self.states.forget(digest)
+        if self._window is not None:
+            self._window.forget(digest)
 
     def _chain_end(self, table: BlockTable, tenant: str) -> bytes:
         """The digest that the next block of the sequence continues."""
         if table.num_published == 0:
             return self._hasher.root(tenant)
-        digest = self._index.digest_of(int(table.block_ids[table.num_published - 1]))
+        digest = self._full.index.digest_of(int(table.block_ids[table.num_published - 1]))
         assert digest is not None
         return digest
-
-    def _publish_block(self, table: BlockTable, digest: bytes) -> None:
-        index = table.num_published
-        own, first = int(table.block_ids[index]), self._index.find(digest)
-        if first is None:
-            self._index.add(digest, own)
-            self._pool.mark_cacheable(own)
-        elif first != own:  # two sequences computed the same at the same time: hold it once
-            assert self._index.digest_of(own) is None
-            self._pool.share([first])
-            self._pool.release([table.replace(index, first)])
-        table.num_published += 1
-
-    def _unpublish(self, block_id: int) -> None:
-        self._forget(block_id)
-        self._pool.unmark_cacheable(block_id)

@@ -34,7 +34,7 @@ class BlockPool:
     allocate() takes from the first of these that has a block:
         idle      backed by memory, content of no use; the last freed first, because it is the warmest in the CPU caches
         returned  not backed by memory: never used, or returned to the system after reclaim()
-        cached    cacheable; least recently freed first (LRU)
+        cached    cacheable; those that were passed over first, then the least recently freed (LRU)
     """
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,6 +43,7 @@ class BlockPool:
         self.num_evictions = 0
         self._counts = [0] * num_blocks
         self._is_cacheable = bytearray(num_blocks)
+        self._was_shared = bytearray(num_blocks)  # since it was filled
         self._idle: list[int] = []
         self._returned = list(reversed(range(num_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -78,6 +79,7 @@ class BlockPool:
         block_id = self._take()
         assert self._counts[block_id] == 0
         self._counts[block_id] = 1
+        self._was_shared[block_id] = False
         return block_id
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -87,6 +89,7 @@ class BlockPool:
                 del self._cached[block_id]
                 self._reuse_gaps.observe(self._clock() - self._used_at[block_id])
             self._counts[block_id] += 1
+            self._was_shared[block_id] = True
             self.num_shared += self._counts[block_id] == 2
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -100,6 +103,16 @@ class BlockPool:
             self.num_shared -= self._counts[block_id] == 1
             if self._counts[block_id] == 0:
                 self._free(block_id)
+
+    def pass_over(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of each: the sequence has left them behind, and who follows will, too.
+
+        Those that nobody else ever held are evicted before all others, so that a long prompt takes its own.
+        """
+        self.release(block_ids)
+        for block_id in block_ids:
+            if block_id in self._cached and not self._was_shared[block_id]:
+                self._cached.move_to_end(block_id, last=False)
 
     def mark_cacheable(self, block_id: int) -> None:
         """Keep the content of this referenced block when it becomes free, until it is evicted."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -62,6 +62,10 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._blocks: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
+
+    @property
+    def digests(self) -> KeysView[bytes]:
+        return self._blocks.keys()
 
     def find(self, digest: bytes) -> int | None:
         return self._blocks.get(digest)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+FREED = -1  # in place of a block id
+
 
 class BlockTable:
     """Position p lies in block_ids[p // block_size]; num_tokens positions are held.
 
-    published | full, not yet published | partial
-    0         num_published             num_blocks - 1
+    freed (-1) | published | full, not yet published | partial
+    0          num_freed   num_published             num_blocks - 1
     """
 
     def __init__(self, block_size: int, tenant: str | None = None) -> None:
@@ -18,6 +20,7 @@ class BlockTable:
         self.tenant = tenant  # known from the first publication on
         self.num_tokens = 0
         self.num_published = 0  # leading blocks that the prefix index knows
+        self.num_freed = 0  # leading blocks that no later query reads; 0 where all is kept
         self.owns_last = False  # the last block is nobody else's, and not published: it may be written
         self.version = 0  # differs whenever block_ids does
         self._ids = np.empty(8, np.int32)
@@ -26,6 +29,12 @@ class BlockTable:
     @property
     def block_ids(self) -> npt.NDArray[np.int32]:
         return self._ids[: self._num_blocks]
+
+    @property
+    def held_ids(self) -> list[int]:
+        """Without those that were freed."""
+        held: list[int] = self._ids[self.num_freed : self._num_blocks].tolist()
+        return held
 
     @property
     def num_blocks(self) -> int:
@@ -71,12 +80,22 @@ class BlockTable:
         table._num_blocks = blocks_for(num_tokens, self.block_size)
         table._ids = self._ids[: max(8, table._num_blocks)].copy()
         table.num_published = min(self.num_published, num_tokens // self.block_size)
+        table.num_freed = min(self.num_freed, table._num_blocks)
         return table
+
+    def free_front(self, num_blocks: int) -> list[int]:
+        """Give up the first num_blocks blocks and return those that were held."""
+        dropped: list[int] = self._ids[self.num_freed : num_blocks].tolist()
+        self._ids[self.num_freed : num_blocks] = FREED
+        self.num_freed = num_blocks
+        self.version += 1
+        return dropped
 
     def cut(self, num_tokens: int) -> list[int]:
         """Keep the first num_tokens positions and return the blocks no longer needed."""
         keep = blocks_for(num_tokens, self.block_size)
-        dropped: list[int] = self._ids[keep : self._num_blocks].tolist()
+        dropped: list[int] = self._ids[max(keep, self.num_freed) : self._num_blocks].tolist()
+        self.num_freed = min(self.num_freed, keep)
         self._num_blocks, self.num_tokens, self.owns_last = keep, num_tokens, False
         self.version += 1
         self.num_published = min(self.num_published, num_tokens // self.block_size)

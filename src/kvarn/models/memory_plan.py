@@ -12,6 +12,7 @@ from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.recast_weights import Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
+from kvarn.models.cache_cost import CacheCost, cache_cost
 from kvarn.models.recurrent import (
     MIN_STATES,
     SLOTS_OF_SEQUENCE,
@@ -45,7 +46,7 @@ class MemoryPlan:
     runtime_bytes: int
     available: MemoryAvailable
     context: int  # tokens per request
-    kv_token_bytes: int
+    cost: CacheCost  # of kv_bytes
     note: str | None = None  # why context is less than the model's, if it is
     num_states: int = 0  # slots for the states of recurrent layers
     state_bytes: int = 0  # of all of them
@@ -80,10 +81,14 @@ def plan_memory(
     *,
     kv_dtype: str = "f16",
     max_running: int = 64,
+    window_step: int | None = None,
 ) -> MemoryPlan:
-    """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes."""
+    """Size the weights, the KV cache and the rest, or refuse with the numbers and the cheapest changes.
+
+    window_step: rows of a step, where layers with a window free what lies before it; None: they keep all.
+    """
     _check_context(spec, context)
-    token_bytes = kv_token_bytes(spec, kv_dtype)
+    cost = cache_cost(spec, kv_layer_bytes(kv_layers(spec), latent_layers(spec), kv_dtype), window_step)
     fixed = MemoryPlan(
         weights_bytes=sum(info.num_bytes for info in weights.tensors.values()),
         repack_bytes=2 * max((info.num_bytes for info in weights.tensors.values()), default=0),
@@ -92,13 +97,13 @@ def plan_memory(
         runtime_bytes=RUNTIME_BYTES + spec.vocab_size * TOKENIZER_BYTES_PER_TOKEN,
         available=available,
         context=0,
-        kv_token_bytes=token_bytes,
+        cost=cost,
     )
     left_bytes = available.num_bytes - fixed.weights_bytes - fixed.runtime_bytes - fixed.scratch_bytes
-    asked_bytes = kv_bytes if kv_bytes is not None else (context or 0) * token_bytes
+    asked_bytes = kv_bytes if kv_bytes is not None else cost.least_bytes(context or 0)
     fixed = _with_states(fixed, spec, max_running, min(int(left_bytes * STATE_SHARE), left_bytes - asked_bytes))
     left_bytes -= fixed.state_bytes
-    cache = _choose_cache(spec, context, kv_bytes, token_bytes, left_bytes)
+    cache = _choose_cache(spec, context, kv_bytes, cost, left_bytes)
     plan = replace(fixed, context=cache.context, kv_bytes=cache.num_bytes, note=cache.note)
     if plan.needed_bytes > available.num_bytes:
         raise _refusal(plan, left_bytes)
@@ -119,15 +124,16 @@ def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, most_bytes
 
 def kv_token_bytes(spec: ModelSpec, dtype: str = "f16") -> int:
     """K and V of one token in all layers."""
-    return kv_layers_bytes(kv_layers(spec), latent_layers(spec), dtype)
+    return sum(kv_layer_bytes(kv_layers(spec), latent_layers(spec), dtype))
 
 
-def kv_layers_bytes(layers: tuple[tuple[int, int], ...], latent: tuple[bool, ...], dtype: str) -> int:
-    """K and V of one token in layers of these (KV heads, head_dim); latent ones have their V within K."""
-    once = sum(
-        heads * kv_head_bytes(dim, dtype) for (heads, dim), is_one in zip(layers, latent, strict=False) if is_one
-    )
-    return 2 * sum(heads * kv_head_bytes(dim, dtype) for heads, dim in layers) - once
+def kv_layer_bytes(layers: tuple[tuple[int, int], ...], latent: tuple[bool, ...], dtype: str) -> list[int]:
+    """K and V of one token, by layers of these (KV heads, head_dim); latent ones have their V within K."""
+    is_latent = latent or (False,) * len(layers)
+    return [
+        (1 if is_one else 2) * heads * kv_head_bytes(dim, dtype)
+        for (heads, dim), is_one in zip(layers, is_latent, strict=True)
+    ]
 
 
 def kv_head_bytes(head_dim: int, dtype: str) -> int:
@@ -173,31 +179,32 @@ class _CacheSize:
 
 
 def _choose_cache(
-    spec: ModelSpec, context: int | None, kv_bytes: int | None, token_bytes: int, left_bytes: int
+    spec: ModelSpec, context: int | None, kv_bytes: int | None, cost: CacheCost, left_bytes: int
 ) -> _CacheSize:
     wanted = context or spec.context_length
     if isinstance(spec.generation, Encoder):
         # An encoder computes a text in one batch; room for two batches lets short texts share one.
-        return _CacheSize(wanted, 2 * max(wanted, BATCH_TOKENS) * token_bytes)
+        return _CacheSize(wanted, cost.least_bytes(2 * max(wanted, BATCH_TOKENS)))
     if kv_bytes is not None:
-        return _sized_cache(wanted, kv_bytes, token_bytes, is_context_given=context is not None)
+        return _sized_cache(wanted, kv_bytes, cost, is_context_given=context is not None)
     if context is not None:
-        return _CacheSize(context, context * token_bytes)
-    fitting_tokens = max(0, int(left_bytes * KV_SHARE)) // token_bytes
+        return _CacheSize(context, cost.bytes_within(context, left_bytes))
+    share_bytes = max(0, int(left_bytes * KV_SHARE))
+    fitting_tokens = cost.tokens_in(share_bytes)
     if fitting_tokens >= wanted or fitting_tokens < MIN_CONTEXT:  # the second case is refused by the caller
-        return _CacheSize(wanted, max(wanted, min(CACHE_TOKENS, fitting_tokens)) * token_bytes)
+        return _CacheSize(wanted, cost.bytes_within(max(wanted, min(CACHE_TOKENS, fitting_tokens)), share_bytes))
     note = f"the model allows {wanted:,} tokens; memory allows {fitting_tokens:,}"
-    return _CacheSize(fitting_tokens, fitting_tokens * token_bytes, note)
+    return _CacheSize(fitting_tokens, cost.least_bytes(fitting_tokens), note)
 
 
-def _sized_cache(wanted: int, kv_bytes: int, token_bytes: int, *, is_context_given: bool) -> _CacheSize:
-    fitting_tokens = kv_bytes // token_bytes
+def _sized_cache(wanted: int, kv_bytes: int, cost: CacheCost, *, is_context_given: bool) -> _CacheSize:
+    fitting_tokens = cost.tokens_in(kv_bytes)
     if fitting_tokens >= wanted:
         return _CacheSize(wanted, kv_bytes)
     if is_context_given or fitting_tokens < 1:
         raise ConfigError(
             f"kv_bytes={kv_bytes:,} holds {fitting_tokens:,} tokens, context is {wanted:,}; "
-            f"give kv_bytes={wanted * token_bytes:,} or a smaller context="
+            f"give kv_bytes={cost.least_bytes(wanted):,} or a smaller context="
         )
     return _CacheSize(
         fitting_tokens, kv_bytes, f"the model allows {wanted:,} tokens; kv_bytes holds {fitting_tokens:,}"
@@ -212,12 +219,13 @@ def _check_context(spec: ModelSpec, context: int | None) -> None:
 def _refusal(plan: MemoryPlan, left_bytes: int) -> DoesNotFit:
     others, cache_bytes = plan.scratch_bytes + plan.runtime_bytes, plan.kv_bytes + plan.state_bytes
     what = "KV cache and states" if plan.state_bytes else "KV cache"
-    fitting_tokens = max(0, left_bytes) // plan.kv_token_bytes
+    fitting_tokens = plan.cost.tokens_in(max(0, left_bytes))
+    fitting_bytes = plan.cost.least_bytes(fitting_tokens)
     changes = ["use a smaller quantisation or model"]
     if fitting_tokens >= plan.context and plan.kv_bytes > left_bytes:  # a cache of several contexts was asked for
-        changes.insert(0, f"set kv_bytes={fitting_tokens * plan.kv_token_bytes} or less")
+        changes.insert(0, f"set kv_bytes={fitting_bytes} or less")
     elif MIN_CONTEXT <= fitting_tokens < plan.context:
-        changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_tokens * plan.kv_token_bytes})")
+        changes.insert(0, f"set context={fitting_tokens} (kv_bytes={fitting_bytes})")
     return DoesNotFit(
         f"the model needs {show_bytes(plan.needed_bytes)} (weights {show_bytes(plan.weights_bytes)}, "
         f"{what} {show_bytes(cache_bytes)} for {plan.context:,} tokens, scratch and runtime {show_bytes(others)}), "

@@ -29,6 +29,10 @@ class EngineStatsView(Protocol):
     @property
     def blocks_used(self) -> int: ...
     @property
+    def window_blocks_total(self) -> int: ...
+    @property
+    def window_blocks_used(self) -> int: ...
+    @property
     def block_size(self) -> int: ...
     @property
     def prefix_query_tokens(self) -> int: ...
@@ -174,7 +178,9 @@ class Metrics:
         capacity = stats.waiting - stats.waiting_for_prompt
         store.set("num_requests_waiting_by_reason", model, "capacity", to=capacity)
         store.set("num_requests_waiting_by_reason", model, "prompt", to=stats.waiting_for_prompt)
-        store.set("kv_cache_usage_perc", model, to=stats.blocks_used / max(1, stats.blocks_total))
+        full = stats.blocks_used / max(1, stats.blocks_total)
+        windows = stats.window_blocks_used / max(1, stats.window_blocks_total)
+        store.set("kv_cache_usage_perc", model, to=max(full, windows))
         store.remove("cache_config_info", model)
         store.set("cache_config_info", model, str(stats.block_size), str(stats.blocks_total), to=1.0)
         for part in MEMORY_PARTS:

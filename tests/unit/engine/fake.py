@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvarn.backends.batch import Batch, KVLayout
@@ -16,6 +17,7 @@ from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
 from kvarn.engine.stream import Stream
 from kvarn.kv.cache import KVCache
+from kvarn.kv.group import WindowShape
 from kvarn.request import Request
 from kvarn.types import Completion, SamplingParams, TokenEvent
 from tests.submitting import submit
@@ -69,13 +71,17 @@ def make_engine(
     defaults: SamplingDefaults | None = None,
     clock: SimulatedClock | None = None,
     runs_ahead: bool = False,
+    window: WindowShape | None = None,
     **options: Any,
 ) -> Engine:
     """options go to EngineConfig. Without a clock, time is real."""
     config = EngineConfig(block_size=LAYOUT.block_size, max_batch_tokens=max_batch_tokens, **options)
     backend = FakeBackend(VOCAB, rule, faults, poison, None if clock is None else clock.on_forward)
     backend.runs_ahead = runs_ahead
-    kv = KVCache(backend.reserve_kv(LAYOUT, num_blocks * LAYOUT.block_bytes), LAYOUT.block_size)
+    layout = LAYOUT if window is None else replace(LAYOUT, num_window_blocks=window.num_blocks)
+    backend.window = 0 if window is None else window.num_tokens
+    num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
+    kv = KVCache(num_blocks, layout.block_size, window=window)
     time_of = time.perf_counter if clock is None else clock
     decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults(), clock=time_of)
     admission = Admission(VOCAB, min(context, kv.max_tokens), decoder, kv)

@@ -46,7 +46,7 @@ def test_idle_memory_goes_back_to_the_system(engine: Engine, monkeypatch: pytest
     returned: list[int] = []
     monkeypatch.setattr("kvarn.engine.idle_memory.COMPACT_AFTER_S", 0.05)
     monkeypatch.setattr("kvarn.engine.idle_memory.FORGET_AFTER_S", 0.1)
-    monkeypatch.setattr(engine.backend, "return_kv", returned.extend)
+    monkeypatch.setattr(engine.backend, "return_kv", lambda block_ids, _group: returned.extend(block_ids))
     client = EngineClient(engine)
     handle = submit_to(client, [1] * 50, GREEDY)
     handle.result(10)

@@ -47,7 +47,7 @@ def test_release_of_an_unknown_sequence_is_nothing() -> None:
 def test_check_notices_a_lost_block() -> None:
     cache = KVCache(num_blocks=2, block_size=4)
     cache.extend("a", 4)
-    cache._tables.clear()
+    cache._full.tables.clear()
     with pytest.raises(AssertionError, match="counts"):
         cache.check()
 

@@ -179,8 +179,8 @@ def test_statistics_count_lookups_and_the_tokens_taken_over() -> None:
 def test_check_notices_a_torn_index() -> None:
     cache = KVCache(8, 4)
     computed(cache, "a", TOKENS)
-    digest, block_id = next(iter(cache._index._blocks.items()))
-    cache._index._blocks[digest] = block_id + 1
+    digest, block_id = next(iter(cache._full.index._blocks.items()))
+    cache._full.index._blocks[digest] = block_id + 1
     with pytest.raises(AssertionError, match="torn"):
         cache.check()
 
@@ -188,7 +188,7 @@ def test_check_notices_a_torn_index() -> None:
 def test_check_notices_a_published_block_that_is_not_cacheable() -> None:
     cache = KVCache(8, 4)
     computed(cache, "a", TOKENS)
-    cache._pool._is_cacheable[int(cache.block_ids("a")[0])] = False
+    cache._full.pool._is_cacheable[int(cache.block_ids("a")[0])] = False
     with pytest.raises(AssertionError, match="cacheable"):
         cache.check()
 

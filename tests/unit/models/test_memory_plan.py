@@ -14,6 +14,7 @@ from kvarn.backends.fake import fake_spec
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.machine import MemoryAvailable
+from kvarn.models.cache_cost import windowed_layers
 from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
 from kvarn.models.spec import Attention
 
@@ -136,3 +137,60 @@ def test_an_encoder_needs_room_for_its_batches_only() -> None:
 @pytest.mark.parametrize(("num_bytes", "text"), [(5, "5 B"), (2048, "2 KiB"), (3 * MIB // 2, "1.5 MiB")])
 def test_sizes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
     assert show_bytes(num_bytes) == text
+
+
+# The shape of Gemma 3 270M: of 18 layers every sixth keeps all, the others 512 tokens.
+WINDOWED = replace(
+    fake_spec(vocab_size=1000, context_length=32_768),
+    blocks=tuple(
+        replace(
+            fake_spec().blocks[0],
+            mixer=Attention(4, 1, 256, scale=1.0, rope=None, window=None if layer % 6 == 5 else 512),
+        )
+        for layer in range(18)
+    ),
+)
+
+
+def test_layers_with_windows_cost_a_third_of_the_cache_where_they_are_freed() -> None:
+    kept, freed = (
+        plan_memory(WINDOWED, weights(MIB), None, None, memory(4096 * MIB), window_step=step) for step in (None, 512)
+    )
+    assert kept.kv_bytes == 576 * MIB
+    assert freed.kv_bytes <= 0.35 * kept.kv_bytes
+    assert freed.context == kept.context == 32_768
+    assert freed.cost.split(freed.kv_bytes, freed.context) == (32_768, 6_144)
+
+
+def test_with_little_memory_windows_give_way_to_the_context() -> None:
+    plan = plan_memory(WINDOWED, weights(MIB), None, None, memory(240 * MIB), window_step=512)
+    assert plan.context == 32_768
+    assert plan.kv_bytes < 150 * MIB
+    tokens, window_tokens = plan.cost.split(plan.kv_bytes, plan.context)
+    assert tokens == plan.context
+    assert window_tokens >= plan.cost.least_window_tokens
+
+
+def test_a_plan_given_back_as_settings_is_the_same_plan() -> None:
+    for step in (None, 512):
+        plan = plan_memory(WINDOWED, weights(MIB), None, None, memory(4096 * MIB), window_step=step)
+        again = plan_memory(WINDOWED, weights(MIB), plan.context, plan.kv_bytes, memory(4096 * MIB), window_step=step)
+        assert again == plan
+
+
+def test_a_cache_of_many_contexts_holds_as_many_tokens_in_windows() -> None:
+    plan = plan_memory(WINDOWED, weights(MIB), 4096, 1152 * MIB, memory(4096 * MIB), window_step=512)
+    assert plan.cost.split(plan.kv_bytes, plan.context) == (65_536, 65_536)
+
+
+def test_a_layer_whose_keys_another_reads_whole_keeps_all() -> None:
+    blocks = list(WINDOWED.blocks)
+    for reader, source in ((16, 2), (17, 3)):  # the second has no window
+        blocks[reader] = replace(blocks[reader], mixer=replace(blocks[reader].attention, kv_source=source))
+    assert [windowed_layers(replace(WINDOWED, blocks=tuple(blocks)))[layer] for layer in (2, 3)] == [True, False]
+
+
+def test_windows_as_long_as_the_context_change_nothing() -> None:
+    short = replace(WINDOWED, context_length=1024)
+    plans = [plan_memory(short, weights(MIB), None, None, memory(4096 * MIB), window_step=s) for s in (None, 512)]
+    assert plans[0] == plans[1]

@@ -180,6 +180,11 @@ def test_an_engine_is_exposed_as_it_was_last_polled(metrics: Metrics) -> None:
     assert read(metrics, "kvarn_cache_config_info", model_name="m", block_size="16", num_gpu_blocks="100") == 1
 
 
+def test_the_usage_of_a_cache_is_that_of_its_fullest_blocks(metrics: Metrics) -> None:
+    metrics.update_engine("m", replace(IDLE, blocks_used=25, window_blocks_total=10, window_blocks_used=8), {})
+    assert read(metrics, "kvarn_kv_cache_usage_perc", model_name="m") == 0.8
+
+
 def test_counters_go_on_when_a_model_is_loaded_again(metrics: Metrics) -> None:
     steps = Histogram(METRICS[13].bounds)
     steps.observe(5)

@@ -106,12 +106,12 @@ class NativeBackend:
             raise ConfigError(f"block_size is {layout.block_size}; the native backend has {_native.kv_block_size}")
         if layout.dtype not in CPU_KV_DTYPES:
             raise ConfigError(f"kv dtype is {layout.dtype!r}; the native backend has {', '.join(CPU_KV_DTYPES)}")
-        num_blocks = budget_bytes // layout.block_bytes
+        num_blocks = min(budget_bytes // layout.block_bytes, 2**31 - 1)
         if num_blocks < 1:
             raise ConfigError(f"kv_bytes is {budget_bytes:,}, one KV block needs {layout.block_bytes:,}")
-        num_blocks = min(num_blocks, 2**31 - 1)
+        windows = list(layout.windowed), layout.num_window_blocks, layout.window_block_bytes
         try:
-            self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes)
+            self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes, *windows)
             if layout.num_states:
                 self._core.reserve_states(layout.num_states)
         except MemoryError:
@@ -120,11 +120,11 @@ class NativeBackend:
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
-            self._core.copy_block(copy.source, copy.target)
+            self._core.copy_block(copy.source, copy.target, bool(copy.group))
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         for block_id in block_ids:
-            self._core.return_block(block_id)
+            self._core.return_block(block_id, bool(group))
 
     def forward(self, batch: Batch) -> Float32:
         """Run one step; the result is (output rows, width)."""

@@ -2,7 +2,7 @@
 
 The cache of a layer is two arrays (blocks, block_size, kv_heads, head_dim) in the layout's type (q8_0: floats rounded
 to what it can hold); slot s of a sequence lies in block table[s // block_size] at s % block_size. A token's slot is its
-position, less the sequence's shift.
+position, less the sequence's shift. Layers of the window group have tables of their own.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class PagedCache:
         self.block_size = layout.block_size
         self._dtype = layout.dtype
         dtype = np.float16 if layout.dtype == "f16" else np.float32
-        stem = (num_blocks, layout.block_size)
+        self.windowed = layout.windowed or (False,) * len(layout.layers)
+        stems = [(layout.num_window_blocks if one else num_blocks, layout.block_size) for one in self.windowed]
         self.layers: list[tuple[Array, Array]] = [
             (np.zeros((*stem, heads, dim), dtype), np.zeros((*stem, heads, value_dim), dtype))
-            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+            for stem, (heads, dim), value_dim in zip(stems, layout.layers, layout.value_dims, strict=True)
         ]
 
     def store(self, layer: int, table: Int32, slots: Int32, k: Float32, v: Float32) -> None:
@@ -50,11 +51,13 @@ class PagedCache:
             cache[blocks, offsets] = round_q8_0(values) if self._dtype == "q8_0" else values
 
     def read(self, layer: int, table: Int32, length: int) -> tuple[Float32, Float32]:
-        """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each."""
+        """Return K and V of the first `length` tokens, (length, kv_heads, head_dim) each; zeros where none is kept."""
         blocks = table[: -(-length // self.block_size)]
         slots = len(blocks) * self.block_size
-        k, v = (cache[blocks].reshape(slots, *cache.shape[2:])[:length] for cache in self.layers[layer])
-        return k.astype(np.float32), v.astype(np.float32)
+        is_kept = (blocks >= 0)[:, None, None, None]
+        found = (np.where(is_kept, cache[blocks], cache.dtype.type(0)) for cache in self.layers[layer])
+        k, v = (values.reshape(slots, *values.shape[2:])[:length].astype(np.float32) for values in found)
+        return k, v
 
     def pack(self, layer: int, table: Int32, kept: Slots, target: Int32) -> None:
         """Copy the kept slots of every KV head (kv_heads, kept) of one table to the first slots of another."""
@@ -64,8 +67,8 @@ class PagedCache:
             cache[target[slots // self.block_size], slots % self.block_size, heads] = values
 
     def copy(self, copy: BlockCopy) -> None:
-        for pair in self.layers:
-            for cache in pair:
+        for pair, windowed in zip(self.layers, self.windowed, strict=True):
+            for cache in pair if windowed == bool(copy.group) else ():
                 cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
 
 
@@ -105,6 +108,7 @@ class Sequence:
     table: Int32 | None
     shift: int = 0
     keep: tuple[Keep, ...] = ()
+    window_table: Int32 | None = None  # of the layers that keep a window
 
 
 def sequences_of(batch: Batch) -> list[Sequence]:
@@ -115,7 +119,8 @@ def sequences_of(batch: Batch) -> list[Sequence]:
         table = batch.block_tables[i] if batch.block_tables.shape[1] > 0 else None
         shift = 0 if batch.slot_shifts is None else int(batch.slot_shifts[i])
         keep = tuple(keep for keep in batch.keep if keep.sequence == i)
-        found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep))
+        window_table = None if batch.window_tables is None else batch.window_tables[i]
+        found.append(Sequence(rows, batch.positions[rows], int(length), table, shift, keep, window_table))
     return found
 
 
@@ -167,13 +172,14 @@ def _cached(
 ) -> tuple[Float32, Float32]:
     """Store K and V of the new tokens, unless an earlier layer did, and return those of all of the sequence's."""
     assert layer.cache is not None, "reserve_kv comes before forward"
-    assert sequence.table is not None, "only what is cached has a table"
+    source = layer.index if layer.attention.kv_source is None else layer.attention.kv_source
+    table = sequence.window_table if layer.cache.windowed[source] else sequence.table
+    assert table is not None, "the cache has windows, the batch has no window_tables"
     if own is None:
-        assert layer.attention.kv_source is not None, "a layer has keys or shares them"
-        return layer.cache.read(layer.attention.kv_source, sequence.table, sequence.length)
+        return layer.cache.read(source, table, sequence.length)
     k, v = (values[sequence.rows] for values in own)
-    layer.cache.store(layer.index, sequence.table, sequence.positions - sequence.shift, k, v)
-    keys, values = layer.cache.read(layer.index, sequence.table, sequence.length)
+    layer.cache.store(source, table, sequence.positions - sequence.shift, k, v)
+    keys, values = layer.cache.read(source, table, sequence.length)
     for keep in sequence.keep:
         _pack(keep, layer, sequence, q, keys)
     return keys, values

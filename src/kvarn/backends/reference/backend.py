@@ -79,7 +79,7 @@ class ReferenceBackend:
         for copy in copies:
             self._paged().copy(copy)
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: the arrays stay until close, their values are never read again."""
 
     def begin(self, batch: Batch) -> SingleShotForward:

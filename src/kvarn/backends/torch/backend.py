@@ -100,7 +100,7 @@ class TorchBackend:
         self.device.use()
         self._paged.copy(copies)
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: a device's memory is taken once and kept until close."""
 
     @computing

@@ -72,6 +72,7 @@ def tensor_lines(weights: WeightSource) -> Iterator[tuple[str, str]]:
 
 def memory_lines(spec: ModelSpec, weights: WeightSource, context: int | None) -> Iterator[tuple[str, str]]:
     """The memory plan, or why there is none."""
+    from kvarn.backends.select import window_step
     from kvarn.config import EngineConfig
     from kvarn.errors import DoesNotFit
     from kvarn.machine import available_memory
@@ -79,12 +80,16 @@ def memory_lines(spec: ModelSpec, weights: WeightSource, context: int | None) ->
 
     try:
         held = held_weights(spec, weights, EngineConfig())
-        plan = plan_memory(spec, held, context, None, available_memory())
+        plan = plan_memory(spec, held, context, None, available_memory(), window_step=window_step(EngineConfig()))
     except DoesNotFit as error:
         yield "does not fit", str(error)
         return
     yield "weights", show_bytes(plan.weights_bytes)
-    yield "KV cache", f"{show_bytes(plan.kv_bytes)} for {plan.context:,} tokens ({plan.kv_token_bytes:,} bytes each)"
+    cost = plan.cost
+    each = f"{cost.token_bytes:,} bytes each"
+    if cost.has_windows:
+        each += f", {cost.window_token_bytes:,} more for those in windows"
+    yield "KV cache", f"{show_bytes(plan.kv_bytes)} for {plan.context:,} tokens ({each})"
     yield "scratch", show_bytes(plan.scratch_bytes)
     yield "runtime", show_bytes(plan.runtime_bytes)
     yield "needed", f"{show_bytes(plan.needed_bytes)} at most"

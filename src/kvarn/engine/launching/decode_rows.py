@@ -78,6 +78,7 @@ class DecodeRows:
             row_starts=starts,
             context_lens=self.batch.context_lens[rows],
             block_tables=self.batch.block_tables[rows],
+            window_tables=None if self.batch.window_tables is None else self.batch.window_tables[rows],
             output_rows=starts[:-1],
         )
         return DecodeRows(self.members.only(rows), batch, [self.versions[i] for i in rows])
@@ -90,9 +91,11 @@ class DecodeRows:
     def entries(self) -> tuple[BatchEntry, ...]:
         """The same step as the scheduler would have planned it."""
         spans = self.spans(range(len(self.requests)))
-        tables, block_size = self.batch.block_tables, self.members.block_size
+        ends = [span.start // self.members.block_size + 1 for span in spans]
+        tables, windows = self.batch.block_tables, self.batch.window_tables
         return tuple(
-            BatchEntry(span, table[: span.start // block_size + 1]) for span, table in zip(spans, tables, strict=True)
+            BatchEntry(span, tables[i, :end], window_table=None if windows is None else windows[i, :end])
+            for i, (span, end) in enumerate(zip(spans, ends, strict=True))
         )
 
     def plain_rows(self, token_ids: Int32) -> npt.NDArray[np.bool_]:
@@ -132,13 +135,17 @@ class SteadyDecodes:
         if versions is None:
             return None
         changed = [i for i, (new, old) in enumerate(zip(versions, last.versions, strict=True)) if new != old]
-        tables = self._refreshed(last.batch.block_tables, last.requests, changed)
+        changed_ids = [last.requests[i].id for i in changed]
+        windows = last.batch.window_tables
+        if windows is not None:
+            windows = _refreshed(windows, changed, [self._window_ids(sequence) for sequence in changed_ids])
         batch = replace(
             last.batch,
             token_ids=token_ids,
             positions=starts,
             context_lens=starts + np.int32(1),
-            block_tables=tables,
+            block_tables=_refreshed(last.batch.block_tables, changed, [*map(self._kv.block_ids, changed_ids)]),
+            window_tables=windows,
         )
         return StepPlan((), batch, decodes=DecodeRows(last.members, batch, versions))
 
@@ -177,21 +184,26 @@ class SteadyDecodes:
         )
         return DecodeRows(members, newest.batch, [-1] * len(requests))
 
-    def _refreshed(self, tables: Int32, requests: Sequence[Request], changed: Sequence[int]) -> Int32:
-        """Block tables with those rows that have changed as they are now."""
-        if not changed:
-            return tables
-        new = [self._kv.block_ids(requests[i].id) for i in changed]
-        width = max(len(table) for table in new)
-        if width > tables.shape[1]:
-            wider = np.full((len(tables), width), -1, np.int32)
-            wider[:, : tables.shape[1]] = tables
-            tables = wider
-        tables = tables.copy()
-        rows = pad_tables(new)
-        tables[changed, : rows.shape[1]] = rows
-        tables[changed, rows.shape[1] :] = -1
+    def _window_ids(self, sequence: str) -> Int32:
+        found = self._kv.window_ids(sequence)
+        assert found is not None, "a batch has window tables, its cache has not"
+        return found
+
+
+def _refreshed(tables: Int32, changed: Sequence[int], new: Sequence[Int32]) -> Int32:
+    """Block tables with those rows that have changed as they are now."""
+    if not changed:
         return tables
+    width = max(len(table) for table in new)
+    if width > tables.shape[1]:
+        wider = np.full((len(tables), width), -1, np.int32)
+        wider[:, : tables.shape[1]] = tables
+        tables = wider
+    tables = tables.copy()
+    rows = pad_tables(new)
+    tables[changed, : rows.shape[1]] = rows
+    tables[changed, rows.shape[1] :] = -1
+    return tables
 
 
 def _chosen_ids(count: int) -> Int32:

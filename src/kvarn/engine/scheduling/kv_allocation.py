@@ -8,6 +8,7 @@ from kvarn.backends.batch import BlockCopy
 from kvarn.decoding.decoder import Decoder, Span
 from kvarn.engine.scheduling.plan import BatchEntry, EntryStates
 from kvarn.kv.cache import KVCache
+from kvarn.kv.group import BlockGroup
 from kvarn.request import Request
 
 
@@ -19,7 +20,7 @@ class KVAllocation:
         self._decoder = decoder
         self._extra_sequences: dict[str, set[str]] = {}  # sequences beside a request's own
         # At least what the running requests still want, in the plan being made; None: not known.
-        self._most_wanted: int | None = None
+        self._most_wanted: list[int] | None = None  # by group
 
     def begin_plan(self) -> None:
         """What running requests want has changed since the last plan."""
@@ -47,44 +48,64 @@ class KVAllocation:
         reach = span.reach
         if reach is None:
             states = EntryStates.of(self._kv, [span.request.id])
-            return BatchEntry(span, self._kv.block_ids(span.request.id), copies, states=states[0] if states else None)
+            return BatchEntry(
+                span,
+                self._kv.block_ids(span.request.id),
+                copies,
+                window_table=self._kv.window_ids(span.request.id),
+                states=states[0] if states else None,
+            )
         kept = None if reach.keep is None else self._kv.block_ids(reach.keep.sequence)
         companion = None if reach.companion is None else self.entry(reach.companion)
         return BatchEntry(span, self._kv.block_ids(reach.sequence), copies, kept, companion)
 
-    def could_fit(self, request: Request, num_computed: int, staying: Iterable[Request], num_leaving: int) -> bool:
-        """Whether it might if others left the blocks they hold; those they share with anybody would stay."""
-        num_wanted = self._num_to_start(request, num_computed) + self._num_to_continue(staying)
-        return num_wanted <= self._kv.num_free + num_leaving
-
-    def fits(self, request: Request, num_computed: int, running: Iterable[Request]) -> bool:
+    def fits(
+        self, request: Request, num_computed: int, running: Iterable[Request], leaving: Sequence[Request] = ()
+    ) -> bool:
         """Whether a request's tokens fit beside the prompts and next tokens of those that run.
 
+        leaving: others that would leave the blocks they hold; those they share with anybody would stay.
         Within a plan those that run want ever less, as they get blocks, so their sum is a bound that one who starts
         adds to: hundreds start without looking at each other.
         """
-        num_left = self._kv.num_free - self._num_to_start(request, num_computed)
-        if self._most_wanted is None or self._most_wanted > num_left or not self._decoder.has_divisible_spans:
-            self._most_wanted = self._num_to_continue(running)
-        if self._most_wanted > num_left:
+        groups = self._kv.groups
+        num_left = [group.pool.num_free - self._num_to_start(group, request, num_computed) for group in groups]
+        if leaving:
+            running = list(running)
+            held = [sum(self._num_held(group, other) for other in leaving) for group in groups]
+            wanted = [self._num_to_continue(group, running) for group in groups]
+            return all(w <= left + h for w, left, h in zip(wanted, num_left, held, strict=True))
+        if not self._is_enough(num_left) or not self._decoder.has_divisible_spans:
+            running = list(running)
+            self._most_wanted = [self._num_to_continue(group, running) for group in groups]
+        if not self._is_enough(num_left):
             return False
-        self._most_wanted += self._num_slot_blocks(self._decoder.slots_to_continue(request))
+        assert self._most_wanted is not None, "enough, so it is known"
+        added = [self._num_going_on(group, request) for group in groups]
+        self._most_wanted = [w + a for w, a in zip(self._most_wanted, added, strict=True)]
         return True
 
-    def num_blocks(self, request: Request) -> int:
+    def _is_enough(self, num_left: list[int]) -> bool:
+        """Whether so many blocks of each group are known to be enough for those that run."""
+        wanted = self._most_wanted
+        return wanted is not None and all(w <= left for w, left in zip(wanted, num_left, strict=True))
+
+    def _num_to_start(self, group: BlockGroup, request: Request, num_computed: int) -> int:
+        lengths, num_whole = self._decoder.slots_to_start(request), num_computed // self._kv.block_size
+        wanted = sum(group.most_blocks(length, is_decoding=False) for length in lengths)
+        return wanted - min(num_whole, group.num_held(request.id))
+
+    def _num_to_continue(self, group: BlockGroup, running: Iterable[Request]) -> int:
+        return sum(max(0, self._num_going_on(group, one) - self._num_held(group, one)) for one in running)
+
+    def _num_going_on(self, group: BlockGroup, request: Request) -> int:
+        """Blocks a running request holds at most when it has what it wants next."""
+        lengths, is_decoding = self._decoder.slots_to_continue(request), not request.is_prefilling
+        return sum(group.most_blocks(length, is_decoding=is_decoding) for length in lengths)
+
+    def _num_held(self, group: BlockGroup, request: Request) -> int:
         """Blocks a request holds now."""
-        names = (request.id, *self._extra_sequences.get(request.id, ()))
-        return sum(self._kv.blocks_for(self._kv.num_tokens(name)) for name in names)
-
-    def _num_to_start(self, request: Request, num_computed: int) -> int:
-        return self._num_slot_blocks(self._decoder.slots_to_start(request)) - num_computed // self._kv.block_size
-
-    def _num_to_continue(self, running: Iterable[Request]) -> int:
-        needed = ((self._num_slot_blocks(self._decoder.slots_to_continue(one)), one) for one in running)
-        return sum(max(0, num_blocks - self.num_blocks(one)) for num_blocks, one in needed)
-
-    def _num_slot_blocks(self, slots: Iterable[int]) -> int:
-        return sum(map(self._kv.blocks_for, slots))
+        return sum(map(group.num_held, (request.id, *self._extra_sequences.get(request.id, ()))))
 
     def release(self, request: Request, *, forget: bool = False) -> None:
         """Release all sequences; forget: their blocks are not found by later requests."""

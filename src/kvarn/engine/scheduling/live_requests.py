@@ -63,11 +63,11 @@ class LiveRequests:
     def start_forks(self, leader: Request, max_running: int) -> Iterator[Request]:
         """The leader's prompt is computed: start its other choices on it, or queue them when too many run."""
         for follower in self.forks.take(leader):
-            # A recurrent state cannot go back to before the last token of the prompt.
-            if leader.num_prompt == 1 or len(self.running) >= max_running or self.kv.states is not None:
+            num_shared = leader.num_prompt - 1
+            if num_shared == 0 or len(self.running) >= max_running or not self.kv.can_fork(leader.id, num_shared):
                 self.waiting.push(follower)
                 continue
-            self.kv.fork(follower.id, leader.id, leader.num_prompt - 1)
+            self.kv.fork(follower.id, leader.id, num_shared)
             yield follower
 
     def reap(self, now: float) -> list[Request]:

@@ -39,6 +39,7 @@ class BatchEntry(NamedTuple):
     copies: Sequence[BlockCopy] = ()
     kept_table: Int32 | None = None  # where the span's kept keys and values go
     companion: BatchEntry | None = None  # of the span's companion
+    window_table: Int32 | None = None  # where some layers keep a window only
     states: EntryStates | None = None  # where the model has recurrent layers
 
 
@@ -133,6 +134,7 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         output_rows=outputs + np.repeat(starts[:-1], [len(span.outputs) for span in spans]),
         slot_shifts=None if is_plain else _slot_shifts(parts),
         keep=() if is_plain else tuple(_keeps(parts)),
+        window_tables=pad_window_tables([entry.window_table for entry in parts]),
         states=state_slots([entry.states for entry in parts if entry.states is not None], starts),
     )
     return StepPlan(tuple(entries), batch, layerwise)
@@ -186,3 +188,9 @@ def pad_tables(tables: Sequence[Int32]) -> Int32:
     for row, table in enumerate(tables):
         stacked[row, : len(table)] = table
     return stacked
+
+
+def pad_window_tables(tables: Sequence[Int32 | None]) -> Int32 | None:
+    """The same of what kv.window_ids() gave; None where the model has no windows."""
+    found = [table for table in tables if table is not None]
+    return pad_tables(found) if found else None

@@ -39,8 +39,8 @@ class PrefixReuse:
         """
         num_shared = request.num_prompt - 1
         is_new = request.num_output == 0 and request.num_preemptions == 0
-        can_fork = is_new and self._kv.states is None
-        if leader is not None and can_fork and 0 < num_shared <= leader.num_computed:
+        is_computed = leader is not None and is_new and 0 < num_shared <= leader.num_computed
+        if leader is not None and is_computed and self._kv.can_fork(leader.id, num_shared):
             self._kv.fork(request.id, leader.id, num_shared)
             return num_shared
         if not self.may_share(request):
@@ -62,9 +62,10 @@ class PrefixReuse:
         return any(other.tenant == request.tenant and other.token_ids[:end] == wanted for other in alike)
 
     def publish(self, request: Request) -> None:
-        """Publish the blocks that the request has computed."""
+        """Publish the blocks that the request has computed, and free those that it will not read again."""
         if self._finds_prefixes:
             is_decoding = request.num_computed > request.num_prompt
             self._kv.publish(
                 request.id, request.token_ids, request.tenant, request.num_computed, is_decoding=is_decoding
             )
+        self._kv.advance(request.id, request.num_computed)

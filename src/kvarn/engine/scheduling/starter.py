@@ -21,7 +21,7 @@ class Starter:
         self._policy = policy
         self._max_running = max_running
         # The first in the queue, the free blocks it found too few, and how many ran then.
-        self._refused: tuple[str, int, int] | None = None
+        self._refused: tuple[str, tuple[int, ...], int] | None = None
 
     def start(self, draft: Draft, request: Request) -> bool:
         """Move the first waiting request to the running ones, if there is room for it."""
@@ -70,8 +70,9 @@ class Starter:
         draft.pop(victim.id, None)
         self._live.preempt(victim)
 
-    def _room(self, request: Request) -> tuple[str, int, int]:
-        return request.id, self._live.kv.num_free, len(self._live.running)
+    def _room(self, request: Request) -> tuple[str, tuple[int, ...], int]:
+        num_free = tuple([group.pool.num_free for group in self._live.kv.groups])
+        return request.id, num_free, len(self._live.running)
 
     def _make_room(self, draft: Draft, request: Request, num_computed: int) -> bool:
         """Displace lower requests until it fits; none of them if that would not be enough."""
@@ -80,7 +81,7 @@ class Starter:
             return True
         lower = [other for other in running.values() if self._policy.may_displace(request, other)]
         staying = [other for other in running.values() if other not in lower]
-        if not allocation.could_fit(request, num_computed, staying, sum(map(allocation.num_blocks, lower))):
+        if not allocation.fits(request, num_computed, staying, leaving=lower):
             return False
         while not allocation.fits(request, num_computed, running.values()):
             if not self._displace(draft, request):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kvarn.backends.select import device_share, device_weights, kv_dtype
+from kvarn.backends.select import device_share, device_weights, kv_dtype, window_step
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
@@ -175,6 +175,7 @@ def _plan_within(description: Description, engine: EngineConfig, num_bytes: int,
         available,
         kv_dtype=kv_dtype(engine),
         max_running=engine.max_running,
+        window_step=window_step(engine),
     )
 
 

@@ -20,14 +20,14 @@ FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorTy
 
 
 class WeightReader:
-    """Reads tensors by name onto a device, telling its progress; packs: quantised matrices stay so."""
+    """Reads tensors by name onto a device, telling its progress; packs: quantised matrices may stay so."""
 
     def __init__(
         self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None, *, packs: bool = False
     ) -> None:
         self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
         self._device = device
-        self._packs = packs
+        self._packed = _packed_types(source) if packs else frozenset()
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
@@ -70,7 +70,7 @@ class WeightReader:
 
     def _pack(self, name: str) -> PackedMatrix | Tensor:
         info = self._source.tensors[name]
-        if not self._packs or info.type not in PACKINGS or not info.num_bytes:
+        if info.type not in self._packed or not info.num_bytes:
             return self._read(name, self._device.dtype)
         columns, depth = info.shape
         packed = pack(self._raw(name), info.type, (columns, depth))
@@ -99,3 +99,8 @@ class WeightReader:
         self._done += info.num_bytes
         if self._progress is not None:
             self._progress(self._done, self._total)
+
+
+def _packed_types(source: WeightSource) -> frozenset[TensorType]:
+    """The types that stay packed: those that the plan counted so."""
+    return source.kept if isinstance(source, DenseWeights) else frozenset(PACKINGS)

@@ -80,7 +80,7 @@ class ParallelBackend:
             self._workers.tell("copy_blocks", copies)
             self._own.copy_blocks(copies)
 
-    def return_kv(self, block_ids: Iterable[int]) -> None:
+    def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing, as on one device."""
 
     def forward(self, batch: Batch) -> Tensor:

@@ -1,0 +1,28 @@
+"""What is reserved for layers with windows lets the longest request run, whatever the size of blocks and steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvarn.engine.load import _window_shape
+from kvarn.kv.cache import KVCache
+from kvarn.kv.table import blocks_for
+from kvarn.models.cache_cost import CacheCost
+
+NUM_TOKENS = 4001
+
+
+@pytest.mark.parametrize("size", [1, 16, 64, 256])
+@pytest.mark.parametrize("step", [1, 7, 512])
+def test_one_request_finds_blocks_to_its_end(size: int, step: int) -> None:
+    cost = CacheCost(1, 5, window=100, least_window_tokens=100 + step)
+    shape = _window_shape(cost, cost.split(cost.least_bytes(NUM_TOKENS), NUM_TOKENS), size, step)
+    assert shape is not None
+    cache = KVCache(blocks_for(NUM_TOKENS, size), size, window=shape)
+    token_ids = list(range(NUM_TOKENS))
+    for end in range(step, NUM_TOKENS + 1, step):
+        assert cache.extend_to("a", end) is not None
+        cache.publish("a", token_ids, num_computed=end)
+        cache.advance("a", end)
+    cache.check()
+    assert shape.num_blocks * size <= 100 + step + 5 * size
