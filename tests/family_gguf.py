@@ -8,6 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from safetensors.numpy import load_file
 
 from kvarn.formats.gguf.writer import Stored, write_gguf
@@ -32,9 +33,14 @@ ARCHITECTURES = {
     "qwen3_5": "qwen35",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
+    "gemma4_text": "gemma4",
+    "lfm2_moe": "lfm2moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "gemma3n_text": "gemma3n",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
-PERMUTED = ("smollm3", "granite", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
+PERMUTED = ("smollm3", "granite", "granitemoe", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
     ("gemma", 1): "the base of its rope is not written",
@@ -45,6 +51,11 @@ WITHOUT_GGUF = {
     ("qwen2_moe", 2): "dense layers among those with experts have no names",
     ("qwen3_next", 1): "dense layers among those with experts have no names",
     ("qwen3_5_text", 1): "which layers have attention is a period",
+    ("ernie4_5_moe", 1): "moe_layer_end_index is not written",
+    ("falcon", 1): "the length of its feed-forward is not written",
+    ("falcon", 2): "its activation is not written",
+    ("lfm2_moe", 1): "norm_topk_prob is not written",
+    ("gemma3n_text", 1): "altup_correct_scale is not written",
     ("deepseek_v3", 2): "all its files have neighbours that are rotated",
     ("glm4_moe_lite", 1): "dense layers among those with experts have no names",
     **{("minicpm3", shape): "its scales are not written" for shape in (1, 2)},
@@ -78,6 +89,20 @@ KEYS = GGUF_KEYS | {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
     "conv_L_cache": "shortconv.l_cache",
+    "num_kv_shared_layers": "attention.shared_kv_layers",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "top_k_experts": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "moe_k": "expert_used_count",
+    "moe_num_experts": "expert_count",
+    "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "num_dense_layers": "leading_dense_block_count",
+    "altup_num_inputs": "altup.num_inputs",
+    "altup_active_idx": "altup.active_idx",
 }
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
@@ -118,6 +143,9 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     if c.get("sliding_window") and "sliding_window" not in unwritten and c.get("layer_types"):
         facts["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in c["layer_types"]]
+    if family == "falcon":
+        facts |= {"feed_forward_length": 4 * c["hidden_size"], "tensor_data_layout": "jploski"}
+        del facts["rope.dimension_count"], facts["rope.freq_base"]
     if family == "gpt2":
         facts["feed_forward_length"] = 4 * c["n_embd"]
     if family == "glm4_moe":
@@ -134,18 +162,47 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
     if "linear_num_value_heads" in c:
         facts["ssm.inner_size"] = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         facts["full_attention_interval"] = 1 + c["layer_types"].index("full_attention")
-    if family == "lfm2":
+    if family == "lfm2_moe":
+        facts["expert_gating_func"] = 2
+    if family == "hunyuan_v1_moe":
+        facts["expert_feed_forward_length"] = facts["expert_shared_feed_forward_length"] = c["intermediate_size"]
+        facts["expert_shared_count"] = 1
+    if family in ("lfm2", "lfm2_moe"):
         facts["attention.layer_norm_rms_epsilon"] = facts.pop("attention.layer_norm_epsilon")
         facts["feed_forward_length"] = c["written_hidden"]
         facts["attention.head_count_kv"] = [
             0 if kind == "conv" else c["num_key_value_heads"] for kind in c["layer_types"]
         ]
+    if family == "gemma4_text":
+        facts |= _gemma4_facts(c)
+    if family == "gemma3n_text":
+        shares = torch.tensor(c["activation_sparsity_pattern"])
+        facts["activation_sparsity_scale"] = torch.distributions.normal.Normal(0, 1).icdf(shares).tolist()
+        facts["rope.freq_base_swa"] = c["rope_parameters"]["sliding_attention"]["rope_theta"]
     if "kv_lora_rank" in c:
         facts |= _latent_facts(c, rope)
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     return facts
+
+
+def _gemma4_facts(c: dict[str, Any]) -> dict[str, Any]:
+    own = c["per_layer_config"]
+    full = next(iter(own.values()))["head_dim"]
+    layers = range(c["num_hidden_layers"])
+    kv_heads = [own.get(str(layer), {}).get("num_key_value_heads", c["num_key_value_heads"]) for layer in layers]
+    is_shared = [layer >= len(layers) - c["num_kv_shared_layers"] for layer in layers]
+    hidden = [c["intermediate_size"] * (2 if shared and c["use_double_wide_mlp"] else 1) for shared in is_shared]
+    return {
+        **{f"attention.{part}_length_swa": c["head_dim"] for part in ("key", "value")},
+        **{f"attention.{part}_length": full for part in ("key", "value")},
+        "attention.head_count_kv": kv_heads,
+        "feed_forward_length": hidden,
+        "rope.dimension_count": full,
+        "rope.dimension_count_swa": c["head_dim"],
+        "rope.freq_base_swa": c["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
 
 
 def _latent_facts(c: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
@@ -201,17 +258,71 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
+    if c["model_type"] == "gemma4_text":
+        found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] == "granitemoe":
+        stacked = _split_granite(stacked)
+    if c["model_type"] == "gemma3n_text":
+        stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
         stacked = delta_net_tensors(c, stacked)
     if "kv_lora_rank" in c:
         stacked = _cut_latents(c, stacked)
     for theirs, values in stacked.items():
         name = theirs.replace("e_score_correction_bias", "e_score_correction.bias").replace("language_model.", "")
+        name = name.replace(".expert_bias", ".expert_bias.bias")
         canonical = names.get_name(name, try_suffixes=(".weight", ".bias"))
         canonical = name if name.startswith("blk.") else canonical
+        canonical = _unmapped_name(name) or canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
     return found
+
+
+def _split_granite(tensors: Tensors) -> Tensors:
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if name.endswith("input_linear.weight"):
+            layer = name.removeprefix("model.layers.").split(".")[0]
+            gate, up = np.split(values, 2, axis=1)
+            found |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+        else:
+            found[name] = values
+    return found
+
+
+def _stacked_streams(tensors: Tensors) -> Tensors:
+    """The matrices of the streams as one tensor; what does not end in weight there."""
+    found = {name: values for name, values in tensors.items() if "model.altup_" not in name}
+    for name in ("altup_projections", "altup_unembed_projections"):
+        members = [values for theirs, values in sorted(tensors.items()) if theirs.startswith(f"model.{name}.")]
+        found[f"model.{name}.weight"] = np.stack(members)
+    return {f"{name}.weight" if name.endswith("_scale") else name: values for name, values in found.items()}
+
+
+def _proportional_factors(c: dict[str, Any]) -> Any:
+    """What does not turn is divided by so much that it does not turn."""
+    head_dim = next(iter(c["per_layer_config"].values()))["head_dim"]
+    rotated = int(head_dim * c["rope_parameters"]["full_attention"]["partial_rotary_factor"] / 2)
+    return np.where(np.arange(head_dim // 2) < rotated, 1.0, 1e30).astype(np.float32)
+
+
+def _unmapped_name(name: str) -> str | None:
+    """What the package has no name for, or what does not end in weight there."""
+    layer = name.removeprefix("model.layers.").split(".")[0]
+    for theirs, ours in {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "feed_forward.experts.w1.weight": "ffn_gate_exps.weight",
+        "feed_forward.experts.w2.weight": "ffn_down_exps.weight",
+        "feed_forward.experts.w3.weight": "ffn_up_exps.weight",
+        f"{layer}.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        f"{layer}.experts.down_proj": "ffn_down_exps.weight",
+    }.items():
+        if name.endswith(theirs):
+            return f"blk.{layer}.{ours}"
+    return None
 
 
 def _apart(tensors: Tensors) -> Tensors:
@@ -235,12 +346,19 @@ def _converted(c: dict[str, Any], name: str, values: Any) -> Any:
     is_delta = "linear_num_value_heads" in c and "ssm_norm" not in name
     if (c["model_type"] in ("gemma", "nemotron") or is_delta) and name.endswith("norm.weight"):
         return values + 1
-    if c["model_type"] == "lfm2" and values.ndim == 3:
+    if c["model_type"] in ("lfm2", "lfm2_moe") and "conv.conv" in name:
         return values[:, 0]
     if c["model_type"] == "gpt2" and values.ndim == 2 and ".c_" in name:
         return values.T
     if c["model_type"] == "gpt_neox" and "query_key_value" in name:
         return values.reshape(c["num_attention_heads"], 3, -1, *values.shape[1:]).swapaxes(0, 1).reshape(values.shape)
+    if c["model_type"] == "falcon" and "query_key_value" in name:
+        groups, head_dim = c["num_kv_heads"], c["hidden_size"] // c["num_attention_heads"]
+        grouped = values.reshape(groups, -1, head_dim, *values.shape[1:])
+        parts = (grouped[:, :-2], grouped[:, -2], grouped[:, -1])
+        return np.concatenate([part.reshape(-1, *values.shape[1:]) for part in parts])
+    if "moe_statics" in name:
+        return values[0]
     if name.endswith("shared_expert_gate.weight"):
         return values[0]
     if c["model_type"] in PERMUTED and ("q_proj" in name or "k_proj" in name):

@@ -45,6 +45,13 @@ LATENT = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rop
 WIDE_LATENT = {"q_lora_rank": None, "kv_lora_rank": 33, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 20}
 LATENT_MOE = LATENT | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LFM2_MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "num_dense_layers": 1}
+ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_shared_experts": 2, "moe_layer_start_index": 1}
+GEMMA3N = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 6} | {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": WINDOW,
+}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.6}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "smollm3": (
@@ -162,6 +169,60 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"full_attn_idxs": [1], "conv_L_cache": 4, "block_multiple_of": 8, "block_ffn_dim_multiplier": 1.3},
         {"layer_types": ["conv"] * 4 + ["full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 2},
     ),
+    "lfm2_moe": (
+        LFM2_MOE | {"layer_types": ["conv", "full_attention", "conv", "conv"]},
+        LFM2_MOE
+        | {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 4, "num_experts": 5}
+        | {"use_expert_bias": False, "norm_topk_prob": False, "num_experts_per_tok": 3},
+        LFM2_MOE
+        | {"layer_types": ["conv"] * 4 + ["full_attention"], "num_dense_layers": 2, "routed_scaling_factor": 1.5},
+    ),
+    "ernie4_5_moe": (
+        ERNIE_MOE | {"moe_num_experts": 6, "moe_k": 2},
+        ERNIE_MOE | {"moe_num_experts": 5, "moe_k": 3, "moe_layer_start_index": 0, "moe_layer_end_index": 1},
+        ERNIE_MOE | {"moe_num_experts": 4, "moe_k": 1, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
+    ),
+    "falcon": (
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"bias": True, "ffn_hidden_size": 56},
+        {"multi_query": False, "parallel_attn": False, "tie_word_embeddings": False, "activation": "gelu_pytorch_tanh"},
+    ),
+    "granitemoe": (
+        {"num_local_experts": 6, "attention_multiplier": 0.3, "embedding_multiplier": 3.0, "logits_scaling": 1.7},
+        {"num_local_experts": 5, "num_experts_per_tok": 3, "attention_multiplier": 0.2, "attention_bias": True},
+        {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_multiplier": 0.4, "residual_multiplier": 1.5},
+    ),
+    "hunyuan_v1_moe": (
+        {"num_experts": 6, "moe_topk": 2},
+        {"num_experts": 5, "moe_topk": 3, "attention_bias": True},
+        {"num_experts": 4, "moe_topk": 1}
+        | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}},
+    ),
+    "gemma3n_text": (
+        GEMMA3N | {"num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.95, 0.0, 0.8, 0.0]},
+        GEMMA3N
+        | {"num_kv_shared_layers": 0, "altup_num_inputs": 3, "sliding_window": 5, "altup_correct_scale": False}
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "intermediate_size": [56, 48, 88]}
+        | {"vocab_size_per_layer_input": 100},
+        GEMMA3N
+        | {"num_kv_shared_layers": 3, "altup_num_inputs": 2, "altup_active_idx": 1, "sliding_window": 3}
+        | {"activation_sparsity_pattern": [0.5, 0.7, 0.0, 0.99, 0.3], "attention_bias": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
+        | {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}},
+    ),
+    "gemma4_text": (
+        {"hidden_size_per_layer_input": 8, "sliding_window": WINDOW, "global_head_dim": 32, "num_kv_shared_layers": 1}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+        | {"final_logit_softcapping": 3.0, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
+        | {"moe_intermediate_size": 24},
+        {"hidden_size_per_layer_input": 0, "sliding_window": 5, "global_head_dim": 40, "attention_k_eq_v": True}
+        | {"num_global_key_value_heads": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+        | {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 40}
+        | {"rope_parameters": {"full_attention": PROPORTIONAL, "sliding_attention": PLAIN}},
+        {"hidden_size_per_layer_input": 12, "sliding_window": 3}
+        | {"global_head_dim": 24, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"], "attention_bias": True},
+    ),
     "deepseek_v2": (
         LATENT_MOE
         | WIDE_LATENT
@@ -201,7 +262,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
     ),
 }
-EXTRA = {"qwen2_moe": {"shared_expert_intermediate_size": 48}, "cohere2": {"rotary_pct": 1.0}}
+EXTRA = {
+    "qwen2_moe": {"shared_expert_intermediate_size": 48},
+    "cohere2": {"rotary_pct": 1.0},
+    "gemma4_text": {"vocab_size_per_layer_input": VOCAB},
+}
 NO_HEAD_DIM = {
     "smollm3",
     "olmo2",
@@ -213,7 +278,7 @@ NO_HEAD_DIM = {
     "starcoder2",
     "stablelm",
     "phi",
-} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2")}
+} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 NO_HEAD_DIM |= {*LATENTS}
 ONE_TO_ONE = ("phi", "gpt_neox", *LATENTS)  # no shared KV heads
@@ -235,6 +300,8 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
     }
     if family == "gpt2":
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
+    if family == "falcon":
+        del sizes["num_key_value_heads"], sizes["intermediate_size"]
     if family not in NO_HEAD_DIM:
         sizes["head_dim"] = head_dim
     return BASE | sizes | EXTRA.get(family, {}) | VARIANTS[family][shape]
@@ -267,13 +334,19 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
 
 def randomise(model: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    norm_mean = 0.0 if model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) else 1.0
-    kept = {name for name, _ in model.named_buffers() if "bias" in name}
+    is_offset = model.config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5"))
+    norm_mean = 0.0 if is_offset and model.config.model_type not in ("gemma4_text", "gemma3n_text") else 1.0
+    kept = {name for name, _ in model.named_buffers() if "bias" in name or "layer_scalar" in name}
     for name, values in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if n in kept)]:
         drawn = rng.standard_normal(tuple(values.shape))
         if values.ndim > 1:
             drawn *= 0.5 if "emb" in name else 1.2 / np.sqrt(values.shape[-1])
         else:
-            drawn = 0.1 * drawn + (norm_mean if "norm" in name.lower() and name.endswith("weight") else 0.0)
+            drawn = 0.1 * drawn + (norm_mean if _is_about_one(name) else 0.0)
         with torch.no_grad():
             values.copy_(torch.from_numpy(drawn.astype(np.float32)))
+
+
+def _is_about_one(name: str) -> bool:
+    is_norm = "norm" in name.lower() and name.endswith("weight")
+    return is_norm or name.endswith(("layer_scalar", "_scale", "router.scale"))

@@ -85,7 +85,7 @@ def stack_experts(tensors: Tensors) -> Tensors:
     stacks: dict[str, list[npt.NDArray[np.float32]]] = {}
     for name, values in tensors.items():
         stem, experts, rest = name.partition(".experts.")
-        if experts:
+        if experts and "." in rest:
             matrix = rest.split(".", 1)[1]
             stacks.setdefault(f"{stem}.experts.{matrix}", []).append(values)
         else:

@@ -66,10 +66,12 @@ public:
         std::vector<KVCache::Shape> full, window;
         for (size_t i = 0; i < layers.size(); ++i) {
             const AttentionSpec& a = blocks[i].attention;
-            require(layers[i] == std::pair(a.num_kv_heads, a.head_dim), "the KV layout does not match the model");
-            bool is_windowed = !windowed.empty() && windowed[i];
+            const bool has_keys = a.kv_source < 0;
+            require(layers[i] == (has_keys ? std::pair(a.num_kv_heads, a.head_dim) : std::pair(0, 0)),
+                    "the KV layout does not match the model");
+            bool is_windowed = !windowed.empty() && windowed[a.kv_layer(i)];
             require(!is_windowed || a.window > 0, "a layer without a window keeps all tokens");
-            KVCache::Shape shape{a.num_kv_heads, a.head_dim, !a.latent.exists()};
+            KVCache::Shape shape{layers[i].first, layers[i].second, !a.latent.exists()};
             full.push_back(is_windowed ? KVCache::Shape{0, 0, true} : shape);
             window.push_back(is_windowed ? shape : KVCache::Shape{0, 0, true});
         }

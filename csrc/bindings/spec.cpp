@@ -61,6 +61,9 @@ AttentionSpec read_attention(nb::handle attention) {
     a.softcap = or_zero<float>(attention, "softcap");
     a.has_sinks = field<bool>(attention, "sinks");
     a.has_output_gate = field<bool>(attention, "output_gate");
+    a.has_value_norm = !attention.attr("value_norm_eps").is_none();
+    a.value_norm_eps = or_zero<float>(attention, "value_norm_eps");
+    if (nb::object source = attention.attr("kv_source"); !source.is_none()) a.kv_source = nb::cast<int>(source);
     if (nb::object temperature = attention.attr("temperature"); !temperature.is_none()) {
         a.temperature_beta = field<float>(temperature, "beta");
         a.temperature_length = field<int>(temperature, "length");
@@ -111,6 +114,7 @@ void read_experts(nb::handle object, FeedForwardSpec& f) {
     f.has_router_bias = field<bool>(object, "router_bias");
     f.has_selection_bias = field<bool>(object, "selection_bias");
     f.has_expert_bias = field<bool>(object, "expert_bias");
+    f.has_expert_scale = field<bool>(object, "expert_scale");
     f.scale = field<float>(object, "scale");
     if (nb::object groups = object.attr("groups"); !groups.is_none()) {
         f.num_groups = field<int>(groups, "count");
@@ -139,6 +143,8 @@ FeedForwardSpec read_feed_forward(nb::handle object) {
     } else {
         f.is_gated = field<bool>(object, "gated");
         f.has_bias = field<bool>(object, "bias");
+        f.has_gate_cutoff = f.is_gated && !object.attr("gate_cutoff").is_none();
+        f.gate_cutoff = or_zero<float>(object, "gate_cutoff");
     }
     return f;
 }
@@ -176,14 +182,54 @@ BlockSpec read_block(nb::handle block) {
     nb::object mixer = block.attr("mixer");
     const bool has_state = nb::hasattr(mixer, "kernel");
     const bool is_latent = nb::hasattr(mixer, "rank");
-    return {has_state   ? AttentionSpec{}
-            : is_latent ? read_latent_attention(mixer)
-                        : read_attention(mixer),
-            has_state ? read_recurrent(mixer) : RecurrentSpec{},
-            read_feed_forward(block.attr("feed_forward")),
-            read_norm(block.attr("norm")),
-            read_placement(block),
-            field<float>(block, "residual_scale")};
+    BlockSpec b;
+    if (has_state) b.recurrent = read_recurrent(mixer);
+    else b.attention = is_latent ? read_latent_attention(mixer) : read_attention(mixer);
+    b.feed_forward = read_feed_forward(block.attr("feed_forward"));
+    b.norm = read_norm(block.attr("norm"));
+    b.placement = read_placement(block);
+    b.residual_scale = field<float>(block, "residual_scale");
+    if (nb::object beside = block.attr("beside"); !beside.is_none()) {
+        b.beside = read_feed_forward(beside);
+        require(b.placement == Placement::sandwich && b.feed_forward.num_experts == 0 && b.beside.num_experts > 0,
+                "experts stand beside a feed-forward between two norms");
+    }
+    if (nb::object per_layer = block.attr("per_layer"); !per_layer.is_none()) {
+        b.per_layer_length = field<int>(per_layer, "length");
+        b.per_layer_activation = read_activation(per_layer);
+    }
+    b.has_output_scale = field<bool>(block, "output_scale");
+    b.laurel_rank = or_zero<int>(block, "laurel");
+    require(b.laurel_rank == 0 || (b.placement == Placement::sandwich && !has_state),
+            "a low-rank map stands beside attention between two norms");
+    return b;
+}
+
+// Keys and values are shared with an earlier layer that has its own, in heads of the same shape.
+void check_sources(const ModelSpec& m) {
+    for (size_t i = 0; i < m.blocks.size(); ++i) {
+        const AttentionSpec& a = m.blocks[i].attention;
+        if (a.kv_source < 0) continue;
+        require(static_cast<size_t>(a.kv_source) < i, "a layer reads the keys of a later one");
+        const BlockSpec& block = m.blocks[static_cast<size_t>(a.kv_source)];
+        const AttentionSpec& source = block.attention;
+        require(!block.recurrent.exists() && source.kv_source < 0 && source.num_kv_heads == a.num_kv_heads &&
+                    source.head_dim == a.head_dim,
+                "a layer reads the keys of one that has none of this shape");
+    }
+}
+
+void read_per_layer(nb::handle embedding, ModelSpec& m) {
+    nb::object per_layer = embedding.attr("per_layer");
+    if (!per_layer.is_none()) {
+        m.per_layer_length = field<int>(per_layer, "length");
+        m.per_layer_vocab_size = field<int>(per_layer, "vocab_size");
+        m.per_layer_norm = read_norm(per_layer.attr("norm"));
+        require(m.per_layer_length > 0 && m.per_layer_vocab_size > 0, "inputs of layers have a length");
+    }
+    for (const BlockSpec& block : m.blocks)
+        require(block.per_layer_length == 0 || block.per_layer_length == m.per_layer_length,
+                "a layer has an input of its own that the model has not");
 }
 
 }  // namespace
@@ -198,6 +244,17 @@ ModelSpec read_spec(nb::handle spec) {
     m.has_token_types = field<bool>(embedding, "token_types");
     m.embedding_norm = read_optional_norm(embedding, "norm");
     for (nb::handle block : spec.attr("blocks")) m.blocks.push_back(read_block(block));
+    check_sources(m);
+    if (nb::object altup = spec.attr("altup"); !altup.is_none()) {
+        m.num_streams = field<int>(altup, "streams");
+        m.active_stream = field<int>(altup, "active");
+        m.stream_norm = read_norm(altup.attr("norm"));
+        m.has_stream_scale = field<bool>(altup, "correct_scale");
+        require(m.num_streams > 1 && m.num_streams <= kMaxStreams && m.active_stream >= 0 &&
+                    m.active_stream < m.num_streams,
+                "2 to 64 residual streams are possible, of which one is active");
+    }
+    read_per_layer(embedding, m);
     m.output_norm = read_optional_norm(spec, "output_norm");
     nb::object head = spec.attr("head");
     if (!head.is_none()) {

@@ -17,9 +17,21 @@ void swiglu_oai(const float* up, int n, float* gate) {
     }
 }
 
+// What exceeds the mean by so many standard deviations.
+void cut_off(float deviations, int n, float* x) {
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; ++i) sum += x[i];
+    const double mean = sum / n;
+    for (int i = 0; i < n; ++i) squares += (x[i] - mean) * (x[i] - mean);
+    const float least = static_cast<float>(mean + std::sqrt(squares / n) * deviations);
+    for (int i = 0; i < n; ++i) x[i] = std::max(x[i] - least, 0.0f);
+}
+
 void square_relu(int n, float* x) {
     for (int i = 0; i < n; ++i) x[i] = x[i] > 0.0f ? x[i] * x[i] : 0.0f;
 }
+
+}  // namespace
 
 void activate_gated(const KernelTable& kernels, Activation activation, const float* up, int n, float* gate) {
     switch (activation) {
@@ -31,6 +43,8 @@ void activate_gated(const KernelTable& kernels, Activation activation, const flo
     }
     for (int i = 0; i < n; ++i) gate[i] *= up[i];
 }
+
+namespace {
 
 // The gated kernels with a factor of one, a piece at a time.
 void activate_plain(const KernelTable& kernels, Activation activation, int n, float* x) {
@@ -58,6 +72,17 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
         });
         return hidden;
     }
+    if (spec.has_gate_cutoff) {
+        project_pair(compute, in, products[0], products[1], [](Tokens, int, int) {});
+        for_rows(compute, in.n, [&](int row) {
+            float* gate = buffers.gate + static_cast<size_t>(row) * stride;
+            cut_off(spec.gate_cutoff, columns, gate);
+            activate_gated(compute.kernels, spec.activation, buffers.up + static_cast<size_t>(row) * stride, columns,
+                           gate);
+            hidden.quantize(compute.kernels, row, 0, columns);
+        });
+        return hidden;
+    }
     project_pair(compute, in, products[0], products[1], [&](Tokens tokens, int begin, int end) {
         for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = static_cast<size_t>(row) * stride + static_cast<size_t>(begin);
@@ -69,20 +94,20 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
 }
 
 // result += share(row) * shared expert(row), where share is 1 or a sigmoid of its own.
-void add_shared_expert(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
+void add_shared_expert(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* values,
                        const Activations& in) {
     size_t hidden = static_cast<size_t>(layer.feed_forward.shared_hidden), columns = static_cast<size_t>(in.k);
     Projection gated[] = {{layer.shared_gate, buffers.gate, hidden, nullptr},
                           {layer.shared_up, buffers.up, hidden, nullptr}};
     Projection down{layer.shared_down, buffers.expert_out, columns, nullptr};
-    Activations all = prepare(compute, buffers.quants, in.values, in.n, in.k, gated);
+    Activations all = prepare(compute, buffers.quants, values, in.n, in.k, gated);
     project(compute, expand(compute, layer.feed_forward, gated, buffers, all, down), {&down, 1});
     for_rows(compute, in.n, [&](int row) {
         size_t at = static_cast<size_t>(row) * columns;
         float share = 1;
         if (layer.shared_share != nullptr) {
             double logit = 0;
-            for (size_t c = 0; c < columns; ++c) logit += double{layer.shared_share[c]} * double{in.values[at + c]};
+            for (size_t c = 0; c < columns; ++c) logit += double{layer.shared_share[c]} * double{values[at + c]};
             share = static_cast<float>(1.0 / (1.0 + std::exp(-logit)));
         }
         for (size_t c = 0; c < columns; ++c) buffers.result[at + c] += share * buffers.expert_out[at + c];
@@ -116,7 +141,7 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
 }
 
 void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
-                        const Activations& in, LayerInputs* observed) {
+                        const Activations& in, const float* values, LayerInputs* observed) {
     const FeedForwardSpec& spec = layer.feed_forward;
     int n = in.n, width = in.k;
     size_t active = static_cast<size_t>(spec.num_active), columns = static_cast<size_t>(width);
@@ -124,8 +149,9 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
     project(compute, in, first_products(layer, buffers));
     for_rows(compute, n, [&](int row) {
         size_t r = static_cast<size_t>(row);
-        route(spec, layer.selection_bias, buffers.router + r * static_cast<size_t>(spec.num_experts),
-              buffers.expert_index + r * active, buffers.expert_weight + r * active);
+        route(spec, layer.selection_bias, layer.expert_scale,
+              buffers.router + r * static_cast<size_t>(spec.num_experts), buffers.expert_index + r * active,
+              buffers.expert_weight + r * active);
     });
     std::memset(buffers.result, 0, static_cast<size_t>(n) * columns * sizeof(float));
 
@@ -136,7 +162,7 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
             const int32_t* index = buffers.expert_index + static_cast<size_t>(row) * active;
             if (std::find(index, index + active, e) == index + active) continue;
             std::memcpy(buffers.expert_in + static_cast<size_t>(count) * columns,
-                        in.values + static_cast<size_t>(row) * columns, columns * sizeof(float));
+                        values + static_cast<size_t>(row) * columns, columns * sizeof(float));
             buffers.expert_rows[count++] = row;
         }
         if (count == 0) continue;
@@ -162,7 +188,7 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
             for (size_t c = 0; c < columns; ++c) to[c] += weight * from[c];
         });
     }
-    if (spec.shared_hidden > 0) add_shared_expert(compute, layer, buffers, in);
+    if (spec.shared_hidden > 0) add_shared_expert(compute, layer, buffers, values, in);
 }
 
 }  // namespace kvarn

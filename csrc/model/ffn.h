@@ -18,8 +18,11 @@ FirstProducts first_products(const LayerPlan& layer, const StepBuffers& buffers)
 void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const Activations& in,
                   float* residual, LayerInputs* observed);
 
-// result = mixture of experts of in; written to buffers.result.
+// result = mixture of experts of values (n, width), which the router chooses by in; written to buffers.result.
 void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers,
-                        const Activations& in, LayerInputs* observed);
+                        const Activations& in, const float* values, LayerInputs* observed);
+
+// gate = act(gate) * up
+void activate_gated(const KernelTable& kernels, Activation activation, const float* up, int n, float* gate);
 
 }  // namespace kvarn

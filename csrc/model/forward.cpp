@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../base/check.h"
 #include "ffn.h"
 #include "rope.h"
 
@@ -31,6 +32,7 @@ void sharpen(const AttentionSpec& spec, int position, int n, float* q) {
 void Model::forward_from(size_t first, const BatchView& batch, std::span<const int32_t> output_rows, float* out,
                          float* states) {
     check(batch, output_rows);
+    require(states == nullptr || spec_.num_streams == 1, "the states of several residual streams are not kept");
     if (batch.num_tokens == 0) return;
     std::lock_guard turn(pool_->turn());
     StepBuffers buffers = prepare_step(arena_, batch);
@@ -42,6 +44,7 @@ void Model::forward_from(size_t first, const BatchView& batch, std::span<const i
         run_attention(index, batch, buffers, buffers.runs);
         finish_attention(index, batch, buffers);
         run_feed_forward(index, batch, buffers);
+        finish_layer(index, batch, buffers);
     }
     write_outputs(buffers, output_rows, out);
 }
@@ -62,7 +65,8 @@ void Model::observe_inputs() {
 void Model::keep_windows(std::vector<bool> layers) {
     widest_window_ = 0;
     for (size_t i = 0; i < layers.size(); ++i)
-        if (layers[i]) widest_window_ = std::max(widest_window_, spec_.blocks[i].attention.window);
+        if (const AttentionSpec& a = spec_.blocks[i].attention; layers[a.kv_layer(i)])
+            widest_window_ = std::max(widest_window_, a.window);
     windowed_ = std::move(layers);
 }
 
@@ -75,6 +79,8 @@ StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     StepBuffers buffers = StepBuffers::take(arena, plan_, batch.num_tokens, threads, context);
     buffers.runs = find_runs(batch, threads);
     embed(batch, buffers.x);
+    if (plan_.per_layer_tokens != nullptr) embed_layer_inputs(batch, buffers);
+    if (buffers.streams != nullptr) split_streams(batch.num_tokens, buffers);
     for (size_t r = 0; r < plan_.ropes.size(); ++r)
         fill_rope_table(compute(), plan_.ropes[r], batch.positions, batch.num_tokens, buffers.rope_tables[r]);
     return buffers;
@@ -104,6 +110,7 @@ void Model::embed(const BatchView& batch, float* out) const {
 
 void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
+    if (layer.beside) return run_beside(index, batch, buffers);
     int n = batch.num_tokens, width = spec_.width;
     float* residual = residual_of(layer, buffers);
     const float* x = layer.placement == Placement::parallel ? buffers.entry : buffers.x;
@@ -113,7 +120,7 @@ void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuf
     if (layer.feed_forward.num_experts == 0) {
         feed_forward(compute(), layer, buffers, in, residual, observed);
     } else {
-        mixture_of_experts(compute(), layer, buffers, in, observed);
+        mixture_of_experts(compute(), layer, buffers, in, in.values, observed);
         if (residual != nullptr)
             for_rows(compute(), n, [&](int row) {
                 kernels_.add(buffers.result + offset(row, width), width, residual + offset(row, width));
@@ -154,21 +161,26 @@ void Model::compute_recurrent(size_t index, const BatchView& batch, const StepBu
 // Queries, keys and values of the batch's rows; keys and values go into the cache.
 void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
+    if (buffers.streams != nullptr) predict_streams(index, batch.num_tokens, buffers);
     if (layer.recurrent.exists()) return compute_recurrent(index, batch, buffers);
     if (layer.attention.latent.exists()) return compute_latent(index, batch, buffers);
     const AttentionSpec& spec = layer.attention;
     size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
     size_t kv = static_cast<size_t>(spec.num_kv_heads * spec.head_dim);
-    Projection qkv[] = {{layer.q, buffers.q, query, layer.q_bias},
-                        {layer.k, buffers.k, kv, layer.k_bias},
-                        {layer.v, buffers.v, kv, layer.v_bias},
-                        {layer.output_gate, buffers.output_gate, query, layer.output_gate_bias}};
-    const size_t count = layer.output_gate == nullptr ? 3 : 4;
+    const bool has_keys = spec.kv_source < 0;
+    Projection qkv[4] = {{layer.q, buffers.q, query, layer.q_bias}};
+    size_t count = 1;
+    if (has_keys) {
+        qkv[count++] = {layer.k, buffers.k, kv, layer.k_bias};
+        qkv[count++] = {layer.v, buffers.v, kv, layer.v_bias};
+    }
+    if (layer.output_gate != nullptr)
+        qkv[count++] = {layer.output_gate, buffers.output_gate, query, layer.output_gate_bias};
     Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, {qkv, count});
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
     project(compute(), in, {qkv, count});
     rotate_and_store(index, batch, buffers);
-    keeper_.pack(compute(), spec, cache_of(index), index, batch, buffers.q);
+    if (has_keys) keeper_.pack(compute(), spec, cache_of(index), index, batch, buffers.q);
 }
 
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
@@ -176,7 +188,8 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
     const LayerPlan& layer = plan_.layers[index];
     if (layer.recurrent.exists()) return;
     float* out = layer.attention.latent.exists() ? buffers.latent : buffers.mixed;
-    attend(compute(), layer.attention, layer.sinks, cache_of(index), index, batch, runs, buffers.q, out,
+    const size_t source = layer.attention.kv_layer(index);
+    attend(compute(), layer.attention, layer.sinks, cache_of(source), source, batch, runs, buffers.q, out,
            mixed(index, batch, buffers), buffers.attention);
 }
 
@@ -203,6 +216,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
         }
     });
     add_residual(layer, layer.attention_out, buffers, batch.num_tokens);
+    if (layer.laurel_in != nullptr) add_laurel(layer, batch.num_tokens, buffers);
 }
 
 Projection Model::attention_output(size_t index, const StepBuffers& buffers) const {
@@ -226,29 +240,36 @@ void Model::normalise_heads(const LayerPlan& layer, float* q, float* k) const {
         for (int i = 0; i < count; ++i) norm.apply(kernels_, x + offset(i, size), size, x + offset(i, size));
     };
     apply(layer.q_norm, spec.num_heads, q);
-    apply(layer.k_norm, spec.num_kv_heads, k);
+    if (spec.kv_source < 0) apply(layer.k_norm, spec.num_kv_heads, k);
 }
 
 void Model::rotate_and_store(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     const AttentionSpec& spec = layer.attention;
+    const bool has_keys = spec.kv_source < 0;
     int dim = spec.head_dim;
     const KVCache& cache = cache_of(index);
     StoreKVFn store = store_kernel(kernels_, cache.type());
     for_rows(compute(), batch.num_tokens, [&](int row) {
         float* q = buffers.q + offset(row, spec.num_heads * dim);
         float* k = buffers.k + offset(row, spec.num_kv_heads * dim);
-        const float* v = buffers.v + offset(row, spec.num_kv_heads * dim);
+        float* v = buffers.v + offset(row, spec.num_kv_heads * dim);
         if (!spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
         if (layer.rope >= 0) {
             const RopeSpec& rope = plan_.ropes[static_cast<size_t>(layer.rope)];
             const float* table = buffers.rope_tables[static_cast<size_t>(layer.rope)] +
                                  offset(row, 2 * static_cast<int>(rope.inverse_frequencies.size()));
             for (int h = 0; h < spec.num_heads; ++h) rotate(rope, table, q + offset(h, dim));
-            for (int h = 0; h < spec.num_kv_heads; ++h) rotate(rope, table, k + offset(h, dim));
+            if (has_keys)
+                for (int h = 0; h < spec.num_kv_heads; ++h) rotate(rope, table, k + offset(h, dim));
         }
         if (spec.is_qk_norm_after_rope) normalise_heads(layer, q, k);
         sharpen(spec, batch.positions[row], spec.num_heads * dim, q);
+        if (!has_keys) return;
+        if (!layer.value_unit.empty())
+            for (int h = 0; h < spec.num_kv_heads; ++h)
+                kernels_.rms_norm(v + offset(h, dim), layer.value_unit.data(), spec.value_norm_eps, dim,
+                                  v + offset(h, dim));
         int sequence = batch.sequence_of(row), slot = batch.positions[row] - batch.shift(sequence);
         int block = batch.blocks(sequence, cache.is_windowed())[slot / kKVBlock];
         for (int h = 0; h < spec.num_kv_heads; ++h)

@@ -69,6 +69,16 @@ private:
                        std::span<const QueryRun> runs) const;
     void finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void run_beside(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void embed_layer_inputs(const BatchView& batch, const StepBuffers& buffers) const;
+    void finish_layer(size_t index, const BatchView& batch, const StepBuffers& buffers);
+    void add_laurel(const LayerPlan& layer, int n, const StepBuffers& buffers) const;
+    void add_layer_input(size_t index, int n, const StepBuffers& buffers) const;
+    void split_streams(int n, const StepBuffers& buffers) const;
+    void merge_streams(int n, const StepBuffers& buffers) const;
+    void predict_streams(size_t index, int n, const StepBuffers& buffers) const;
+    void correct_streams(size_t index, int n, const StepBuffers& buffers) const;
+    void stream_modes(const LayerPlan& layer, const float* x, float* work, float* modes) const;
     Activations normed(const float* x, const NormPlan& norm, const StepBuffers& buffers, int n,
                        std::span<const Projection> projections) const;
     Projection attention_output(size_t index, const StepBuffers& buffers) const;

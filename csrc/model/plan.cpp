@@ -15,7 +15,8 @@ NormPlan make_norm(const NormSpec& spec, const Weights& weights, const std::stri
 class LayerPlanner {
 public:
     LayerPlanner(const ModelSpec& spec, const BlockSpec& block, const Weights& weights, size_t index)
-        : block_(block), weights_(weights), prefix_("blk." + std::to_string(index) + "."), width_(spec.width) {}
+        : spec_(spec), block_(block), weights_(weights), prefix_("blk." + std::to_string(index) + "."),
+          width_(spec.width) {}
 
     LayerPlan plan() {
         LayerPlan layer{};
@@ -31,6 +32,11 @@ public:
         else add_delta_net(layer);
         if (block_.feed_forward.num_experts > 0) add_experts(layer);
         else add_feed_forward(layer);
+        if (block_.beside.num_experts > 0) add_beside(layer);
+        if (block_.per_layer_length > 0) add_per_layer(layer);
+        if (block_.laurel_rank > 0) add_laurel(layer);
+        if (spec_.num_streams > 1) add_streams(layer);
+        if (block_.has_output_scale) layer.output_scale = weights_.vector(prefix_ + "layer_output_scale.weight", 1);
         return layer;
     }
 
@@ -63,12 +69,9 @@ private:
         const AttentionSpec& a = block_.attention;
         int query = a.num_heads * a.head_dim, kv = a.num_kv_heads * a.head_dim;
         layer.q = matrix("attn_q", query, width_);
-        layer.k = matrix("attn_k", kv, width_);
-        layer.v = matrix("attn_v", kv, width_);
         layer.o = matrix("attn_output", width_, query);
         layer.q_bias = bias(a.has_qkv_bias, "attn_q", query);
-        layer.k_bias = bias(a.has_qkv_bias, "attn_k", kv);
-        layer.v_bias = bias(a.has_qkv_bias, "attn_v", kv);
+        if (a.kv_source < 0) add_keys(layer, kv);
         layer.o_bias = bias(a.has_output_bias, "attn_output", width_);
         if (a.has_output_gate) layer.output_gate = matrix("attn_gate", query, width_);
         layer.output_gate_bias = bias(a.has_output_gate && a.has_qkv_bias, "attn_gate", query);
@@ -76,7 +79,52 @@ private:
         if (!a.qk_norm) return;
         bool is_row = a.is_qk_norm_over_row;
         layer.q_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_q_norm", is_row ? query : a.head_dim);
-        layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", is_row ? kv : a.head_dim);
+        if (a.kv_source < 0)
+            layer.k_norm = make_norm(*a.qk_norm, weights_, prefix_ + "attn_k_norm", is_row ? kv : a.head_dim);
+    }
+
+    void add_keys(LayerPlan& layer, int kv) const {
+        const AttentionSpec& a = block_.attention;
+        layer.k = matrix("attn_k", kv, width_);
+        layer.v = matrix("attn_v", kv, width_);
+        layer.k_bias = bias(a.has_qkv_bias, "attn_k", kv);
+        layer.v_bias = bias(a.has_qkv_bias, "attn_v", kv);
+        if (a.has_value_norm) layer.value_unit.assign(static_cast<size_t>(a.head_dim), 1.0f);
+    }
+
+    void add_beside(LayerPlan& layer) const {
+        auto beside = std::make_shared<LayerPlan>();
+        beside->feed_forward = block_.beside;
+        add_experts(*beside);
+        layer.beside = std::move(beside);
+        layer.dense_out = norm("post_ffw_norm_1");
+        layer.beside_in = norm("pre_ffw_norm_2");
+        layer.beside_out = norm("post_ffw_norm_2");
+        layer.beside_router_in = norm("ffn_gate_inp_norm");
+    }
+
+    void add_per_layer(LayerPlan& layer) const {
+        layer.per_layer_length = block_.per_layer_length;
+        layer.per_layer_activation = block_.per_layer_activation;
+        layer.per_layer_gate = matrix("inp_gate", block_.per_layer_length, width_);
+        layer.per_layer_out = matrix("proj", width_, block_.per_layer_length);
+        layer.per_layer_norm = norm("post_norm");
+    }
+
+    void add_laurel(LayerPlan& layer) const {
+        layer.laurel_in = matrix("laurel_l", block_.laurel_rank, width_);
+        layer.laurel_out = matrix("laurel_r", width_, block_.laurel_rank);
+        layer.laurel_norm = norm("laurel_post_norm");
+    }
+
+    void add_streams(LayerPlan& layer) const {
+        const int s = spec_.num_streams;
+        layer.stream_norm = make_norm(spec_.stream_norm, weights_, prefix_ + "altup_router_norm", width_);
+        layer.stream_router = weights_.vector(prefix_ + "altup_router.weight", s * width_);
+        layer.stream_predict = weights_.vector(prefix_ + "altup_predict_coef.weight", s * s * s);
+        layer.stream_correct = weights_.vector(prefix_ + "altup_correct_coef.weight", s * s);
+        if (spec_.has_stream_scale)
+            layer.stream_scale = weights_.vector(prefix_ + "altup_correct_scale.weight", width_);
     }
 
     void add_latent_attention(LayerPlan& layer) const {
@@ -129,7 +177,8 @@ private:
     }
 
     void add_experts(LayerPlan& layer) const {
-        const FeedForwardSpec& f = block_.feed_forward;
+        const FeedForwardSpec& f = layer.feed_forward;
+        if (f.has_expert_scale) layer.expert_scale = weights_.vector(prefix_ + "ffn_down_exps.scale", f.num_experts);
         layer.router = matrix("ffn_gate_inp", f.num_experts, width_);
         layer.gate_experts = &weights_.matrices(prefix_ + "ffn_gate_exps.weight", f.num_experts, f.hidden, width_);
         layer.up_experts = &weights_.matrices(prefix_ + "ffn_up_exps.weight", f.num_experts, f.hidden, width_);
@@ -146,6 +195,7 @@ private:
         if (f.has_shared_gate) layer.shared_share = weights_.vector(prefix_ + "ffn_gate_inp_shexp.weight", width_);
     }
 
+    const ModelSpec& spec_;
     const BlockSpec& block_;
     const Weights& weights_;
     std::string prefix_;
@@ -171,10 +221,22 @@ void widen(ModelPlan& plan, const LayerPlan& layer) {
     plan.max_state_heads = std::max(plan.max_state_heads, r.num_value_heads);
     plan.max_head_state = std::max(plan.max_head_state, r.key_dim * r.value_dim);
     plan.max_kv = std::max({plan.max_kv, a.num_kv_heads * a.head_dim, a.latent.query_rank});
-    plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden});
+    plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden,
+                                layer.per_layer_length, layer.laurel_in == nullptr ? 0 : layer.laurel_in->rows});
     plan.has_parallel = plan.has_parallel || layer.placement == Placement::parallel;
     plan.max_experts = std::max(plan.max_experts, layer.feed_forward.num_experts);
     plan.max_active = std::max(plan.max_active, layer.feed_forward.num_active);
+    if (layer.beside) widen(plan, *layer.beside);
+    plan.has_beside = plan.has_beside || layer.beside;
+}
+
+void add_per_layer_embedding(ModelPlan& plan, const ModelSpec& spec, const Weights& weights) {
+    if (spec.per_layer_length == 0) return;
+    plan.per_layer_width = spec.per_layer_length * static_cast<int>(spec.blocks.size());
+    plan.per_layer_tokens =
+        &weights.matrix("per_layer_token_embd.weight", spec.per_layer_vocab_size, plan.per_layer_width);
+    plan.per_layer_projection = &weights.matrix("per_layer_model_proj.weight", plan.per_layer_width, spec.width);
+    plan.per_layer_norm = make_norm(spec.per_layer_norm, weights, "per_layer_proj_norm", spec.per_layer_length);
 }
 
 }  // namespace
@@ -190,6 +252,12 @@ ModelPlan make_plan(const ModelSpec& spec, const Weights& weights) {
         widen(plan, plan.layers.back());
     }
     plan.embedding = &weights.matrix("token_embd.weight", spec.vocab_size, spec.width);
+    add_per_layer_embedding(plan, spec, weights);
+    plan.num_streams = spec.num_streams;
+    if (spec.num_streams > 1) {
+        plan.streams_in = &weights.matrices("altup_proj.weight", spec.num_streams - 1, spec.width, spec.width);
+        plan.streams_out = &weights.matrices("altup_unembd_proj.weight", spec.num_streams - 1, spec.width, spec.width);
+    }
     if (spec.num_positions > 0)
         plan.positions = weights.vector("position_embd.weight", spec.num_positions * spec.width);
     if (spec.has_token_types) plan.token_types = weights.vector("token_types.weight", spec.width);

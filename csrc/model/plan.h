@@ -1,5 +1,6 @@
 // The execution plan: every layer with its weights resolved to pointers, built once at load and reused each step.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,23 @@ struct LayerPlan {
     const float *router_bias, *selection_bias;
     const Matrix *shared_gate, *shared_up, *shared_down;
     const float* shared_share;  // (width), null: the shared expert counts whole
+    const float* expert_scale;  // (experts), null: none
+
+    std::vector<float> value_unit;            // weights of the rms norm of values: ones; empty: none
+    std::shared_ptr<const LayerPlan> beside;  // the experts beside the feed-forward: of it, only these are set
+    NormPlan dense_out, beside_in, beside_router_in, beside_out;
+    int per_layer_length = 0;
+    Activation per_layer_activation = Activation::silu;
+    const Matrix *per_layer_gate, *per_layer_out;
+    NormPlan per_layer_norm;
+    const float* output_scale;             // (1), null: none
+    const Matrix *laurel_in, *laurel_out;  // null: none
+    NormPlan laurel_norm;
+
+    // of several residual streams
+    NormPlan stream_norm;
+    const float *stream_router, *stream_predict, *stream_correct;  // (S, width), (S x S, S), (S, S)
+    const float* stream_scale;                                     // (width), null: none
 };
 
 struct ModelPlan {
@@ -63,7 +81,13 @@ struct ModelPlan {
     NormPlan embedding_norm{}, output_norm{};
     const Matrix* head = nullptr;
     const float* head_bias = nullptr;
-    bool has_parallel = false;
+    bool has_parallel = false, has_beside = false;
+
+    const Matrix *per_layer_tokens = nullptr, *per_layer_projection = nullptr;  // null: layers have no inputs
+    NormPlan per_layer_norm{};
+    int per_layer_width = 0;  // of the inputs of all layers
+    int num_streams = 1;
+    const std::vector<Matrix>*streams_in = nullptr, *streams_out = nullptr;  // null: one stream
 
     int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;  // of layers with a state or a gate
     int max_latent = 0, max_head_input = 0;  // of latent attention: all heads, and what one matrix of a head reads

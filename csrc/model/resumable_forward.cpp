@@ -75,6 +75,7 @@ void Model::run_piece(ResumableForward& forward) {
         case Piece::finish:
             finish_attention(forward.layer, forward.batch, forward.buffers);
             run_feed_forward(forward.layer, forward.batch, forward.buffers);
+            finish_layer(forward.layer, forward.batch, forward.buffers);
             ++forward.layer;
             forward.next = Piece::qkv;
             break;

@@ -53,7 +53,8 @@ void drop_groups(const FeedForwardSpec& spec, float* choice) {
 
 }  // namespace
 
-void route(const FeedForwardSpec& spec, const float* selection_bias, float* logits, int32_t* index, float* weight) {
+void route(const FeedForwardSpec& spec, const float* selection_bias, const float* expert_scale, float* logits,
+           int32_t* index, float* weight) {
     score(spec, logits);
     float choice[kMaxExperts];
     for (int e = 0; e < spec.num_experts; ++e)
@@ -65,6 +66,8 @@ void route(const FeedForwardSpec& spec, const float* selection_bias, float* logi
     for (int slot = 0; slot < spec.num_active; ++slot) chosen += weight[slot] = logits[index[slot]];
     if (spec.renormalise)
         for (int slot = 0; slot < spec.num_active; ++slot) weight[slot] /= chosen;
+    if (expert_scale != nullptr)
+        for (int slot = 0; slot < spec.num_active; ++slot) weight[slot] *= expert_scale[index[slot]];
     if (spec.scale != 1.0f)
         for (int slot = 0; slot < spec.num_active; ++slot) weight[slot] *= spec.scale;
 }

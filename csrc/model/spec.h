@@ -1,6 +1,7 @@
 // The model as data: models/spec.py in C++ structs, filled by bindings/spec.cpp. No names of architectures.
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@ namespace kvarn {
 
 constexpr int kMaxExperts = 1024;   // of one layer
 constexpr int kMaxConvKernel = 64;  // rows
+constexpr int kMaxStreams = 64;
 
 enum class Activation { silu, gelu, gelu_tanh, relu2, swiglu_oai };
 enum class MaskKind { causal, bidirectional, block_causal };
@@ -54,7 +56,10 @@ struct AttentionSpec {
     float temperature_beta = 0;  // 0: none
     int temperature_length = 1;
     bool has_output_gate = false;
-    LatentSpec latent;  // num_kv_heads is 1, head_dim that of a cached row, and qk_norm the latents'
+    bool has_value_norm = false;
+    float value_norm_eps = 0;
+    int kv_source = -1;  // the layer whose keys and values these are, -1: its own
+    LatentSpec latent;   // num_kv_heads is 1, head_dim that of a cached row, and qk_norm the latents'
 
     // Query heads that meet the same keys are computed in groups: those of a KV head, of latent attention some.
     int group() const {
@@ -66,6 +71,8 @@ struct AttentionSpec {
     int num_groups() const { return num_heads / group(); }
     int cached_head(int group) const { return latent.exists() ? 0 : group; }
     int value_dim() const { return latent.exists() ? latent.rank : head_dim; }
+    // Under which layer the keys and values of this one, number `index`, are cached.
+    size_t kv_layer(size_t index) const { return kv_source < 0 ? index : static_cast<size_t>(kv_source); }
 };
 
 // What stands in the place of attention: its state leads from token to token. A short convolution has no heads.
@@ -97,10 +104,12 @@ struct FeedForwardSpec {
     bool is_gated = true, has_bias = false;
     int num_experts = 0, num_active = 0;  // 0: a plain feed-forward
     bool renormalise = false, is_sigmoid = false, has_router_bias = false, has_selection_bias = false;
-    bool has_expert_bias = false, has_shared_gate = false;
+    bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false;
     int num_groups = 1, num_active_groups = 1, num_judged = 2;
     float scale = 1;
     int shared_hidden = 0;  // of the expert that every row meets, 0: none
+    bool has_gate_cutoff = false;
+    float gate_cutoff = 0;  // standard deviations above the mean of a row's gate
 };
 
 struct BlockSpec {
@@ -110,6 +119,11 @@ struct BlockSpec {
     NormSpec norm;
     Placement placement = Placement::pre;
     float residual_scale = 1;
+    FeedForwardSpec beside;    // experts beside the feed-forward; without experts: none
+    int per_layer_length = 0;  // of the layer's own input, 0: none
+    Activation per_layer_activation = Activation::silu;
+    bool has_output_scale = false;
+    int laurel_rank = 0;  // of the low-rank map beside attention, 0: none
 };
 
 struct ModelSpec {
@@ -118,6 +132,11 @@ struct ModelSpec {
     int num_positions = 0;  // learned positions, 0: none
     bool has_token_types = false;
     std::optional<NormSpec> embedding_norm;
+    int per_layer_length = 0, per_layer_vocab_size = 0;  // of the layers' own inputs, 0: they have none
+    NormSpec per_layer_norm;
+    int num_streams = 1, active_stream = 0;  // residual streams, of which a layer computes one
+    NormSpec stream_norm;
+    bool has_stream_scale = false;
     std::vector<BlockSpec> blocks;
     std::optional<NormSpec> output_norm;
     bool has_head = false, is_head_tied = false;

@@ -32,6 +32,9 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
                    2 * floats(n, plan.max_state_heads) + floats(num_threads, plan.max_head_state) +
                    2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
                    QuantBuffers::arena_bytes(n, plan.max_hidden);
+    bytes += (plan.num_streams > 1 ? 1 : 0) * floats(n, plan.num_streams * plan.width);
+    bytes += (plan.has_beside ? 2 : 0) * floats(n, plan.width) + floats(n, plan.per_layer_width) +
+             floats(num_threads, plan.per_layer_width);
     bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(plan.max_head_input, num_threads);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     if (plan.max_kv > 0)
@@ -63,6 +66,11 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.up = take_floats(arena, n, plan.max_hidden);
     b.quants = QuantBuffers::take(arena, n, plan.widest_input());
     b.hidden_quants = QuantBuffers::take(arena, n, plan.max_hidden);
+    b.dense = plan.has_beside ? take_floats(arena, n, plan.width) : nullptr;
+    b.beside_in = plan.has_beside ? take_floats(arena, n, plan.width) : nullptr;
+    b.streams = plan.num_streams > 1 ? take_floats(arena, n, plan.num_streams * plan.width) : nullptr;
+    b.per_layer = take_floats(arena, n, plan.per_layer_width);
+    b.per_layer_work = take_floats(arena, num_threads, plan.per_layer_width);
     for (const RopeSpec& rope : plan.ropes)
         b.rope_tables.push_back(take_floats(arena, n, 2 * static_cast<int>(rope.inverse_frequencies.size())));
     if (plan.max_kv > 0)

@@ -24,6 +24,10 @@ struct StepBuffers {
     float *gate, *up;            // (n, hidden)
     QuantBuffers quants;         // of what a sublayer reads
     QuantBuffers hidden_quants;  // of gate, made while quants are still read
+    float *dense, *beside_in;    // (n, width)   of a feed-forward beside experts, null: there is none
+    float* streams;              // (streams, n, width)  null: there is one, x
+    float* per_layer;            // (n, layers x length)  the layers' own inputs
+    float* per_layer_work;       // (threads, layers x length)
     std::vector<float*> rope_tables;
     AttentionScratch attention;
     std::vector<QueryRun> runs;

@@ -22,6 +22,9 @@ KINDS = {
     ),
     "biases, oai": replace(BASE, activation="swiglu_oai", router_bias=True, expert_bias=True, renormalise=False),
     "shared, gelu": replace(BASE, activation="gelu", shared=SharedExpert(16, gate=True)),
+    "groups judged by one, factors of experts": replace(
+        BASE, num_experts=8, num_active=3, groups=ExpertGroups(4, 2, 1), expert_scale=True, scale=1.5
+    ),
     "groups of one": replace(BASE, activation="relu2", groups=ExpertGroups(6, 3), num_active=3),
     "all of them, tanh": replace(BASE, num_active=6, activation="gelu_tanh", scale=0.5, shared=SharedExpert(16)),
 }
@@ -44,6 +47,7 @@ def _weights(moe: MixtureOfExperts, seed: int = 0) -> Any:
         new(e) if moe.selection_bias else None,
         shared and FeedForwardWeights(Linear(new(2 * shared.hidden, WIDTH)), Linear(new(WIDTH, shared.hidden))),
         new(WIDTH) if shared is not None and shared.gate else None,
+        new(e) if moe.expert_scale else None,
     )
 
 

@@ -35,6 +35,7 @@ NULL = _Absent()
 # The embedding says how large the vocabulary is; a list has an entry for each of the class's layers; by name only.
 NOT_VALUES = (
     *("vocab_size", "layer_types", "mlp_layer_types", "full_attn_idxs", "no_rope_layers", "is_causal"),
+    *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index", "ffn_hidden_size", "num_kv_heads"),
     "quantization_config",
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
@@ -197,12 +198,14 @@ def test_a_variant_that_is_another_model_is_refused_by_name(
 def test_what_a_config_leaves_out_has_the_value_that_transformers_gives_it(model_type: str) -> None:
     theirs = transformers.CONFIG_MAPPING[model_type]()
     theirs = getattr(theirs, "text_config", None) or theirs
+    theirs.allow_global_per_layer_attribute_access = True  # of layers that differ
     derived = {"head_dim": theirs.hidden_size // theirs.num_attention_heads}
     derived |= {"num_key_value_heads": theirs.num_attention_heads, "v_head_dim": derived["head_dim"]}
     for key, value in FAMILIES[model_type].items():
         if not hasattr(theirs, key) or key.startswith(("rope", "sliding_window_p")) or key in NOT_VALUES:
             continue
         usual = getattr(theirs, key)
+        usual = usual[0] if key == "intermediate_size" and isinstance(usual, list) else usual  # the same for all layers
         turned_off = key == "sliding_window" and not usual and not getattr(theirs, "use_sliding_window", True)
         is_derived = value is None and usual == derived.get(key)
         aliases = {*theirs.attribute_map.items(), *((b, a) for a, b in theirs.attribute_map.items())}

@@ -29,6 +29,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"norm_type": "rms", "use_rotary_pos_emb": True, "num_experts": 1, "use_cla": False},
     "gpt_oss": {"experts_per_token": 4, "initial_context_length": 4096},
     "glm4_moe": {"num_nextn_predict_layers": 1},
+    "gemma4_text": {"use_bidirectional_attention": "vision"},
     "deepseek_v2": {
         "aux_loss_alpha": 0.001,
         "ep_size": 1,
@@ -52,6 +53,8 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("gpt_oss", "swiglu_limit", 5.0),
     ("smollm3", "mlp_bias", True),
     ("granite", "norm_type", "rms"),
+    ("gemma4_text", "use_bidirectional_attention", "all"),
+    ("gemma4_text", "per_layer_config", {"1": {"num_attention_heads": 2}}),
     ("deepseek_v2", "norm_topk_prob", True),
     ("deepseek_v2", "topk_method", "noaux_tc"),
     ("deepseek_v3", "moe_layer_freq", 2),
@@ -112,3 +115,19 @@ def _with(folder: Path, entries: dict[str, Any]) -> Path:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | entries))
     return folder
+
+
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+def test_the_text_part_is_read_beside_towers_for_images_and_sounds(family: str, tmp_path: Path) -> None:
+    _, folder = family_folder(family, 0, tmp_path)
+    plain = describe(open_weights(folder))
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"model_type": family.removesuffix("_text"), "vision_config": {"hidden_size": 8}, "text_config": config}
+    (folder / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(folder / "model.safetensors")
+    nested = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
+    towers = {f"model.{name}.layer.weight" for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")}
+    save_file(nested | dict.fromkeys(towers, np.zeros((2, 2), np.float32)), folder / "model.safetensors")
+    found = describe(open_weights(folder))
+    assert found.spec == plain.spec
+    assert found.weights.tensors == plain.weights.tensors

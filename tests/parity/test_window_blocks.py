@@ -35,8 +35,8 @@ from tests.tiny_models import tiny_model
 
 CONTEXT = 320
 PARAMS = SamplingParams(temperature=1.1, top_p=0.9, seed=7, logprobs=2, ignore_eos=True, max_tokens=40)
-# Some layers with windows, with sinks, and a model of which every layer has one.
-MODELS = ("gemma3", "gpt_oss", "phi3")
+# Some layers with windows, with sinks, on the keys of another such layer, and a model of which every layer has one.
+MODELS = ("gemma3", "gpt_oss", "gemma3n_text", "phi3")
 
 
 class WindowedModel:

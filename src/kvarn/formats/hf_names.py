@@ -61,6 +61,20 @@ DECODER = {
     "layers.{}.attention.dense": "blk.{}.attn_output",
     "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
     "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
+    "transformer.word_embeddings": "token_embd",
+    **{
+        f"transformer.h.{{}}.{theirs}": f"blk.{{}}.{ours}"
+        for theirs, ours in {
+            "self_attention.query_key_value": "attn_qkv",
+            "self_attention.dense": "attn_output",
+            "mlp.dense_h_to_4h": "ffn_up",
+            "mlp.dense_4h_to_h": "ffn_down",
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "ln_attn": "attn_norm",
+            "ln_mlp": "ffn_norm",
+        }.items()
+    },
     **{f"{stem}wte": "token_embd" for stem in ("", "transformer.")},
     **{f"{stem}wpe": "position_embd" for stem in ("", "transformer.")},
     **{f"{stem}ln_f": "output_norm" for stem in ("", "transformer.")},
@@ -78,7 +92,7 @@ DECODER = {
     },
     **{
         f"layers.{{}}.mlp.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
-        for shared in ("shared_expert", "shared_experts")
+        for shared in ("shared_expert", "shared_experts", "shared_mlp")
         for part in ("gate", "up", "down")
     },
     "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
@@ -109,6 +123,29 @@ DECODER = {
     "layers.{}.feed_forward.w1": "blk.{}.ffn_gate",
     "layers.{}.feed_forward.w3": "blk.{}.ffn_up",
     "layers.{}.feed_forward.w2": "blk.{}.ffn_down",
+    # Gemma's own: inputs of layers, and experts beside a feed-forward
+    "embed_tokens_per_layer": "per_layer_token_embd",
+    "per_layer_model_projection": "per_layer_model_proj",
+    "per_layer_projection_norm": "per_layer_proj_norm",
+    "layers.{}.per_layer_input_gate": "blk.{}.inp_gate",
+    "layers.{}.per_layer_projection": "blk.{}.proj",
+    "layers.{}.post_per_layer_input_norm": "blk.{}.post_norm",
+    "layers.{}.post_feedforward_layernorm_1": "blk.{}.post_ffw_norm_1",
+    "layers.{}.pre_feedforward_layernorm_2": "blk.{}.pre_ffw_norm_2",
+    "layers.{}.post_feedforward_layernorm_2": "blk.{}.post_ffw_norm_2",
+    "layers.{}.router.proj": "blk.{}.ffn_gate_inp",
+    "layers.{}.block_sparse_moe.router.layer": "blk.{}.ffn_gate_inp",
+    "layers.{}.feed_forward.gate": "blk.{}.ffn_gate_inp",
+    "layers.{}.mlp.gate.wg": "blk.{}.ffn_gate_inp",
+    "altup_projections.{}": "altup_proj.{}",
+    "altup_unembed_projections.{}": "altup_unembd_proj.{}",
+    "layers.{}.altup.correction_coefs": "blk.{}.altup_correct_coef",
+    "layers.{}.altup.prediction_coefs": "blk.{}.altup_predict_coef",
+    "layers.{}.altup.modality_router": "blk.{}.altup_router",
+    "layers.{}.altup.router_norm": "blk.{}.altup_router_norm",
+    "layers.{}.laurel.linear_left": "blk.{}.laurel_l",
+    "layers.{}.laurel.linear_right": "blk.{}.laurel_r",
+    "layers.{}.laurel.post_laurel_norm": "blk.{}.laurel_post_norm",
     # LLaDA's own
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
@@ -127,7 +164,13 @@ DECODER = {
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.mlp.moe_statics.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
+    "layers.{}.altup.correct_output_scale": "blk.{}.altup_correct_scale.weight",
+    "layers.{}.feed_forward.expert_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.layer_scalar": "blk.{}.layer_output_scale.weight",
+    "layers.{}.router.scale": "blk.{}.ffn_gate_inp.scale",
+    "layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
     "layers.{}.linear_attn.dt_bias": "blk.{}.ssm_dt.bias",
     "layers.{}.linear_attn.A_log": "blk.{}.ssm_a_log",
 }
@@ -164,13 +207,16 @@ _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written oth
 _PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
-    r"(^|\.)(pooler|cls|vision_tower|visual|multi_modal_projector|mtp)\.|\.(inv_freq|position_ids)$"
+    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|multi_modal_projector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(
-    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
+    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )
-_FUSED_EXPERTS = re.compile(rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe)\.experts\.(gate_up_proj|down_proj)$")
+_FUSED_EXPERTS = re.compile(
+    rf"^layers\.{_NUMBER}\.(?:(?:(?:mlp|block_sparse_moe|feed_forward)\.)?experts\.(gate_up_proj|down_proj)"
+    r"|block_sparse_moe\.(input_linear|output_linear)\.weight)$"
+)
 
 
 _LAYER = re.compile(rf"(?:blk|(?:model\.)*layers)\.{_NUMBER}\.")
@@ -184,11 +230,12 @@ def layer_of(name: str) -> int | None:
 
 def translate(name: str, dialect: Dialect) -> str | None:
     """Return the GGUF name of a tensor; None when the table does not have it."""
-    stem, _, suffix = _PREFIX.sub("", name, count=1).rpartition(".")
-    number = re.search(rf"\.{_NUMBER}\.", stem)
-    pattern = stem if number is None else f"{stem[: number.start()]}.{{}}.{stem[number.end() :]}"
+    local = _PREFIX.sub("", name, count=1)
+    number = re.search(rf"\.{_NUMBER}\.", local)
+    whole_pattern = local if number is None else f"{local[: number.start()]}.{{}}.{local[number.end() :]}"
+    pattern, _, suffix = whole_pattern.rpartition(".")
     found = TABLES[dialect].get(pattern)
-    if whole := WHOLE_NAMES.get(f"{pattern}.{suffix}"):
+    if whole := WHOLE_NAMES.get(whole_pattern):
         return whole.format(*number.groups() if number else ())
     if found is None or suffix not in ("weight", "bias"):
         return None
@@ -209,7 +256,10 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
             experts.setdefault(key, {})[int(index)] = renamed(info, name)
         elif dialect != "turned" and (match := _FUSED_EXPERTS.match(local)):
-            _add_all(entries, _split_fused(info, *match.groups()), source.path)
+            down = f"blk.{match.group(1)}.ffn_down_exps.weight"
+            is_first = match.group(2) == "gate_up_proj" or match.group(3) == "input_linear"
+            found = split_gate_up(info, f"blk.{match.group(1)}.") if is_first else {down: renamed(info, down)}
+            _add_all(entries, found, source.path)
         else:
             canonical = translate(name, dialect) or name
             _add_all(entries, {canonical: renamed(info, canonical)}, source.path)
@@ -234,18 +284,15 @@ def _stack(name: str, members: Mapping[int, ViewEntry], path: str) -> ViewEntry:
     return stacked(name, (members[index] for index in range(count)))
 
 
-def _split_fused(info: TensorInfo, layer: str, matrix: str) -> dict[str, ViewEntry]:
-    """Cut (experts, gate rows + up rows, in) into its two stacks; (experts, out, in) needs a name only."""
-    stem = f"blk.{layer}.ffn_"
-    if matrix == "down_proj":
-        return {f"{stem}down_exps.weight": renamed(info, f"{stem}down_exps.weight")}
+def split_gate_up(info: TensorInfo, stem: str) -> dict[str, ViewEntry]:
+    """Cut (experts, gate rows + up rows, in) into its two stacks."""
     if len(info.shape) != 3 or info.shape[1] % 2:
         raise FormatError(f"tensor {info.name} has shape {info.shape}; expected (experts, 2 * hidden, width)")
     count, rows, width = info.shape
     half, found = rows // 2, {}
     assert num_rows(info) == count * rows
     for start, part in ((0, "gate"), (half, "up")):
-        name = f"{stem}{part}_exps.weight"
+        name = f"{stem}ffn_{part}_exps.weight"
         parts = tuple(RowRange(info.name, index * rows + start, half) for index in range(count))
         found[name] = ViewEntry(TensorInfo(name, info.type, (count, half, width)), parts)
     return found

@@ -36,7 +36,7 @@ class Q8Weights(WeightProxy):
 
 class DenseWeights(WeightProxy):
     """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are, and so
-    do matrices of the types in kept, but for stacks of them."""
+    do matrices of the types in kept, but for stacks of them and the inputs of layers."""
 
     def __init__(self, source: WeightSource, type: TensorType, kept: frozenset[TensorType] = frozenset()) -> None:
         self._type = type
@@ -45,7 +45,9 @@ class DenseWeights(WeightProxy):
         matrices = {
             name: info
             for name, info in source.tensors.items()
-            if len(info.shape) > 1 and info.type != type and (len(info.shape) > 2 or info.type not in kept)
+            if len(info.shape) > 1
+            and info.type != type
+            and (len(info.shape) > 2 or info.type not in kept or name.startswith("per_layer_"))
         }
         super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
 

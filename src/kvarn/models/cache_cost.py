@@ -80,10 +80,13 @@ def cache_cost(spec: ModelSpec, layer_bytes: Sequence[int], window_step: int | N
 
 
 def windowed_layers(spec: ModelSpec) -> tuple[bool, ...]:
-    """The layers that never read again what lies before their window; an encoder computes a text in one piece."""
+    """The layers whose keys before their window nobody reads again; an encoder computes a text in one piece."""
     is_decoder = isinstance(spec.generation, Autoregressive)
     mixers = [block.mixer for block in spec.blocks]
-    return tuple(
-        is_decoder and isinstance(mixer, Attention) and mixer.window is not None and mixer.mask == "causal"
-        for mixer in mixers
-    )
+    has_window = [isinstance(one, Attention) and one.window is not None and one.mask == "causal" for one in mixers]
+    read_whole = {
+        mixer.kv_source
+        for mixer, is_short in zip(mixers, has_window, strict=True)
+        if isinstance(mixer, Attention) and not is_short
+    }
+    return tuple(is_decoder and is_short and i not in read_whole for i, is_short in enumerate(has_window))

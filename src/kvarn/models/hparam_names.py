@@ -29,11 +29,23 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "context_length": HParam(
         "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
     ),
-    "hidden": HParam("feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner"), 1, 2**22),
+    "hidden": HParam(
+        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 1, 2**22
+    ),
     "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
-    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads"), 0, 1024),
+    "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
+    "head_dim_full": HParam("attention.key_length", ("global_head_dim",), 1, 2**14),
+    "head_dim_window": HParam("attention.key_length_swa", ("head_dim",), 1, 2**14),
+    "value_dim_window": HParam("attention.value_length_swa", (), 1, 2**14),
+    "num_kv_heads_full": HParam(None, ("num_global_key_value_heads",), 1, 1024),
+    "num_shared_kv_layers": HParam("attention.shared_kv_layers", ("num_kv_shared_layers",), 0, 1024),
+    "per_layer_length": HParam("embedding_length_per_layer_input", ("hidden_size_per_layer_input",), 0, 2**16),
+    "num_streams": HParam("altup.num_inputs", ("altup_num_inputs",), 2, 64),
+    "active_stream": HParam("altup.active_idx", ("altup_active_idx",), 0, 63),
+    "laurel_rank": HParam(None, ("laurel_rank",), 1, 2**16),
+    "per_layer_vocab_size": HParam(None, ("vocab_size_per_layer_input",), 1, 2**24),
     "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
     "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
     "layer_norm_eps": HParam(
@@ -42,16 +54,25 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
     "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
     "query_pre_attn_scalar": HParam(None, ("query_pre_attn_scalar",), 1, 2**20),
-    "num_experts": HParam("expert_count", ("num_local_experts", "num_experts", "n_routed_experts"), 0, 1024),
-    "num_active_experts": HParam("expert_used_count", ("num_experts_per_tok",), 0, 1024),
+    "num_experts": HParam(
+        "expert_count", ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 0, 1024
+    ),
+    "num_active_experts": HParam(
+        "expert_used_count", ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k"), 0, 1024
+    ),
     "expert_hidden": HParam(
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
     ),
     "shared_hidden": HParam(
         "expert_shared_feed_forward_length", ("shared_expert_intermediate_size", "shared_intermediate_size"), 0, 2**22
     ),
-    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts",), 0, 1024),
-    "num_dense_layers": HParam("leading_dense_block_count", ("first_k_dense_replace",), 0, 1024),
+    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts", "moe_num_shared_experts"), 0, 1024),
+    "num_dense_layers": HParam(
+        "leading_dense_block_count", ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 0, 1024
+    ),
+    "least_share": HParam(None, ("moe_norm_min",), 0, 1),
+    "last_sparse_layer": HParam(None, ("moe_layer_end_index",), -1, 1024),
+    "sparse_interval": HParam("interleave_moe_layer_step", ("moe_layer_interval",), 1, 1024),
     "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
     "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
     "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),
@@ -92,6 +113,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "ffn_multiplier": HParam(None, ("block_ffn_dim_multiplier",), 1e-6, 1e6),
     "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
+    "rope_dims_window": HParam("rope.dimension_count_swa", (), 2, 2**14),
     "rope_base": HParam("rope.freq_base", ("rope_theta",), 1.001, 1e15),
     "rope_base_local": HParam("rope.freq_base_swa", ("rope_local_base_freq",), 1.001, 1e15),
     "partial_rotary_factor": HParam(None, ("partial_rotary_factor", "rotary_pct"), 0, 1),
@@ -108,7 +130,9 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "rope_high_frequency": HParam(None, ("high_freq_factor",), 1e-3, 1e6),
 }
 # Keys of config.json that are names of one number: transformers takes the one that stands last.
-ONE_NUMBER: Final = frozenset({"num_local_experts", "num_experts", "n_routed_experts"})
+ONE_NUMBER: Final = frozenset(
+    {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"}
+)
 # GGUF keys that describe a file but change no arithmetic.
 HARMLESS: Final = {
     "vocab_size",

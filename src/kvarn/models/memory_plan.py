@@ -151,7 +151,11 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
         hidden = ffn.hidden if isinstance(ffn, FeedForward) else ffn.hidden * ffn.num_active
         if not isinstance(ffn, FeedForward) and ffn.shared is not None:
             hidden = max(hidden, ffn.shared.hidden)
+        if block.beside is not None:
+            hidden = max(hidden + spec.width, block.beside.hidden * block.beside.num_active + spec.width)
         widest = max(widest, 4 * spec.width + heads + 2 * hidden)
+    per_layer = spec.embedding.per_layer
+    widest += 0 if per_layer is None else len(spec.blocks) * per_layer.length
     return 4 * (batch_tokens * widest + 2 * spec.vocab_size)
 
 

@@ -40,7 +40,9 @@ def kv_layers(spec: ModelSpec) -> tuple[tuple[int, int], ...]:
 def _kv_shape(layer: Attention | LatentAttention | Recurrent) -> tuple[int, int]:
     if isinstance(layer, LatentAttention):
         return 1, layer.row_dim
-    return (layer.num_kv_heads, layer.head_dim) if isinstance(layer, Attention) else (0, 0)
+    if not isinstance(layer, Attention) or layer.kv_source is not None:
+        return 0, 0
+    return layer.num_kv_heads, layer.head_dim
 
 
 def latent_layers(spec: ModelSpec) -> tuple[bool, ...]:

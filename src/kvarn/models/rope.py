@@ -6,6 +6,7 @@ llama3    low frequencies divided, high ones kept, a ramp between
 yarn      as llama3 with a ramp over dimensions and a magnitude  (arXiv:2309.00071)
 longrope  each frequency divided by its own factor, short or long by the context (arXiv:2402.13753)
 ntk_alpha a larger base, whatever the context; config.json calls it dynamic
+proportional  the frequencies of all dimensions, and 0 for all but a part of them
 mrope     of texts the same as none: a token has one position, not one for each axis of an image
 """
 
@@ -31,9 +32,11 @@ def read_rope(
 ) -> Rope:
     """Build the rope of one kind of layer from the model's hyperparameters. context is the model's own."""
     table = rope_entries(hparams, kind, context)
-    dims = _rotated_dims(hparams, head_dim, table)
     base = hparams.number("rope_base", default=10000.0, table=table)
     scaling = scaling_kind(hparams, table)
+    if scaling == "proportional":
+        return rope(style, _proportional(hparams, table, frequencies(base, head_dim)))
+    dims = _rotated_dims(hparams, head_dim, table)
     if scaling == "ntk_alpha":
         stretched = base * hparams.number("rope_alpha", table=table) ** (dims / (dims - 2))
         return rope(style, frequencies(stretched, dims))
@@ -109,6 +112,13 @@ def _rotated_dims(hparams: HParams, head_dim: int, table: Mapping[str, Any] | No
 def _original_context(hparams: HParams, table: Mapping[str, Any] | None, context: int) -> int:
     original: int = hparams.integer("rope_original_context", default=context, table=table)
     return original
+
+
+def _proportional(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64) -> Float64:
+    """The first share of the frequencies; dimensions without one stay as they are."""
+    share = hparams.number("partial_rotary_factor", default=1.0, table=table)
+    is_rotated = np.arange(len(plain)) < int(share * len(plain))
+    return np.where(is_rotated, plain / hparams.number("rope_factor", default=1.0, table=table), 0.0)
 
 
 def _llama3(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, factor: float) -> Float64:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.errors import UnsupportedModel
+from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 
 # gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
 # (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g) with g = min(gate, 7)
@@ -73,6 +74,8 @@ class Attention:
     sinks: bool = False  # softmax over the scores and one more per head, attn_sinks (heads), whose value is zero
     temperature: Temperature | None = None
     output_gate: bool = False  # what the heads give is multiplied by sigmoid(attn_gate(x)) before attn_output
+    value_norm_eps: float | None = None  # V / rms(V) for each head, without a weight
+    kv_source: int | None = None  # of that earlier layer, which caches them; then attn_k, attn_v, attn_k_norm are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,7 @@ class FeedForward:
     activation: Activation
     gated: bool = True
     bias: bool = False
+    gate_cutoff: float | None = None  # of a row's gate g, max(0, g - mean(g) - gate_cutoff * std(g)) is activated
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,7 @@ class MixtureOfExperts:
     router_bias: bool = False
     selection_bias: bool = False
     expert_bias: bool = False
+    expert_scale: bool = False  # p_e, renormalised, is multiplied by ffn_down_exps.scale (experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,11 @@ class Block:
     post:     x += post(sub(x))              post_attention_norm, post_ffw_norm
     parallel: x += attention(norm(x)) + ffn(other norm(x))    attn_norm, ffn_norm
     All but residual multiply what they add by residual_scale.
+    beside, of sandwich only: experts beside the feed-forward, which read the same x and sub(norm(x)) is the sum of
+              post_ffw_norm_1(ffn(ffn_norm(x))) + post_ffw_norm_2(experts(pre_ffw_norm_2(x)))
+              where the router reads ffn_gate_inp_norm(x)
+    laurel, of sandwich only: with y = attn_norm(x), attention and a low-rank map of `laurel` columns side by side:
+              x = (x + post_attention_norm(attention(y)) + y + laurel_post_norm(laurel_r(laurel_l(y)))) / sqrt(2)
     """
 
     mixer: Attention | LatentAttention | GatedDeltaNet | ShortConv
@@ -202,6 +212,10 @@ class Block:
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
     residual_scale: float = 1.0
+    beside: MixtureOfExperts | None = None
+    per_layer: PerLayerInput | None = None
+    output_scale: bool = False  # at last, x *= layer_output_scale (1)
+    laurel: int | None = None
 
     @property
     def attention(self) -> Attention:
@@ -225,6 +239,7 @@ class InputEmbedding:
     token_types: bool = False
     segments: int = 1
     norm: Norm | None = None
+    per_layer: PerLayerEmbedding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +297,4 @@ class ModelSpec:
     output_norm: Norm | None  # tensor output_norm
     head: Head | None  # None for encoders
     generation: Autoregressive | MaskedDiffusion | Encoder
+    altup: AltUp | None = None

@@ -160,9 +160,10 @@ class _Collection:
         spec = self._model.spec
         for layer, block in enumerate(spec.blocks):
             ffn, attention = block.feed_forward, block.attention
+            shared = ("attn_k", "attn_v", "attn_qkv") if attention.kv_source is None else ()
             experts = ffn.num_experts if isinstance(ffn, MixtureOfExperts) else 0
             inputs: list[tuple[str, int, int, tuple[str, ...]]] = [
-                ("qkv", 1, spec.width, ("attn_q", "attn_k", "attn_v", "attn_qkv")),
+                ("qkv", 1, spec.width, ("attn_q", *shared)),
                 ("attention_output", 1, attention.num_heads * attention.head_dim, ("attn_output",)),
                 ("ffn_in", 1, spec.width, ROUTED if experts else ("ffn_gate", "ffn_up")),
                 ("ffn_down", experts or 1, ffn.hidden, ("ffn_down_exps" if experts else "ffn_down",)),

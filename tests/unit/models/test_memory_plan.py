@@ -14,6 +14,7 @@ from kvarn.backends.fake import fake_spec
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.machine import MemoryAvailable
+from kvarn.models.cache_cost import windowed_layers
 from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
 from kvarn.models.spec import Attention
 
@@ -180,6 +181,13 @@ def test_a_plan_given_back_as_settings_is_the_same_plan() -> None:
 def test_a_cache_of_many_contexts_holds_as_many_tokens_in_windows() -> None:
     plan = plan_memory(WINDOWED, weights(MIB), 4096, 1152 * MIB, memory(4096 * MIB), window_step=512)
     assert plan.cost.split(plan.kv_bytes, plan.context) == (65_536, 65_536)
+
+
+def test_a_layer_whose_keys_another_reads_whole_keeps_all() -> None:
+    blocks = list(WINDOWED.blocks)
+    for reader, source in ((16, 2), (17, 3)):  # the second has no window
+        blocks[reader] = replace(blocks[reader], mixer=replace(blocks[reader].attention, kv_source=source))
+    assert [windowed_layers(replace(WINDOWED, blocks=tuple(blocks)))[layer] for layer in (2, 3)] == [True, False]
 
 
 def test_windows_as_long_as_the_context_change_nothing() -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
 from kvarn.models.recurrent import Recurrent, conv_channels
+from kvarn.models.residual import AltUp
 from kvarn.models.spec import (
     Attention,
     Block,
@@ -21,7 +22,7 @@ from kvarn.models.spec import (
     Norm,
     ShortConv,
 )
-from kvarn.models.tensors.shapes import BLOCK_NORMS
+from kvarn.models.tensors.shapes import block_norms
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 
@@ -29,6 +30,10 @@ TOKENS, TYPES = "token_embd.weight", "token_types.weight"
 def matrix_names(spec: ModelSpec) -> Iterator[str]:
     """Names of the matrices, in the order they are used."""
     yield "token_embd.weight"
+    if spec.embedding.per_layer is not None:
+        yield from ("per_layer_token_embd.weight", "per_layer_model_proj.weight")
+    if spec.altup is not None:
+        yield from ("altup_proj.weight", "altup_unembd_proj.weight")
     for index, block in enumerate(spec.blocks):
         for name in _block_matrices(block):
             yield f"blk.{index}.{name}.weight"
@@ -43,8 +48,12 @@ def vector_names(spec: ModelSpec) -> Iterator[tuple[str, int]]:
     if spec.embedding.token_types:
         yield "token_types.weight", spec.width
     yield from _norm("token_embd_norm", spec.embedding.norm, spec.width)
+    if spec.embedding.per_layer is not None:
+        yield from _norm("per_layer_proj_norm", spec.embedding.per_layer.norm, spec.embedding.per_layer.length)
     for index, block in enumerate(spec.blocks):
         for name, size in _block_vectors(block, spec.width):
+            yield f"blk.{index}.{name}", size
+        for name, size in _altup_vectors(spec.altup, spec.width):
             yield f"blk.{index}.{name}", size
     yield from _norm("output_norm", spec.output_norm, spec.width)
     if spec.head is not None and spec.head.bias:
@@ -61,17 +70,23 @@ def _block_matrices(block: Block) -> Iterator[str]:
         yield from ("attn_q",) if mixer.query_rank is None else ("attn_q_a", "attn_q_b")
         yield from ("attn_kv_a_mqa", "attn_k_b", "attn_v_b", "attn_output")
     else:
-        yield from ("attn_q", "attn_k", "attn_v", "attn_output", *(["attn_gate"] if mixer.output_gate else []))
-    if isinstance(ffn, MixtureOfExperts):
+        yield from ("attn_q", *(("attn_k", "attn_v") if mixer.kv_source is None else ()), "attn_output")
+        yield from ("attn_gate",) if mixer.output_gate else ()
+    if block.per_layer is not None:
+        yield from ("inp_gate", "proj")
+    if block.laurel is not None:
+        yield from ("laurel_l", "laurel_r")
+    experts = ffn if isinstance(ffn, MixtureOfExperts) else block.beside
+    if experts is not None:
         yield from ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-        if ffn.shared is not None:
+        if experts.shared is not None:
             yield from ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-    else:
+    if not isinstance(ffn, MixtureOfExperts):
         yield from ("ffn_gate", "ffn_up", "ffn_down") if ffn.gated else ("ffn_up", "ffn_down")
 
 
 def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
-    for name in BLOCK_NORMS[block.placement]:
+    for name in block_norms(block):
         yield from _norm(name, block.norm, width)
     if isinstance(block.mixer, Attention):
         yield from _attention_vectors(block.mixer, width)
@@ -81,6 +96,10 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
         yield from _norm("attn_kv_a_norm", block.mixer.norm, block.mixer.rank)
     else:
         yield from _state_vectors(block.mixer)
+    if block.output_scale:
+        yield "layer_output_scale.weight", 1
+    if block.beside is not None:
+        yield from _expert_vectors(block.beside, width)
     ffn = block.feed_forward
     if isinstance(ffn, MixtureOfExperts):
         yield from _expert_vectors(ffn, width)
@@ -88,6 +107,18 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
         if ffn.gated:
             yield "ffn_gate.bias", ffn.hidden
         yield from (("ffn_up.bias", ffn.hidden), ("ffn_down.bias", width))
+
+
+def _altup_vectors(altup: AltUp | None, width: int) -> Iterator[tuple[str, int]]:
+    """Small matrices, too: they are read as floats."""
+    if altup is None:
+        return
+    yield from _norm("altup_router_norm", altup.norm, width)
+    yield "altup_router.weight", altup.streams * width
+    yield "altup_predict_coef.weight", altup.streams**3
+    yield "altup_correct_coef.weight", altup.streams**2
+    if altup.correct_scale:
+        yield "altup_correct_scale.weight", width
 
 
 def _state_vectors(layer: Recurrent) -> Iterator[tuple[str, int]]:
@@ -102,7 +133,8 @@ def _state_vectors(layer: Recurrent) -> Iterator[tuple[str, int]]:
 def _attention_vectors(attention: Attention, width: int) -> Iterator[tuple[str, int]]:
     q, kv = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
     if attention.qkv_bias:
-        yield from (("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv))
+        yield "attn_q.bias", q
+        yield from (("attn_k.bias", kv), ("attn_v.bias", kv)) if attention.kv_source is None else ()
         if attention.output_gate:
             yield "attn_gate.bias", q
     if attention.output_bias:
@@ -111,7 +143,8 @@ def _attention_vectors(attention: Attention, width: int) -> Iterator[tuple[str, 
         yield "attn_sinks.weight", attention.num_heads
     is_row = attention.qk_norm_span == "row"
     yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
-    yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
+    if attention.kv_source is None:
+        yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
 
 
 def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, int]]:
@@ -123,6 +156,8 @@ def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, in
         yield "ffn_gate_inp.bias", count
     if moe.selection_bias:
         yield "exp_probs_b.bias", count
+    if moe.expert_scale:
+        yield "ffn_down_exps.scale", count
     if moe.shared is not None and moe.shared.gate:
         yield "ffn_gate_inp_shexp.weight", width
 

@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch, BlockCopy, Keep, KVLayout
 from kvarn.backends.reference.keep import Slots, kept_slots
-from kvarn.backends.reference.layers import Float32, Int32, Weights, linear, normalise, sigmoid, softcap, softmax
+from kvarn.backends.reference.layers import (
+    Float32,
+    Int32,
+    Weights,
+    linear,
+    normalise,
+    sigmoid,
+    softcap,
+    softmax,
+    unit_rms,
+)
 from kvarn.models.memory_plan import Q8_GROUP
 from kvarn.models.spec import Attention, Rope, Temperature
 
@@ -117,28 +127,17 @@ def sequences_of(batch: Batch) -> list[Sequence]:
 def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
     """Apply the attention sublayer of one block to all rows of a batch."""
     stem, attention = f"blk.{layer.index}", layer.attention
-    q, k = (linear(x, weights, f"{stem}.attn_{n}", attention.qkv_bias) for n in "qk")
-    q, k = (values.reshape(len(x), -1, attention.head_dim) for values in (q, k))
-    v = linear(x, weights, f"{stem}.attn_v", attention.qkv_bias).reshape(k.shape)
-    if not attention.qk_norm_after_rope:
-        q, k = (_normalised(values, weights, f"{stem}.attn_{n}_norm", attention) for n, values in (("q", q), ("k", k)))
-    if attention.rope is not None:
-        q, k = (rotate(values, batch.positions, attention.rope) for values in (q, k))
-    if attention.qk_norm_after_rope:
-        q, k = (_normalised(values, weights, f"{stem}.attn_{n}_norm", attention) for n, values in (("q", q), ("k", k)))
+    q = _positioned(x, weights, f"{stem}.attn_q", attention, batch.positions)
     q = q * query_factors(batch.positions, attention.temperature)
+    own = _keys_and_values(x, weights, stem, attention, batch.positions) if attention.kv_source is None else None
     out = np.empty_like(q)
     for sequence in sequences_of(batch):
         rows = sequence.rows
-        keys, values = k[rows], v[rows]
         if sequence.table is not None:
-            assert layer.cache is not None, "reserve_kv comes before forward"
-            table = sequence.window_table if layer.cache.windowed[layer.index] else sequence.table
-            assert table is not None, "the cache has windows, the batch has no window_tables"
-            layer.cache.store(layer.index, table, sequence.positions - sequence.shift, keys, values)
-            keys, values = layer.cache.read(layer.index, table, sequence.length)
-            for keep in sequence.keep:
-                _pack(keep, layer, sequence, q[rows], keys)
+            keys, values = _cached(layer, sequence, q[rows], own)
+        else:
+            assert own is not None, "only what is cached can be shared"
+            keys, values = own[0][rows], own[1][rows]
         seen = visible(sequence.positions, sequence.length, attention, sequence.shift)
         scores = _scores(q[rows], keys, seen, attention)
         if attention.sinks:
@@ -148,6 +147,42 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
     if attention.output_gate:
         mixed = mixed * sigmoid(linear(x, weights, f"{stem}.attn_gate", attention.qkv_bias))
     return linear(mixed, weights, f"{stem}.attn_output", attention.output_bias)
+
+
+def _positioned(x: Float32, weights: Weights, name: str, attention: Attention, positions: Int32) -> Float32:
+    """Q or K of all rows, (rows, heads, head_dim), normalised and rotated."""
+    y = linear(x, weights, name, attention.qkv_bias).reshape(len(x), -1, attention.head_dim)
+    if not attention.qk_norm_after_rope:
+        y = _normalised(y, weights, f"{name}_norm", attention)
+    if attention.rope is not None:
+        y = rotate(y, positions, attention.rope)
+    return _normalised(y, weights, f"{name}_norm", attention) if attention.qk_norm_after_rope else y
+
+
+def _keys_and_values(
+    x: Float32, weights: Weights, stem: str, attention: Attention, positions: Int32
+) -> tuple[Float32, Float32]:
+    k = _positioned(x, weights, f"{stem}.attn_k", attention, positions)
+    v = linear(x, weights, f"{stem}.attn_v", attention.qkv_bias).reshape(k.shape)
+    return k, v if attention.value_norm_eps is None else unit_rms(v, np.float32(attention.value_norm_eps))
+
+
+def _cached(
+    layer: Layer, sequence: Sequence, q: Float32, own: tuple[Float32, Float32] | None
+) -> tuple[Float32, Float32]:
+    """Store K and V of the new tokens, unless an earlier layer did, and return those of all of the sequence's."""
+    assert layer.cache is not None, "reserve_kv comes before forward"
+    source = layer.index if layer.attention.kv_source is None else layer.attention.kv_source
+    table = sequence.window_table if layer.cache.windowed[source] else sequence.table
+    assert table is not None, "the cache has windows, the batch has no window_tables"
+    if own is None:
+        return layer.cache.read(source, table, sequence.length)
+    k, v = (values[sequence.rows] for values in own)
+    layer.cache.store(source, table, sequence.positions - sequence.shift, k, v)
+    keys, values = layer.cache.read(source, table, sequence.length)
+    for keep in sequence.keep:
+        _pack(keep, layer, sequence, q, keys)
+    return keys, values
 
 
 def rotate(x: Float32, positions: Int32, rope: Rope) -> Float32:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.host_sampling import sample_rows, score_rows
 from kvarn.backends.pooling import pool_rows
+from kvarn.backends.reference.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.reference.attention import Layer, PagedCache, attend
 from kvarn.backends.reference.layers import (
     Float32,
@@ -24,6 +25,7 @@ from kvarn.backends.reference.layers import (
     softcap,
 )
 from kvarn.backends.reference.mla import LatentLayer, attend_latent
+from kvarn.backends.reference.per_layer import add_laurel, beside_experts, per_layer_input, per_layer_parts
 from kvarn.backends.reference.recurrent import RecurrentLayer, recur
 from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
@@ -89,9 +91,12 @@ class ReferenceBackend:
         spec, weights = self._loaded(), self._weights
         _check_tokens(batch, spec)
         x = embed(batch.token_ids, batch.positions, weights, spec.embedding)
+        parts = per_layer_parts(x, batch.token_ids, weights, spec)
+        x = x if spec.altup is None else split_streams(x, weights, spec.altup)
         for layer, block in enumerate(spec.blocks):
-            x = self._block(x, layer, block, batch)
+            x = self._block(x, layer, block, parts[:, layer], batch)
         x = x[batch.output_rows]
+        x = x if spec.altup is None else merge_streams(x, weights, spec.altup)
         return x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
 
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
@@ -114,7 +119,20 @@ class ReferenceBackend:
     def close(self) -> None:
         self._spec, self._weights, self._cache, self._states = None, {}, None, []
 
-    def _block(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
+    def _block(self, x: Float32, layer: int, block: Block, part: Float32, batch: Batch) -> Float32:
+        stem, weights, altup = f"blk.{layer}", self._weights, self._loaded().altup
+        if altup is None:
+            x = self._sublayers(x, layer, block, batch)
+            x = x + per_layer_input(x, part, weights, stem, block)
+            return x * weights[f"{stem}.layer_output_scale.weight"] if block.output_scale else x
+        guessed = predict(x, weights, stem, altup)
+        computed = self._sublayers(guessed[:, altup.active], layer, block, batch)
+        x = correct(guessed, computed, weights, stem, altup)
+        added = per_layer_input(scaled_active(x, weights, stem, altup), part, weights, stem, block)
+        x[:, 1:] += added[:, None]
+        return x
+
+    def _sublayers(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
         stem, weights = f"blk.{layer}", self._weights
 
         def norm(y: Float32, name: str) -> Float32:
@@ -129,12 +147,19 @@ class ReferenceBackend:
             return recur(y, weights, RecurrentLayer(stem, block.mixer, slots), batch)
 
         def ffn(y: Float32) -> Float32:
+            if block.beside is not None:
+                return beside_experts(x, y, weights, stem, block)
             return feed_forward(y, weights, stem, block.feed_forward)
 
         if block.placement == "residual":
             x = norm(x + attention(x), "attn_output_norm")
             return norm(x + ffn(x), "layer_output_norm")
         scale = np.float32(block.residual_scale)
+        if block.laurel is not None:
+            normed = norm(x, "attn_norm")
+            attended = x + norm(attention(normed), "post_attention_norm")
+            x = add_laurel(attended, normed, weights, stem, block.norm)
+            return x + norm(ffn(norm(x, "ffn_norm")), "post_ffw_norm")
         if block.placement == "sandwich":
             x = x + scale * norm(attention(norm(x, "attn_norm")), "post_attention_norm")
             return x + scale * norm(ffn(norm(x, "ffn_norm")), "post_ffw_norm")

@@ -31,8 +31,14 @@ def normalise(x: Float32, weights: Weights, name: str, norm: Norm) -> Float32:
     eps = np.float32(norm.eps)
     if norm.kind == "layer":
         x = x - x.mean(axis=-1, keepdims=True)
-    y: Float32 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weights[f"{name}.weight"]
+    y = unit_rms(x, eps) * weights[f"{name}.weight"]
     return y + weights[f"{name}.bias"] if norm.has_bias else y
+
+
+def unit_rms(x: Float32, eps: np.float32) -> Float32:
+    """Divide the last axis by the root of its mean square."""
+    y: Float32 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return y
 
 
 def activate(x: Float32, activation: Activation) -> Float32:
@@ -88,13 +94,21 @@ def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: InputEmb
 def feed_forward(x: Float32, weights: Weights, stem: str, ffn: FeedForward | MixtureOfExperts) -> Float32:
     """Apply the feed-forward sublayer of block `stem`."""
     if isinstance(ffn, MixtureOfExperts):
-        return _mixture_of_experts(x, weights, stem, ffn)
+        return mixture_of_experts(x, x, weights, stem, ffn)
     up = linear(x, weights, f"{stem}.ffn_up", ffn.bias)
     if ffn.gated:
-        hidden = gated(linear(x, weights, f"{stem}.ffn_gate", ffn.bias), up, ffn.activation)
+        gate = linear(x, weights, f"{stem}.ffn_gate", ffn.bias)
+        hidden = gated(gate if ffn.gate_cutoff is None else cut_off(gate, ffn.gate_cutoff), up, ffn.activation)
     else:
         hidden = activate(up, ffn.activation)
     return linear(hidden, weights, f"{stem}.ffn_down", ffn.bias)
+
+
+def cut_off(gate: Float32, deviations: float) -> Float32:
+    """What of each row exceeds its mean by so many standard deviations."""
+    mean, deviation = gate.mean(axis=-1, keepdims=True), gate.std(axis=-1, keepdims=True)
+    y: Float32 = np.maximum(gate - (mean + deviation * np.float32(deviations)), np.float32(0))
+    return y
 
 
 def softcap(x: Float32, cap: float | None) -> Float32:
@@ -125,11 +139,14 @@ def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tup
     np.put_along_axis(share, chosen, np.take_along_axis(p, chosen, axis=-1), axis=-1)
     if moe.renormalise:
         share /= share.sum(axis=-1, keepdims=True)
+    if moe.expert_scale:
+        share *= weights[f"{stem}.ffn_down_exps.scale"]
     return chosen, share * np.float32(moe.scale)
 
 
-def _mixture_of_experts(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
-    chosen, share = route(x, weights, stem, moe)
+def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
+    """Apply the experts to x that the router chooses by `routed`."""
+    chosen, share = route(routed, weights, stem, moe)
     names = ("gate", "up", "down")
     matrices = {name: weights[f"{stem}.ffn_{name}_exps.weight"] for name in names}
     biases = {name: weights[f"{stem}.ffn_{name}_exps.bias"] if moe.expert_bias else None for name in names}

@@ -25,14 +25,15 @@ from kvarn.backends.torch.check import check_batch
 from kvarn.backends.torch.denoising.confidence import Confident, asks_for_confidence, confident_rows
 from kvarn.backends.torch.device import Device, computing, on_device
 from kvarn.backends.torch.layers import Decoded, Model, Ops, StepGraphs
+from kvarn.backends.torch.loading.load import load_weights
+from kvarn.backends.torch.loading.reader import WeightReader
 from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.sampling import Drawn, PendingSample, draw_rows, is_greedy, score_rows
 from kvarn.backends.torch.step import with_chosen
-from kvarn.backends.torch.weights import ModelWeights, WeightReader, load_weights
+from kvarn.backends.torch.weights import ModelWeights
 from kvarn.errors import BackendError, ConfigError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.recurrent import attentions, latent_layers
 from kvarn.models.spec import Attention, LatentAttention, MaskedDiffusion, ModelSpec, Pooling
 from kvarn.sampling.token_masks import allowed_tokens
 
@@ -215,7 +216,7 @@ class TorchBackend:
         except ImportError as error:
             log.warning("no Triton kernels for this GPU (%s): slower, and bytes depend on the batch", error)
             return PlainOps()
-        return cast(Ops, module.CudaOps(frozenset(attentions(spec)), has_latent=bool(latent_layers(spec))))
+        return cast(Ops, module.CudaOps(spec))
 
     def _make_graphs(self, max_tokens: int) -> StepGraphs | None:
         """Captured decode steps, where no operation waits for the device."""
@@ -281,7 +282,7 @@ class TorchResumableForward:
     def run_next(self) -> Tensor | None:
         """One more layer; the hidden states after the last."""
         model, step = self._model, self._step
-        x = model.embed(step) if self._x is None else self._x
+        x = model.enter(step) if self._x is None else self._x
         if self._layer < len(model.weights.blocks):
             x = model.run_block(x, self._layer, step, self._cache)
             self._layer += 1

@@ -16,6 +16,8 @@ from kvarn.backends.torch.mixers.mla import attend_latent
 from kvarn.backends.torch.mixers.recurrent import RowOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
+from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
+from kvarn.backends.torch.streams.per_layer import add_beside, add_laurel, gated_part, layer_part
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import FeedForward, MixtureOfExperts
 
@@ -61,8 +63,11 @@ class Ops(Protocol):
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         """What a recurrent layer's output projection reads; states (slots, floats), None: nothing is kept."""
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
-        """The step tells which rows are padding: what is given for them does not matter."""
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
+        """The experts of x that the router chooses by `routed`, or by x itself; what is given for padding, which the
+        step knows, does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,30 @@ class Model:
             x = self.ops.normalise(x, weights.embedding_norm)
         return x.to(dtype)
 
+    def enter(self, step: Step) -> Tensor:
+        """What the first layer reads: the tokens, or several streams of them."""
+        x, streams = self.embed(step), self.weights.streams
+        return x if streams is None else split_streams(x, streams[0], self.ops)
+
     def run_block(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
         """One layer; x may be overwritten."""
+        block, altup = self.weights.blocks[index], self.weights.spec.altup
+        if altup is None or block.altup is None:
+            x = self._run_sublayers(x, index, step, cache)
+            x = x if block.per_layer is None else x + self._own_input(x, index, step)
+            return x if block.output_scale is None else (x * block.output_scale).to(x.dtype)
+        guessed = predict(x, altup, block.altup, self.ops)
+        computed = self._run_sublayers(guessed[:, altup.active].contiguous(), index, step, cache)
+        x = correct(guessed, computed, altup, block.altup, self.ops)
+        x[:, 1:] += self._own_input(scaled_active(x, altup, block.altup), index, step)[:, None]
+        return x
+
+    def _own_input(self, x: Tensor, index: int, step: Step) -> Tensor:
+        assert self.weights.per_layer is not None, "layers with inputs of their own have an embedding for them"
+        part = layer_part(self.embed(step), step.token_ids, index, self.weights.per_layer, self.ops)
+        return gated_part(x, part, self.weights.blocks[index], self.ops)
+
+    def _run_sublayers(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
         block, ops = self.weights.blocks[index], self.ops
 
         def attention(y: Tensor) -> Tensor:
@@ -135,10 +162,18 @@ class Model:
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
             return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
-        found = attention(x if placement == "post" else ops.normalise(x, norms["attn_norm"]))
+        normed = x if placement == "post" else ops.normalise(x, norms["attn_norm"])
+        found = attention(normed)
+        if block.laurel is not None:
+            attended = ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
+            x = add_laurel(x, normed, attended, block, ops)
+            found = self._feed_forward(ops.normalise(x, norms["ffn_norm"]), block, step)
+            return x + ops.normalise(found, norms["post_ffw_norm"])
         if placement in ("sandwich", "post"):
             x = x + scale * ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])
-            found = self._feed_forward(x if placement == "post" else ops.normalise(x, norms["ffn_norm"]), block, step)
+            read = x if placement == "post" else ops.normalise(x, norms["ffn_norm"])
+            found = self._feed_forward(read, block, step)
+            found = found if block.beside is None else add_beside(found, x, block, ops, step)
             return x + scale * ops.normalise(found, norms["post_ffw_norm"])
         before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
         x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
@@ -147,7 +182,8 @@ class Model:
 
     def finish(self, x: Tensor, step: Step) -> Tensor:
         """The states of the output rows after the output norm."""
-        norm = self.weights.output_norm
+        norm, streams = self.weights.output_norm, self.weights.streams
+        x = x if streams is None else merge_streams(x, streams[1], self.ops)
         x = x if norm is None else self.ops.normalise(x, norm)
         return x if step.output_rows is None else x[step.output_rows]
 

@@ -22,7 +22,7 @@ from kvarn.backends.torch.mixers.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertStack, ExpertWeights, Linear, ModelWeights, NormWeights
-from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts
+from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts, Temperature
 
 Matmul = Callable[[Tensor, Tensor | QuantizedMatrix], Tensor]
 
@@ -73,7 +73,12 @@ class PlainOps:
         return (y if weights.bias is None else y + weights.bias).to(x.dtype)
 
     def linear_activate(self, x: Tensor, linear: Linear, ffn: FeedForward) -> Tensor:
-        return self.activate(self.linear(x, linear), ffn.activation, gated=ffn.gated)
+        y = self.linear(x, linear)
+        if ffn.gate_cutoff is not None:
+            gate, up = y.float().chunk(2, dim=-1)
+            deviation, mean = torch.std_mean(gate.contiguous(), dim=-1, correction=0, keepdim=True)
+            y = torch.cat([torch.relu(gate - (mean + deviation * ffn.gate_cutoff)), up], dim=-1).to(y.dtype)
+        return self.activate(y, ffn.activation, gated=ffn.gated)
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         """act(gate) * up of rows that hold gate, then up; act(up) of those without a gate."""
@@ -92,14 +97,23 @@ class PlainOps:
         """Attention from projected rows to the heads' outputs (rows, heads x head_dim); K and V are cached first."""
         attention = block.spec.attention
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
-        q, k, v = torch.split(qkv.float().view(len(qkv), -1, dim), [heads, kv_heads, kv_heads], dim=1)
-        q, k = self._position(q, k, block, rope, step.positions)
-        keys: Tensor | CachedRows = k[: step.num_rows]
-        values: Tensor | CachedRows = v[: step.num_rows]
-        if step.slots is not None:
-            cache.store(block.index, step.slots[: step.num_rows], k[: step.num_rows], v[: step.num_rows])
-            keys, values = cache.rows(block.index)
-            pack_kept(q, block, step, cache, self.all_heads)
+        parts = qkv.float().view(len(qkv), -1, dim)
+        q = self._position(parts[:, :heads], block, block.q_norm, rope, step.positions)
+        q = q * _query_factors(attention.temperature, step.positions)
+        keys: Tensor | CachedRows
+        values: Tensor | CachedRows
+        if attention.kv_source is not None:
+            assert step.slots is not None, "only what is cached can be shared"
+            keys, values = cache.rows(attention.kv_source)
+        else:
+            k, v = torch.split(parts[:, heads:], [kv_heads, kv_heads], dim=1)
+            k = self._position(k, block, block.k_norm, rope, step.positions)[: step.num_rows]
+            v = _normed_values(v, attention.value_norm_eps)[: step.num_rows]
+            keys, values = k, v
+            if step.slots is not None:
+                cache.store(block.index, step.slots[: step.num_rows], k, v)
+                keys, values = cache.rows(block.index)
+                pack_kept(q, block, step, cache, self.all_heads)
         assert isinstance(step.tiles, Tiles), "plain attention has plain tiles"
         found = attend_tiles(q, keys, values, block, step.tiles)
         out = torch.zeros_like(q)
@@ -107,33 +121,33 @@ class PlainOps:
         return out.view(len(q), -1).to(qkv.dtype)
 
     def _position(
-        self, q: Tensor, k: Tensor, block: BlockWeights, rope: RopeTable | None, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Norms, rope and temperature of Q and K, (rows, heads, head_dim)."""
+        self, x: Tensor, block: BlockWeights, norm: NormWeights | None, rope: RopeTable | None, positions: Tensor
+    ) -> Tensor:
+        """Norm and rope of Q or K, (rows, heads, head_dim)."""
         attention = block.spec.attention
 
-        def normalised(x: Tensor, weights: NormWeights | None) -> Tensor:
-            if weights is None:
+        def normalised(x: Tensor) -> Tensor:
+            if norm is None:
                 return x
-            return self.normalise(x.flatten(1) if attention.qk_norm_span == "row" else x, weights).view(x.shape)
+            return self.normalise(x.flatten(1) if attention.qk_norm_span == "row" else x, norm).view(x.shape)
 
-        if not attention.qk_norm_after_rope:
-            q, k = normalised(q, block.q_norm), normalised(k, block.k_norm)
-        if rope is not None:
-            q, k = rope.rotate(q, positions), rope.rotate(k, positions)
-        if attention.qk_norm_after_rope:
-            q, k = normalised(q, block.q_norm), normalised(k, block.k_norm)
-        if attention.temperature is not None:
-            turns = by_value(torch.log1p, (positions // attention.temperature.length).float())
-            q = q * (1 + attention.temperature.beta * turns)[:, None, None]
-        return q, k
+        x = x if attention.qk_norm_after_rope else normalised(x)
+        x = x if rope is None else rope.rotate(x, positions)
+        return normalised(x) if attention.qk_norm_after_rope else x
 
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         return recur(x, block, RowOps(self.linear, self.normalise), step.batch, states)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:  # noqa: ARG002
+    def experts(
+        self,
+        x: Tensor,
+        weights: ExpertWeights,
+        moe: MixtureOfExperts,
+        step: Step,  # noqa: ARG002
+        routed: Tensor | None = None,
+    ) -> Tensor:
         """Every expert's rows through its matrices, added in ascending order of experts."""
-        chosen, share = route(self.linear(x, weights.router).float(), weights, moe)
+        chosen, share = route(self.linear(x if routed is None else routed, weights.router).float(), weights, moe)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in torch.unique(chosen).tolist():
             rows = (chosen == expert).any(dim=-1).nonzero()[:, 0]
@@ -149,6 +163,18 @@ class PlainOps:
 
     def _of_expert(self, x: Tensor, stack: ExpertStack, expert: int) -> Tensor:
         return self.linear(x, Linear(stack.weight[expert], None if stack.bias is None else stack.bias[expert]))
+
+
+def _query_factors(temperature: Temperature | None, positions: Tensor) -> Tensor | float:
+    """What the queries of each row are multiplied by, (rows, 1, 1)."""
+    if temperature is None:
+        return 1.0
+    turns = by_value(torch.log1p, (positions // temperature.length).float())
+    return (1 + temperature.beta * turns)[:, None, None]
+
+
+def _normed_values(v: Tensor, eps: float | None) -> Tensor:
+    return v if eps is None else v / torch.sqrt(torch.mean(v * v, dim=-1, keepdim=True) + eps)
 
 
 def tiled_matmul(x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
@@ -175,6 +201,8 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     share = torch.zeros_like(p).scatter_(1, chosen, p.gather(1, chosen))
     if moe.renormalise:
         share = share / share.sum(dim=-1, keepdim=True)
+    if weights.scale is not None:
+        share = share * weights.scale
     return chosen, share * moe.scale
 
 

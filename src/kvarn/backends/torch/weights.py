@@ -1,34 +1,14 @@
-"""The weights on the device: quantised types packed for its kernels or dequantised, floats in the device's type, Q, K
-and V one matrix, gate and up one matrix. Norms and biases stay in float32."""
+"""The weights on the device, by layer: Q, K and V one matrix, gate and up one matrix; norms and biases in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, stack
-from kvarn.backends.torch.dequantize import dequantize
-from kvarn.backends.torch.device import Device
-from kvarn.formats.recast_weights import DenseWeights
-from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.spec import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    MixtureOfExperts,
-    ModelSpec,
-    Norm,
-    ShortConv,
-)
-from kvarn.models.tensors.shapes import BLOCK_NORMS
-
-FLOATS = {TensorType.F32: torch.float32, TensorType.F16: torch.float16, TensorType.BF16: torch.bfloat16}
+from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
+from kvarn.backends.torch.streams.weights import AltUpWeights, PerLayerEmbeddingWeights, PerLayerWeights
+from kvarn.models.spec import Block, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +46,7 @@ class ExpertWeights:
     selection_bias: Tensor | None = None
     shared: FeedForwardWeights | None = None
     shared_gate: Tensor | None = None  # (width)
+    scale: Tensor | None = None  # (experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +101,11 @@ class BlockWeights:
     sinks: Tensor | None = None  # (heads)
     output_gate: Linear | None = None
     recurrent: ShortConvWeights | DeltaNetWeights | None = None
+    beside: ExpertWeights | None = None
+    per_layer: PerLayerWeights | None = None
+    output_scale: Tensor | None = None  # (1)
+    laurel: tuple[Linear, Linear] | None = None  # to few columns and back
+    altup: AltUpWeights | None = None
     latent: LatentWeights | None = None
 
 
@@ -135,216 +121,5 @@ class ModelWeights:
     blocks: tuple[BlockWeights, ...]
     output_norm: NormWeights | None
     head: Linear | None
-
-
-class WeightReader:
-    """Reads tensors by name onto a device, telling its progress; packs: quantised matrices may stay so."""
-
-    def __init__(
-        self, source: WeightSource, device: Device, progress: Callable[[int, int], None] | None, *, packs: bool = False
-    ) -> None:
-        self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
-        self._device = device
-        self._packed = _packed_types(source) if packs else frozenset()
-        self._progress = progress
-        self._total = sum(info.num_bytes for info in self._source.tensors.values())
-        self._done = 0
-
-    def matrix(self, *names: str) -> Tensor | QuantizedMatrix:
-        """One or several matrices under each other: packed, or in the device's type."""
-        parts = stack([self._pack(name) for name in names])
-        if len(parts) == 1 and isinstance(parts[0], Tensor):
-            return parts[0]
-        return QuantizedMatrix(tuple(parts), self._device.dtype)
-
-    def experts(self, *stems: str, bias: bool) -> ExpertStack:
-        """Matrices of all experts under each other, in the device's type."""
-        parts = [self._read(f"{stem}.weight", self._device.dtype) for stem in stems]
-        weight = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-        return ExpertStack(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
-
-    def vector(self, *names: str) -> Tensor:
-        parts = [self._read(name, torch.float32) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-
-    def linear(self, *stems: str, bias: bool = False) -> Linear:
-        weight = self.matrix(*(f"{stem}.weight" for stem in stems))
-        return Linear(weight, self.vector(*(f"{stem}.bias" for stem in stems)) if bias else None)
-
-    def dense(self, name: str) -> Tensor:
-        """One matrix, or several on top of each other, in the device's type in any case."""
-        return self._read(name, self._device.dtype)
-
-    def narrow(self, stem: str, *, bias: bool = False) -> Linear:
-        """A matrix of few rows, which is not packed."""
-        weight = self.dense(f"{stem}.weight")
-        return Linear(weight, self.vector(f"{stem}.bias") if bias else None)
-
-    def norm(self, stem: str, norm: Norm | None) -> NormWeights | None:
-        if norm is None:
-            return None
-        bias = self.vector(f"{stem}.bias") if norm.has_bias else None
-        return NormWeights(norm, self.vector(f"{stem}.weight"), bias)
-
-    def _pack(self, name: str) -> PackedMatrix | Tensor:
-        info = self._source.tensors[name]
-        if info.type not in self._packed or not info.num_bytes:
-            return self._read(name, self._device.dtype)
-        columns, depth = info.shape
-        packed = pack(self._raw(name), info.type, (columns, depth))
-        self._finish(name)
-        return packed
-
-    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        info = self._source.tensors[name]
-        if not info.num_bytes:
-            return torch.empty(info.shape, dtype=dtype, device=self._device.torch_device)
-        raw = self._raw(name)
-        if info.type in FLOATS:
-            values = raw.view(FLOATS[info.type]).view(info.shape).to(dtype)
-        else:
-            values = dequantize(raw, info.type, info.shape, dtype)
-        self._finish(name)
-        return values
-
-    def _raw(self, name: str) -> Tensor:
-        return torch.from_numpy(np.array(self._source.raw(name))).to(self._device.torch_device)
-
-    def _finish(self, name: str) -> None:
-        """A tensor is on the device."""
-        info = self._source.tensors[name]
-        self._source.release_pages((name,))
-        self._done += info.num_bytes
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-
-def _packed_types(source: WeightSource) -> frozenset[TensorType]:
-    """The types that stay packed: those that the plan counted so."""
-    return source.kept if isinstance(source, DenseWeights) else frozenset(PACKINGS)
-
-
-def load_weights(reader: WeightReader, spec: ModelSpec) -> ModelWeights:
-    """Read every tensor of a model."""
-    embedding = spec.embedding
-    tokens = reader.matrix("token_embd.weight")
-    head = None
-    if spec.head is not None:
-        bias = reader.vector("output.bias") if spec.head.bias else None
-        head = Linear(tokens if spec.head.tied else reader.matrix("output.weight"), bias)
-    return ModelWeights(
-        spec=spec,
-        tokens=tokens,
-        positions=None if embedding.positions is None else reader.vector("position_embd.weight"),
-        token_types=reader.vector("token_types.weight") if embedding.token_types else None,
-        embedding_norm=reader.norm("token_embd_norm", embedding.norm),
-        blocks=tuple(_load_block(reader, index, block) for index, block in enumerate(spec.blocks)),
-        output_norm=reader.norm("output_norm", spec.output_norm),
-        head=head,
-    )
-
-
-def _load_block(reader: WeightReader, index: int, block: Block) -> BlockWeights:
-    stem, attention = f"blk.{index}", block.mixer
-    norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in BLOCK_NORMS[block.placement]}
-    if isinstance(attention, LatentAttention):
-        return _load_latent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
-    if not isinstance(attention, Attention):
-        return _load_recurrent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
-    qkv = (f"{stem}.attn_{part}" for part in "qkv")
-    q_norm, k_norm = (reader.norm(f"{stem}.attn_{part}_norm", attention.qk_norm) for part in "qk")
-    return BlockWeights(
-        index=index,
-        spec=block,
-        qkv=reader.linear(*qkv, bias=attention.qkv_bias),
-        output=reader.linear(f"{stem}.attn_output", bias=attention.output_bias),
-        q_norm=q_norm,
-        k_norm=k_norm,
-        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
-        norms={name: norm for name, norm in norms.items() if norm is not None},
-        sinks=reader.vector(f"{stem}.attn_sinks.weight") if attention.sinks else None,
-        output_gate=reader.linear(f"{stem}.attn_gate", bias=attention.qkv_bias) if attention.output_gate else None,
-    )
-
-
-def _load_latent(reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]) -> BlockWeights:
-    stem, mixer = f"blk.{index}", block.mixer
-    assert isinstance(mixer, LatentAttention), "only latent attention comes here"
-    is_low = mixer.query_rank is not None
-    kv_norm = reader.norm(f"{stem}.attn_kv_a_norm", mixer.norm)
-    assert kv_norm is not None, "a latent is normed"
-    return BlockWeights(
-        index=index,
-        spec=block,
-        qkv=reader.linear(f"{stem}.attn_q_a" if is_low else f"{stem}.attn_q", f"{stem}.attn_kv_a_mqa"),
-        output=reader.linear(f"{stem}.attn_output"),
-        q_norm=None,
-        k_norm=None,
-        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
-        norms=norms,
-        latent=LatentWeights(
-            q_norm=reader.norm(f"{stem}.attn_q_a_norm", mixer.norm) if is_low else None,
-            q_b=reader.linear(f"{stem}.attn_q_b") if is_low else None,
-            kv_norm=kv_norm,
-            k_b=reader.dense(f"{stem}.attn_k_b.weight"),
-            v_b=reader.dense(f"{stem}.attn_v_b.weight"),
-        ),
-    )
-
-
-def _load_recurrent(reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]) -> BlockWeights:
-    stem, weights = f"blk.{index}", _load_state_weights(reader, f"blk.{index}", block)
-    is_short = isinstance(weights, ShortConvWeights)
-    return BlockWeights(
-        index=index,
-        spec=block,
-        qkv=reader.linear(f"{stem}.shortconv.in_proj" if is_short else f"{stem}.attn_qkv"),
-        output=reader.linear(f"{stem}.shortconv.out_proj" if is_short else f"{stem}.ssm_out"),
-        q_norm=None,
-        k_norm=None,
-        feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
-        norms=norms,
-        recurrent=weights,
-    )
-
-
-def _load_state_weights(reader: WeightReader, stem: str, block: Block) -> ShortConvWeights | DeltaNetWeights:
-    if isinstance(block.mixer, ShortConv):
-        return ShortConvWeights(reader.vector(f"{stem}.shortconv.conv.weight"))
-    assert isinstance(block.mixer, GatedDeltaNet), "an attention has no state"
-    norm = reader.norm(f"{stem}.ssm_norm", block.mixer.norm)
-    assert norm is not None, "a delta net has a norm"
-    return DeltaNetWeights(
-        gate=reader.linear(f"{stem}.attn_gate"),
-        beta=reader.narrow(f"{stem}.ssm_beta"),
-        alpha=reader.narrow(f"{stem}.ssm_alpha"),
-        conv=reader.vector(f"{stem}.ssm_conv1d.weight"),
-        dt=reader.vector(f"{stem}.ssm_dt.bias"),
-        a=reader.vector(f"{stem}.ssm_a"),
-        norm=norm,
-    )
-
-
-def _load_feed_forward(
-    reader: WeightReader, stem: str, ffn: FeedForward | MixtureOfExperts
-) -> FeedForwardWeights | ExpertWeights:
-    if isinstance(ffn, MixtureOfExperts):
-        return _load_experts(reader, stem, ffn)
-    first = (f"{stem}.ffn_gate", f"{stem}.ffn_up") if ffn.gated else (f"{stem}.ffn_up",)
-    return FeedForwardWeights(reader.linear(*first, bias=ffn.bias), reader.linear(f"{stem}.ffn_down", bias=ffn.bias))
-
-
-def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> ExpertWeights:
-    shared = shared_gate = None
-    if moe.shared is not None:
-        gate_up = reader.linear(f"{stem}.ffn_gate_shexp", f"{stem}.ffn_up_shexp")
-        shared = FeedForwardWeights(gate_up, reader.linear(f"{stem}.ffn_down_shexp"))
-        shared_gate = reader.vector(f"{stem}.ffn_gate_inp_shexp.weight") if moe.shared.gate else None
-    return ExpertWeights(
-        router=reader.narrow(f"{stem}.ffn_gate_inp", bias=moe.router_bias),
-        gate_up=reader.experts(f"{stem}.ffn_gate_exps", f"{stem}.ffn_up_exps", bias=moe.expert_bias),
-        down=reader.experts(f"{stem}.ffn_down_exps", bias=moe.expert_bias),
-        selection_bias=reader.vector(f"{stem}.exp_probs_b.bias") if moe.selection_bias else None,
-        shared=shared,
-        shared_gate=shared_gate,
-    )
+    per_layer: PerLayerEmbeddingWeights | None = None
+    streams: tuple[Tensor, Tensor] | None = None  # (streams - 1, width, width) each: into all streams and back

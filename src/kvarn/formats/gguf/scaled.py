@@ -5,6 +5,9 @@ X.input_scale is for kernels that quantise their inputs as well: it changes no v
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,21 +15,29 @@ from kvarn.errors import FormatError
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
 
+# Scales that are tensors of the model, whatever the type of what they belong to.
+KEPT: Final[Mapping[str, tuple[str, ...]]] = {"gemma4": (".ffn_gate_inp", ".ffn_down_exps")}
 BLOCK_BYTES = TensorType.Q8_0.block_bytes
 
 
 def with_scales(source: WeightSource) -> WeightSource:
     """The source itself where no tensor has a scale."""
-    is_scaled = any(name.endswith(".scale") and f"{name[:-6]}.weight" in source.tensors for name in source.tensors)
-    return ScaledWeights(source) if is_scaled else source
+    return ScaledWeights(source) if _scales(source) else source
+
+
+def _scales(source: WeightSource) -> dict[str, str]:
+    """The scale of each tensor that has one, by its name."""
+    kept = KEPT.get(str(source.metadata.get("general.architecture")), ())
+    stems = [name.removesuffix(".scale") for name in source.tensors if name.endswith(".scale")]
+    found = {f"{stem}.weight": f"{stem}.scale" for stem in stems if not stem.endswith(kept)}
+    return {name: scale for name, scale in found.items() if name in source.tensors}
 
 
 class ScaledWeights(WeightProxy):
     """Weights with their scales multiplied in; the scales are no tensors any more."""
 
     def __init__(self, source: WeightSource) -> None:
-        stems = [name.removesuffix(".weight") for name in source.tensors if name.endswith(".weight")]
-        self._scales = {f"{stem}.weight": f"{stem}.scale" for stem in stems if f"{stem}.scale" in source.tensors}
+        self._scales = _scales(source)
         super().__init__(source, {name: source.tensors[name] for name in self._scales})
         inputs = {f"{name.removesuffix('.weight')}.input_scale" for name in self._scales}
         hidden = {*self._scales.values(), *inputs}

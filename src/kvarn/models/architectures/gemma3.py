@@ -19,7 +19,7 @@ PATTERN = 6  # every sixth layer is global
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Gemma 3 (its text part)."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
-    ropes = {False: read_rope(hparams, "half", dims.head_dim, dims.context_length), True: _local_rope(hparams, dims)}
+    ropes = {False: read_rope(hparams, "half", dims.head_dim, dims.context_length), True: local_rope(hparams, dims)}
     usual = tuple((layer + 1) % _pattern(hparams) != 0 for layer in range(dims.num_layers))
     windowed = window_layers(hparams, dims, usual)
     window = hparams.integer("sliding_window") or None
@@ -53,7 +53,7 @@ def _pattern(hparams: HParams) -> int:
     return pattern
 
 
-def _local_rope(hparams: HParams, dims: Dimensions) -> Rope:
+def local_rope(hparams: HParams, dims: Dimensions) -> Rope:
     """Build the rope of windowed layers: its own base, never scaled."""
     by_kind = hparams.raw(None, "rope_parameters")
     if isinstance(by_kind, Mapping) and "sliding_attention" in by_kind:

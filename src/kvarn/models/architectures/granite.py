@@ -1,11 +1,13 @@
-"""Granite: a Llama with four multipliers, of the embedding, the scores, what each sublayer adds, and the logits."""
+"""Granite: a Llama, in some models with experts, and four multipliers, of the embedding, the scores, what each sublayer
+adds, and the logits."""
 
 from __future__ import annotations
 
+from kvarn.models.architectures.llama import feed_forward
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.spec import Block, FeedForward, Head, InputEmbedding, ModelSpec
+from kvarn.models.spec import Block, Head, InputEmbedding, ModelSpec
 from kvarn.models.spec_builder import attention_biases, decoder, rms_norm
 
 
@@ -18,7 +20,7 @@ def describe(hparams: HParams) -> ModelSpec:
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, scale=scale, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
+            feed_forward=feed_forward(hparams, dims, layer),
             norm=norm,
             residual_scale=residual,
         )

@@ -1,19 +1,23 @@
-"""LFM2: most layers are short convolutions with gates, the others attention with norms of Q and K."""
+"""LFM2: most layers are short convolutions with gates, the others attention with norms of Q and K; or with experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvarn.errors import FormatError
 from kvarn.formats.tensor_view import WeightView, renamed
+from kvarn.models.architectures.glm4_moe import require_sigmoid
+from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.architectures.qwen3_next import flatten_conv
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.spec import Block, FeedForward, ModelSpec, Norm, ShortConv
+from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm, ShortConv
 from kvarn.models.spec_builder import decoder, layer_kinds
 
 
 def describe(hparams: HParams) -> ModelSpec:
-    """Describe a dense LFM2."""
+    """Describe an LFM2, dense or with experts."""
     dims = read_dimensions(hparams, some_without_heads=True)
     norm = Norm("rms", hparams.number("rms_norm_eps" if hparams.is_gguf else "layer_norm_eps"))
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
@@ -28,10 +32,15 @@ def describe(hparams: HParams) -> ModelSpec:
         usual = tuple(indices is not None and layer not in indices for layer in range(dims.num_layers))
     is_conv = layer_kinds(hparams, dims, usual, "conv", None)
     conv = ShortConv(dims.width, hparams.integer("short_conv_kernel"))
+    num_experts = hparams.integer("num_experts", default=0)
+    num_dense = hparams.integer("num_dense_layers", default=0) if num_experts else dims.num_layers
+    experts = _experts(hparams, num_experts, num_dense) if num_experts else None
     blocks = tuple(
         Block(
             mixer=conv if is_conv[layer] else dims.attention(layer, rope, qk_norm=norm),
-            feed_forward=FeedForward(_hidden(hparams, dims.hidden[layer]), "silu"),
+            feed_forward=FeedForward(_hidden(hparams, dims.hidden[layer]), "silu")
+            if experts is None or layer < num_dense
+            else experts,
             norm=norm,
         )
         for layer in range(dims.num_layers)
@@ -39,9 +48,20 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _hidden(hparams: HParams, given: int) -> int:
-    """GGUF has the length itself; config.json one that is to be cut and rounded up."""
+def _experts(hparams: HParams, num_experts: int, num_dense: int) -> MixtureOfExperts:
+    require_sigmoid(hparams)
+    renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=True)
+    experts = mixture_of_experts(hparams, num_experts, hparams.integer("expert_hidden"), renormalise=renormalise)
+    has_bias = hparams.flag(None, "use_expert_bias", default=True)
     if hparams.is_gguf:
+        has_bias = hparams.has_tensor(f"blk.{num_dense}.exp_probs_b.bias")
+    scale = hparams.number("expert_scale", default=1.0) or 1.0
+    return replace(experts, scoring="sigmoid", selection_bias=has_bias, scale=scale)
+
+
+def _hidden(hparams: HParams, given: int) -> int:
+    """GGUF has the length itself, as models with experts; config.json one that is to be cut and rounded up."""
+    if hparams.is_gguf or not hparams.has_key("block_multiple_of"):
         return given
     wished = hparams.raw(None, "block_ff_dim")
     given = given if wished is None else wished

@@ -17,7 +17,7 @@ def describe(hparams: HParams) -> ModelSpec:
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, window=window, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=_feed_forward(hparams, dims, layer),
+            feed_forward=feed_forward(hparams, dims, layer),
             norm=norm,
         )
         for layer in range(dims.num_layers)
@@ -25,7 +25,8 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
+def feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward | MixtureOfExperts:
+    """Describe a feed-forward, or experts whose shares are renormalised."""
     activation = hparams.activation("silu")
     num_experts = hparams.integer("num_experts", default=0)
     if num_experts == 0:

@@ -63,6 +63,29 @@ _GEMMA3: Final = _GEMMA | {
     "sliding_window_pattern": 6,
     "final_logit_softcapping": None,
 }
+_PER_LAYER: Final = {
+    "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "final_logit_softcapping": None,
+    "sliding_window": 512,
+}
+_GEMMA4: Final = (
+    _without(_GEMMA, "query_pre_attn_scalar", "rope_theta", "rope_scaling", "original_max_position_embeddings")
+    | _BIAS
+    | _PER_LAYER
+    | {"global_head_dim": 512, "num_global_key_value_heads": None, "per_layer_config": None, "attention_k_eq_v": False}
+    | {"use_double_wide_mlp": False, "enable_moe_block": False}
+    | {"num_experts": None, "top_k_experts": None, "moe_intermediate_size": None}
+)
+_GEMMA3N: Final = (
+    _without(_GEMMA, "query_pre_attn_scalar")
+    | _BIAS
+    | _PER_LAYER
+    | {"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "num_kv_shared_layers": 15}
+    | {"final_logit_softcapping": 30.0, "laurel_rank": 64, "activation_sparsity_pattern": None}
+    | {"altup_num_inputs": 4, "altup_active_idx": 0, "altup_correct_scale": True, "altup_coef_clip": 120.0}
+)
 _LAYER_NORM: Final = _without(_DECODER, "rms_norm_eps") | {"layer_norm_eps": 1e-5}
 _COHERE: Final = (
     _LAYER_NORM | _BIAS | {"logit_scale": 0.0625, "tie_word_embeddings": True, "use_gated_activation": True}
@@ -121,6 +144,8 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
+    "gemma3n_text": _GEMMA3N,
+    "gemma4_text": _GEMMA4,
     "smollm3": _DECODER
     | _BIAS
     | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
@@ -135,10 +160,22 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "granite": _DECODER
     | _BIAS
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
+    "granitemoe": _DECODER
+    | _BIAS
+    | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0}
+    | {"num_local_experts": 8, "num_experts_per_tok": 2},
     "glm4": _DECODER | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "exaone4": _DECODER | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "ernie4_5": _DECODER | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True},
+    "ernie4_5_moe": _DECODER
+    | {"rope_theta": 500000.0, "use_bias": False, "tie_word_embeddings": True, "moe_intermediate_size": 1536}
+    | {"moe_num_experts": 64, "moe_k": 6, "moe_num_shared_experts": 2}
+    | {"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1}
+    | {"moe_norm_min": 1e-12, "num_experts": None, "num_experts_per_tok": None},
     "hunyuan_v1_dense": _DECODER | _BIAS,
+    "hunyuan_v1_moe": _DECODER
+    | _BIAS
+    | {"num_local_experts": None, "num_experts": 1, "num_experts_per_tok": None, "moe_topk": 1},
     "cohere": _COHERE | {"rope_theta": 500000.0},
     "cohere2": _COHERE | {"sliding_window": 4096, "sliding_window_pattern": 4},
     "starcoder2": _without(_LAYER_NORM, "layer_norm_eps")
@@ -166,6 +203,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
     | {"conv_bias": False, "conv_L_cache": 3, "full_attn_idxs": None, "block_ff_dim": None}
     | {"block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True},
+    "lfm2_moe": _without(_DECODER, "rms_norm_eps", "hidden_act")
+    | {"norm_eps": 1e-5, "rope_theta": 1000000.0, "tie_word_embeddings": True, "tie_embedding": None}
+    | {"conv_bias": False, "conv_L_cache": 3, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4}
+    | {"moe_intermediate_size": 1792, "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.0},
     "gpt_oss": _DECODER
     | {"rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128}
     | {"num_local_experts": 128, "num_experts_per_tok": 4}
@@ -177,6 +218,12 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gpt_neox": _without(_LAYER_NORM, "num_key_value_heads", "head_dim")
     | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}
     | {"rotary_emb_base": 10000.0, "rope_theta": None},
+    "falcon": _without(
+        _LAYER_NORM, "num_key_value_heads", "head_dim", "intermediate_size", "layer_norm_eps", "hidden_act"
+    )
+    | {"layer_norm_epsilon": 1e-5, "activation": "gelu", "ffn_hidden_size": None, "num_kv_heads": None, "bias": False}
+    | {"multi_query": True, "parallel_attn": True, "new_decoder_architecture": False, "num_ln_in_parallel_attn": None}
+    | {"tie_word_embeddings": True},
     "gpt2": {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "n_inner": None, "vocab_size": None}
     | {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
     | {"scale_attn_by_inverse_layer_idx": False},

@@ -83,6 +83,13 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "dense_list": ANY,  # of classifiers
         "attention_head_dim": ANY,  # beside head_dim
     },
+    "ernie4_5_moe": {
+        "moe_capacity": ANY,  # of training
+        "moe_gate": ("topk",),
+        "moe_use_aux_free": (True,),
+        "num_nextn_predict_layers": ANY,  # layers that draft tokens ahead are left out
+    },
+    "gemma4_text": {"use_bidirectional_attention": ("vision",)},  # of images
     "gpt_neox": {"num_key_value_heads": ANY},  # every head has its own
     "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
     "minimax_m2": {"qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "mlp_intermediate_size": ANY},

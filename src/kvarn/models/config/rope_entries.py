@@ -21,6 +21,7 @@ SCALING_KEYS: dict[str, frozenset[str]] = {
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
+    "proportional": frozenset({"factor"}),
     "ntk_alpha": frozenset({"factor", "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
 }
 # Read by an architecture itself.
@@ -30,7 +31,11 @@ OWN_KEYS = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
 }
-BY_KIND = ("gemma3", "gemma3_text", "olmo3")  # model types whose windowed layers may have a rope of their own
+BY_KIND = (
+    *("gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"),
+    "olmo3",
+)  # model types whose windowed layers may have a rope of their own
+PROPORTIONAL = ("gemma4_text",)
 # Entries that transformers has no use for, whatever their value; vLLM and models' own code may have.
 UNUSED_KEYS = {"yarn": frozenset({"attn_factor", "extrapolation_factor"})}
 # As which llama.cpp's converter writes them, attention_factor too. It reads them for no architecture that is run here.
@@ -85,6 +90,8 @@ def scaling_kind(hparams: HParams, table: Mapping[str, Any] | None) -> str:
         if name == "dynamic" and table.get("alpha") and hparams.architecture.startswith("hunyuan"):
             name = "ntk_alpha"
     name = "none" if name is None else name
+    if name == "proportional" and hparams.architecture not in PROPORTIONAL:
+        known = tuple(one for one in known if one != name)
     if name not in known:
         raise hparams.unsupported(
             f"rope scaling {short(name)} is unknown; known are {', '.join(known)}", "rope.scaling.type"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvarn.errors import FormatError
+from kvarn.formats.hf_names import split_gate_up
 from kvarn.formats.tensor_view import ViewEntry, WeightView, row_slice
 from kvarn.models.spec import Attention, FeedForward, ModelSpec
 
@@ -16,12 +17,14 @@ def separate_tensors(spec: ModelSpec, view: WeightView) -> WeightView:
     entries = dict(view.entries)
     for layer, block in enumerate(spec.blocks):
         stem, ffn = f"blk.{layer}.", block.feed_forward
+        if fused := entries.pop(f"{stem}ffn_gate_up_exps.weight", None):
+            entries |= split_gate_up(view.source.tensors[fused.parts[0].tensor], stem)
         if isinstance(block.mixer, Attention):
             _cut(entries, stem, "attn_qkv", _qkv_rows(block.mixer))
         if isinstance(ffn, FeedForward) and ffn.gated and f"{stem}ffn_gate.weight" not in entries:
             _cut(entries, stem, "ffn_up", {"ffn_gate": ffn.hidden, "ffn_up": ffn.hidden})
         if block.placement == "parallel" and f"{stem}ffn_norm.weight" not in entries:
-            _share(entries, f"{stem}attn_norm", f"{stem}ffn_norm")
+            share_tensor(entries, f"{stem}attn_norm", f"{stem}ffn_norm")
         _flatten(entries, f"{stem}ffn_gate_inp_shexp.weight")
     return WeightView(view.source, entries)
 
@@ -45,7 +48,7 @@ def _cut(entries: dict[str, ViewEntry], stem: str, fused: str, rows: dict[str, i
             first += count
 
 
-def _share(entries: dict[str, ViewEntry], owner: str, name: str) -> None:
+def share_tensor(entries: dict[str, ViewEntry], owner: str, name: str) -> None:
     for suffix in SUFFIXES:
         if entry := entries.get(f"{owner}.{suffix}"):
             entries[f"{name}.{suffix}"] = replace(entry, info=replace(entry.info, name=f"{name}.{suffix}"))

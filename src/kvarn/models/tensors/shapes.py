@@ -9,6 +9,7 @@ import numpy as np
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
 from kvarn.models.recurrent import conv_channels
+from kvarn.models.residual import AltUp, PerLayerEmbedding
 from kvarn.models.spec import (
     Attention,
     Block,
@@ -34,6 +35,15 @@ BLOCK_NORMS = {
     "parallel": ("attn_norm", "ffn_norm"),
 }
 
+BESIDE_NORMS = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2", "ffn_gate_inp_norm")
+
+
+def block_norms(block: Block) -> tuple[str, ...]:
+    """The norms of a layer, all of the model's width."""
+    beside = BESIDE_NORMS if block.beside is not None else ()
+    laurel = ("laurel_post_norm",) if block.laurel is not None else ()
+    return (*BLOCK_NORMS[block.placement], *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
+
 
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     """List every tensor of a model."""
@@ -44,8 +54,15 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
         found["token_types.weight"] = (None, spec.width)
     if spec.embedding.norm is not None:
         found.update(_norm("token_embd_norm", spec.embedding.norm, spec.width))
+    if spec.embedding.per_layer is not None:
+        found.update(_per_layer_embedding(spec.embedding.per_layer, len(spec.blocks), spec.width))
     for layer, block in enumerate(spec.blocks):
         found.update((f"blk.{layer}.{name}", shape) for name, shape in _block(block, spec.width))
+        if spec.altup is not None:
+            found.update((f"blk.{layer}.{name}", shape) for name, shape in _altup(spec.altup, spec.width))
+    if spec.altup is not None:
+        shape = (spec.altup.streams - 1, spec.width, spec.width)
+        found |= {"altup_proj.weight": shape, "altup_unembd_proj.weight": shape}
     if spec.output_norm is not None:
         found.update(_norm("output_norm", spec.output_norm, spec.width))
     if spec.head is not None and not spec.head.tied:
@@ -91,7 +108,7 @@ def _norm(name: str, norm: Norm, length: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
-    for name in BLOCK_NORMS[block.placement]:
+    for name in block_norms(block):
         yield from _norm(name, block.norm, width)
     if isinstance(block.mixer, GatedDeltaNet):
         yield from _gated_delta_net(block.mixer, width)
@@ -105,11 +122,37 @@ def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
         yield from _experts(block.feed_forward, width)
     else:
         yield from _feed_forward(block.feed_forward, width)
+    if block.beside is not None:
+        yield from _experts(block.beside, width)
+    if block.per_layer is not None:
+        yield from _matrix("inp_gate", block.per_layer.length, width, bias=False)
+        yield from _matrix("proj", width, block.per_layer.length, bias=False)
+    if block.laurel is not None:
+        yield from _matrix("laurel_l", block.laurel, width, bias=False)
+        yield from _matrix("laurel_r", width, block.laurel, bias=False)
+    if block.output_scale:
+        yield "layer_output_scale.weight", (1,)
+
+
+def _altup(altup: AltUp, width: int) -> Iterator[tuple[str, Shape]]:
+    yield from _norm("altup_router_norm", altup.norm, width)
+    yield "altup_router.weight", (altup.streams, width)
+    yield "altup_predict_coef.weight", (altup.streams**2, altup.streams)
+    yield "altup_correct_coef.weight", (altup.streams, altup.streams)
+    if altup.correct_scale:
+        yield "altup_correct_scale.weight", (width,)
+
+
+def _per_layer_embedding(embedding: PerLayerEmbedding, num_layers: int, width: int) -> Iterator[tuple[str, Shape]]:
+    yield "per_layer_token_embd.weight", (embedding.vocab_size, num_layers * embedding.length)
+    yield "per_layer_model_proj.weight", (num_layers * embedding.length, width)
+    yield from _norm("per_layer_proj_norm", embedding.norm, embedding.length)
 
 
 def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
     q, kv = (count * attention.head_dim for count in (attention.num_heads, attention.num_kv_heads))
-    for name, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv)):
+    own = (("attn_q", q),) if attention.kv_source is not None else (("attn_q", q), ("attn_k", kv), ("attn_v", kv))
+    for name, rows in own:
         yield from _matrix(name, rows, width, attention.qkv_bias)
     yield from _matrix("attn_output", width, q, attention.output_bias)
     if attention.output_gate:
@@ -119,7 +162,8 @@ def _attention(attention: Attention, width: int) -> Iterator[tuple[str, Shape]]:
     if attention.qk_norm is not None:
         is_row = attention.qk_norm_span == "row"
         yield from _norm("attn_q_norm", attention.qk_norm, q if is_row else attention.head_dim)
-        yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
+        if attention.kv_source is None:
+            yield from _norm("attn_k_norm", attention.qk_norm, kv if is_row else attention.head_dim)
 
 
 def _latent_attention(layer: LatentAttention, width: int) -> Iterator[tuple[str, Shape]]:
@@ -175,6 +219,8 @@ def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
         yield "ffn_gate_inp.bias", (moe.num_experts,)
     if moe.selection_bias:
         yield "exp_probs_b.bias", (moe.num_experts,)
+    if moe.expert_scale:
+        yield "ffn_down_exps.scale", (moe.num_experts,)
     if moe.shared is not None:
         yield from _shared_expert(moe.shared, width)
 

@@ -62,7 +62,7 @@ def _of_block(spec: ModelSpec, layer: int, block: Block) -> Iterator[Fold]:
     def named(*kinds: str) -> tuple[str, ...]:
         return tuple(f"blk.{layer}.{kind}" for kind in kinds)
 
-    if block.placement != "residual":  # there the norm writes into the residual stream, which others read
+    if block.placement != "residual" and block.laurel is None:  # there the norm writes into what others read, too
         norm, readers = named("attn_norm.weight", "attn_norm.bias"), ("attn_q", "attn_k", "attn_v")
         yield Fold(layer, "qkv", norm, named(*(f"{kind}.weight" for kind in readers)), spec.width)
         if isinstance(ffn, FeedForward) and ffn.gated:
@@ -70,8 +70,9 @@ def _of_block(spec: ModelSpec, layer: int, block: Block) -> Iterator[Fold]:
             yield Fold(layer, "ffn_in", norm, named("ffn_gate.weight", "ffn_up.weight"), spec.width)
     shares, channels = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads * attention.head_dim
     values, output = named("attn_v.weight", "attn_v.bias"), named("attn_output.weight")
-    yield Fold(layer, "attention_output", values, output, channels, shares, attention.head_dim)
-    if isinstance(ffn, FeedForward) and ffn.gated:
+    if attention.value_norm_eps is None and attention.kv_source is None:  # a norm would undo it
+        yield Fold(layer, "attention_output", values, output, channels, shares, attention.head_dim)
+    if isinstance(ffn, FeedForward) and ffn.gated:  # up is linear, whatever its gate is
         up = named("ffn_up.weight", "ffn_up.bias")
         yield Fold(layer, "ffn_down", up, named("ffn_down.weight"), ffn.hidden)
 

@@ -14,11 +14,13 @@ LEAST = tl.constexpr(-3.0e38)  # what may still be chosen is at least this, what
 
 @triton.jit(do_not_specialize=["num_rows"])
 def route_kernel(
-    logits, router_bias, selection_bias, slots, num_rows, x, x_row, shared_gate, experts, shares, gates, counts, scale,
+    logits, router_bias, selection_bias, slots, num_rows, x, x_row, shared_gate, experts, shares, gates, counts,
+    expert_scale, scale,
     EXPERTS: tl.constexpr, ACTIVE: tl.constexpr, GROUPS: tl.constexpr, ACTIVE_GROUPS: tl.constexpr,
-    PADDED_GROUPS: tl.constexpr, PADDED_MEMBERS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    IS_SOFTMAX: tl.constexpr, RENORMALISE: tl.constexpr, HAS_ROUTER_BIAS: tl.constexpr,
+    JUDGED: tl.constexpr, PADDED_GROUPS: tl.constexpr, PADDED_MEMBERS: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALISE: tl.constexpr, HAS_ROUTER_BIAS: tl.constexpr,
     HAS_SELECTION_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, HAS_SHARED_GATE: tl.constexpr,
+    HAS_EXPERT_SCALE: tl.constexpr,
 ):  # fmt: skip
     """One row: its experts in ascending order, their shares, and each of them counted. Padding has expert -1."""
     MEMBERS: tl.constexpr = EXPERTS // GROUPS
@@ -45,7 +47,7 @@ def route_kernel(
         members = tl.reshape(choice, [PADDED_GROUPS, PADDED_MEMBERS])
         g = tl.arange(0, PADDED_GROUPS)
         sums = tl.max(members, 1)
-        if MEMBERS > 1:
+        if MEMBERS > 1 and JUDGED > 1:
             is_first = tl.arange(0, PADDED_MEMBERS)[None, :] == tl.argmax(members, 1)[:, None]
             sums += tl.max(tl.where(is_first, float("-inf"), members), 1)
         sums = tl.where(g < GROUPS, tl.maximum(sums, LEAST), float("-inf"))
@@ -63,6 +65,8 @@ def route_kernel(
     share = tl.where(is_chosen, p, 0.0)
     if RENORMALISE:
         share = share / tl.sum(share, 0)
+    if HAS_EXPERT_SCALE:
+        share *= tl.load(expert_scale + expert, mask=inside, other=0.0)
     to = row * ACTIVE + tl.cumsum(is_chosen.to(tl.int32), 0) - 1
     tl.store(experts + to, tl.where(is_real, expert, -1), mask=is_chosen)
     tl.store(shares + to, tl.where(is_real, share * scale, 0.0), mask=is_chosen)

@@ -107,14 +107,15 @@ def route(rows: ExpertRows, weights: ExpertWeights, moe: MixtureOfExperts) -> Ro
     groups = 1 if moe.groups is None else moe.groups.count
     kernels.route_kernel[(count,)](
         rows.logits, weights.router.bias, weights.selection_bias, rows.slots, rows.num_rows, rows.x, rows.x.stride(0),
-        weights.shared_gate, experts, shares, gates, counts, moe.scale,
+        weights.shared_gate, experts, shares, gates, counts, weights.scale, moe.scale,
         EXPERTS=moe.num_experts, ACTIVE=moe.num_active, GROUPS=groups,
         ACTIVE_GROUPS=0 if moe.groups is None else moe.groups.num_active,
+        JUDGED=0 if moe.groups is None else moe.groups.num_judged,
         PADDED_GROUPS=triton.next_power_of_2(groups), PADDED_MEMBERS=triton.next_power_of_2(moe.num_experts // groups),
         WIDTH=rows.x.shape[1], COLUMNS=COLUMNS_PER_PROGRAM, IS_SOFTMAX=moe.scoring == "softmax",
         RENORMALISE=moe.renormalise, HAS_ROUTER_BIAS=weights.router.bias is not None,
         HAS_SELECTION_BIAS=weights.selection_bias is not None, HAS_SLOTS=rows.slots is not None,
-        HAS_SHARED_GATE=weights.shared_gate is not None,
+        HAS_SHARED_GATE=weights.shared_gate is not None, HAS_EXPERT_SCALE=weights.scale is not None,
     )  # fmt: skip
     return Routes(experts, shares, gates, counts)
 

@@ -35,7 +35,8 @@ from kvarn.backends.torch.weights import (
     NormWeights,
     ShortConvWeights,
 )
-from kvarn.models.spec import Activation, Attention, FeedForward, GatedDeltaNet, MixtureOfExperts, ShortConv
+from kvarn.models.recurrent import attentions, latent_layers
+from kvarn.models.spec import Activation, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, ShortConv
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +50,19 @@ MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
 
 class CudaOps(PlainOps):
-    """Made for one model: `attentions` are the kinds of its layers, beside those with latent attention."""
+    """Made for one model."""
 
     reads_packed = True
 
-    def __init__(self, attentions: frozenset[Attention], *, has_latent: bool = False) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         self._matmuls = QuantizedMatmuls(open_store())
         super().__init__(self._matmuls)
-        self._group = max((one.num_heads // one.num_kv_heads for one in attentions), default=1)
-        self._kv_heads = max((one.num_kv_heads for one in attentions), default=1)
+        self._group = max((one.num_heads // one.num_kv_heads for one in attentions(spec)), default=1)
+        self._kv_heads = max((one.num_kv_heads for one in attentions(spec)), default=1)
         self._finished = torch.zeros(0, dtype=torch.int32)
-        self.can_be_captured = not has_latent
-        if has_latent:
-            log.warning("latent attention has no kernel: plain operations, slower and not captured")
+        self.can_be_captured = not _lacks_kernels(spec)
+        if not self.can_be_captured:
+            log.warning("some layers have no kernel for their attention: plain operations, slower and not captured")
 
     def prepare(self, weights: ModelWeights) -> None:
         """Choose a kernel for every matrix of a decode step, by time."""
@@ -152,12 +153,14 @@ class CudaOps(PlainOps):
         alpha, beta = (_narrow(x, part, x.dtype) for part in (weights.alpha, weights.beta))
         return recurrent.delta_net(recurrent.Projections(qkv, gate, alpha, beta), weights, mixer, rows, states)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
         shared = None
         if weights.shared is not None and moe.shared is not None:
             ffn = FeedForward(moe.shared.hidden, moe.activation)
             shared = self.linear(self.linear_activate(x, weights.shared.gate_up, ffn), weights.shared.down)
-        logits = _narrow(x, weights.router, torch.float32)
+        logits = _narrow(x if routed is None else routed, weights.router, torch.float32)
         return run_experts(ExpertRows(x, logits, shared, step.slots, step.num_rows), weights, moe)
 
     def key_tiles_of(self, num_tiles: int, longest: int) -> int:
@@ -173,6 +176,13 @@ class CudaOps(PlainOps):
         return paged.new_parts(num_tiles, kernel, num_key_tiles, self._finished)
 
 
+def _lacks_kernels(spec: ModelSpec) -> bool:
+    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams."""
+    is_shared = any(one.kv_source is not None or one.value_norm_eps is not None for one in attentions(spec))
+    has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
+    return is_shared or has_inputs or bool(latent_layers(spec)) or any(block.beside for block in spec.blocks)
+
+
 def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
     """x @ weight.T for a few columns: not worth a choice by time, whose checks take longer the fewer they are."""
     weight = linear.weight
@@ -181,7 +191,7 @@ def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
 
 
 def _is_fused(linear: Linear, ffn: FeedForward) -> bool:
-    return ffn.gated and ffn.activation == "silu" and linear.bias is None
+    return ffn.gated and ffn.activation == "silu" and ffn.gate_cutoff is None and linear.bias is None
 
 
 def _products(weights: ModelWeights) -> Iterator[Product]:

@@ -24,7 +24,7 @@ from kvarn.backends.torch.parallel.shards import ParallelShape, check_divides
 from kvarn.backends.torch.parallel.workers import World
 from kvarn.errors import ConfigError, DeviceLost, ModelError
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import ModelSpec, Pooling
+from kvarn.models.spec import Attention, Block, ModelSpec, Pooling
 
 
 class ParallelBackend:
@@ -48,7 +48,12 @@ class ParallelBackend:
         return self._workers.failure
 
     def unsupported(self, spec: ModelSpec) -> list[str]:
-        return self._own.unsupported(spec)
+        """Layers that read what another one cached, or the tokens themselves, cannot be divided."""
+        shared = (f"blocks[{i}].attention.kv_source" for i, block in enumerate(spec.blocks) if _shares_keys(block))
+        others = ["embedding.per_layer"] if spec.embedding.per_layer is not None else []
+        others += ["altup"] if spec.altup is not None else []
+        others += [f"blocks[{i}].beside" for i, block in enumerate(spec.blocks) if block.beside is not None]
+        return [*self._own.unsupported(spec), *others, *shared]
 
     def load(self, spec: ModelSpec, weights: WeightSource, progress: Callable[[int, int], None] | None = None) -> None:
         """Load every rank's share at the same time, each from the file."""
@@ -162,3 +167,7 @@ class ParallelForward:
             self.piece_s = max(self.piece_s, now - begun)
             if hidden is not None or now - started >= seconds:
                 return hidden
+
+
+def _shares_keys(block: Block) -> bool:
+    return isinstance(block.mixer, Attention) and block.mixer.kv_source is not None

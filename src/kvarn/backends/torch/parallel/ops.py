@@ -93,8 +93,10 @@ class ShardedOps:
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         return self._inner.recur(x, block, step, states)
 
-    def experts(self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step) -> Tensor:
-        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, step))
+    def experts(
+        self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
+    ) -> Tensor:
+        return self._ranks.tensor.sum(self._inner.experts(x, weights, moe, step, routed))
 
     def _all_heads(self, scores: Tensor, block: BlockWeights) -> tuple[Tensor, slice]:
         """The largest over the copies of each KV head: every copy meets its own query heads only."""

@@ -112,6 +112,15 @@ def unsupported(spec: ModelSpec) -> list[str]:
             "layer norms": block.norm.kind != "rms",
             "a softcap of scores": attention.softcap is not None,
             "sinks": attention.sinks,
+            "keys of another layer": attention.kv_source is not None,
+            "norms of values": attention.value_norm_eps is not None,
+            "inputs of layers": block.per_layer is not None,
+            "low-rank maps beside attention": block.laurel is not None,
+            "gates with a cutoff": isinstance(block.feed_forward, FeedForward)
+            and block.feed_forward.gate_cutoff is not None,
+            "several residual streams": spec.altup is not None,
+            "experts beside a feed-forward": block.beside is not None,
+            "factors behind a layer": block.output_scale,
             "temperature": attention.temperature is not None,
             f"mask {attention.mask}": attention.mask != "causal",
             "norms of whole rows of Q and K": attention.qk_norm is not None
