@@ -18,7 +18,7 @@ from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
-from kvarn.config import KV_DTYPES
+from kvarn.config import CPU_KV_DTYPES
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
@@ -122,7 +122,7 @@ def test_a_block_against_kept_keys_is_what_the_reference_says(
         close(*results)
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", CPU_KV_DTYPES)
 def test_keeping_everything_is_the_canvas_itself(dtype: str, isa: str, tmp_path: Path) -> None:
     """Kept keys are copied bit for bit; only the order of the sums differs, because the block comes last."""
     backend = loaded(NativeBackend(2, isa), tiny_diffusion("dream", tmp_path, "gguf"), dtype)

@@ -18,7 +18,7 @@ from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
-from kvarn.config import KV_DTYPES
+from kvarn.config import CPU_KV_DTYPES
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
@@ -126,7 +126,7 @@ def test_encoders_give_the_reference_states(isa: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, defined, atol=2e-5 * float(np.abs(defined).max()))
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", CPU_KV_DTYPES)
 def test_stale_values_in_reused_blocks_are_never_seen(dtype: str, isa: str, tmp_path: Path) -> None:
     path = tiny_model("llama", tmp_path, "gguf")
     backend = _loaded(NativeBackend(1, isa), path, dtype)
@@ -135,7 +135,7 @@ def test_stale_values_in_reused_blocks_are_never_seen(dtype: str, isa: str, tmp_
     np.testing.assert_array_equal(all_logits(backend, _table(), _ids(20), [20]), fresh)
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", CPU_KV_DTYPES)
 def test_a_copied_block_answers_as_the_original(dtype: str, isa: str, tmp_path: Path) -> None:
     path, ids = tiny_model("llama", tmp_path, "gguf"), _ids(40)
     backend = _loaded(NativeBackend(1, isa), path, dtype)
@@ -167,7 +167,7 @@ def test_batches_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     backend.forward(good)
 
 
-@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", CPU_KV_DTYPES)
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_sequences_that_share_blocks_get_the_bits_they_get_alone(arch: str, dtype: str, tmp_path: Path) -> None:
     """Nine continue one prompt of 130 tokens in their own blocks, a tenth another one; contexts differ."""

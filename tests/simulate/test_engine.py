@@ -232,7 +232,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
     pools: str, runs_ahead: bool, has_window: bool, size: Size
 ) -> None:
     """The one it would get alone."""
-    rng, num_operations = random.Random(pools), size(600, 18_000) if has_window else size(1_400, 36_000)
+    rng, num_operations = random.Random(pools), size(800, 18_000) if has_window else size(1_400, 36_000)
     num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = num_freed = 0
     for _ in range(num_operations // 200):
         world = World(rng, POOLS[pools], runs_ahead, has_window)
@@ -249,7 +249,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
         num_steady += world.num_steady
         longest = max(longest, world.longest)
     counts = f"{num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, {num_steady} steady steps"
-    print(f"{pools}: {counts}, at most {longest} steps")
+    print(f"{pools}: {counts}, at most {longest} steps, ranked {num_ranked}")
     assert num_ended > num_operations // 20
     assert num_preemptions > num_operations // 100
     assert num_hits > num_operations // 100
