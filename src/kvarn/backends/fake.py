@@ -153,6 +153,7 @@ class FakeBackend:
     def write(self, batch: Batch) -> None:
         """Write the batch's tokens to the cache, as a real backend writes K and V."""
         block_size = self._cache.shape[1]
+        assert batch.window_tables is not None or not len(self._windows), "the batch has no window_tables"
         for cache, tables in ((self._cache, batch.block_tables), (self._windows, batch.window_tables)):
             if tables is not None:
                 blocks = tables[_sequences(batch), batch.positions // block_size]

@@ -20,9 +20,10 @@ from kvarn.bench.observed_backend import observed
 from kvarn.engine.client import EngineClient
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OutputCollector
-from kvarn.engine.scheduling.plan import pad_tables
+from kvarn.engine.scheduling.plan import pad_tables, pad_window_tables
 from kvarn.engine.submission import Submission
 from kvarn.errors import ConfigError
+from kvarn.kv.cache import KVCache
 from kvarn.types import SamplingParams
 
 PROMPT_TOKENS = 32
@@ -145,8 +146,8 @@ def _run_straight(engine: Engine, prompts: Sequence[Sequence[int]], num_steps: i
         for name in names:
             if engine.kv.extend(name, total) is None:
                 raise ConfigError(f"the KV cache has no room for {len(prompts)} x {total} tokens; measure less at once")
-        tables = pad_tables([engine.kv.block_ids(name) for name in names])
-        tokens = np.array([_prefill(engine.backend, p, t) for p, t in zip(prompts, tables, strict=True)], np.int32)
+        tokens = np.array([_prefill(engine, p, name) for p, name in zip(prompts, names, strict=True)], np.int32)
+        tables = _tables(engine.kv, names)
         for step in range(num_steps + 1):
             tokens = _decode(engine.backend, tokens, PROMPT_TOKENS + step, tables)
             beat()
@@ -155,28 +156,34 @@ def _run_straight(engine: Engine, prompts: Sequence[Sequence[int]], num_steps: i
             engine.kv.release(name)
 
 
-def _prefill(backend: Backend, prompt: Sequence[int], table: Any) -> int:
-    count = len(prompt)
+def _tables(kv: KVCache, names: Sequence[str]) -> dict[str, Any]:
+    """The fields of a batch that say where its sequences lie."""
+    windows = pad_window_tables([kv.window_ids(name) for name in names])
+    return {"block_tables": pad_tables([kv.block_ids(name) for name in names]), "window_tables": windows}
+
+
+def _prefill(engine: Engine, prompt: Sequence[int], name: str) -> int:
+    backend, count = engine.backend, len(prompt)
     batch = Batch(
         token_ids=np.array(prompt, np.int32),
         positions=np.arange(count, dtype=np.int32),
         row_starts=np.array([0, count], np.int32),
         context_lens=np.array([count], np.int32),
-        block_tables=table[None],
         output_rows=np.array([count - 1], np.int32),
+        **_tables(engine.kv, [name]),
     )
     return int(backend.sample(backend.forward(batch), _rows(1, count)).token_ids[0])
 
 
-def _decode(backend: Backend, tokens: Any, position: int, tables: Any) -> Any:
+def _decode(backend: Backend, tokens: Any, position: int, tables: dict[str, Any]) -> Any:
     count = len(tokens)
     batch = Batch(
         token_ids=tokens,
         positions=np.full(count, position, np.int32),
         row_starts=np.arange(count + 1, dtype=np.int32),
         context_lens=np.full(count, position + 1, np.int32),
-        block_tables=tables,
         output_rows=np.arange(count, dtype=np.int32),
+        **tables,
     )
     return backend.sample(backend.forward(batch), _rows(count, position + 1)).token_ids
 

@@ -100,7 +100,7 @@ class EngineThread:
         """
 
         def run(engine: Engine) -> T:
-            while engine.kv.num_free < engine.kv.blocks_for(num_tokens) and engine.has_work and not self.is_stopping:
+            while not engine.kv.has_room_for(num_tokens) and engine.has_work and not self.is_stopping:
                 self._step()
             with self.turn.held_for(priority):
                 return function(engine)

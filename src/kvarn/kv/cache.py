@@ -61,6 +61,10 @@ class KVCache:
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
+    def has_room_for(self, num_tokens: int) -> bool:
+        """Whether one more sequence of so many positions could be computed, step by step, without another's blocks."""
+        return all(g.most_blocks(num_tokens, is_decoding=False) <= g.pool.num_free for g in self.groups)
+
     def lookup(self, token_ids: Sequence[int], tenant: str = "") -> PrefixHit:
         """Find the longest published prefix in full blocks that a sequence can start behind: with windows it ends where
         they are whole, with recurrent layers in a snapshot; the last token is always left to compute."""

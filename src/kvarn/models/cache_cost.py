@@ -19,6 +19,7 @@ from kvarn.models.spec import Attention, Autoregressive, ModelSpec
 KEY_TILE = 64  # backends read whole tiles of keys, from the one on in which a window begins
 WINDOW_TOKENS = 6144  # by default windows have room for as many tokens, or for one of so many that the cache holds
 WINDOW_PART = 8
+MOST_TOKENS = 2**31 - 1  # longer than any context
 MARGIN = 64  # tokens of blocks that are held in part
 
 
@@ -47,9 +48,11 @@ class CacheCost:
     def tokens_in(self, num_bytes: int) -> int:
         """The longest request that fits."""
         alike = num_bytes // (self.token_bytes + self.window_token_bytes)
-        if alike <= self.least_window_tokens or not self.has_windows:
+        if alike < self.least_window_tokens or not self.has_windows:
             return alike
-        return (num_bytes - self.least_window_tokens * self.window_token_bytes) // max(1, self.token_bytes)
+        if not self.token_bytes:  # every layer has a window: one request never holds more
+            return MOST_TOKENS
+        return (num_bytes - self.least_window_tokens * self.window_token_bytes) // self.token_bytes
 
     def split(self, num_bytes: int, context: int) -> tuple[int, int]:
         """Tokens that the layers keep, and those with windows: as many of both as the context leaves room for."""

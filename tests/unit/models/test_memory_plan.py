@@ -16,7 +16,7 @@ from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.machine import MemoryAvailable
 from kvarn.models.cache_cost import windowed_layers
 from kvarn.models.memory_plan import CACHE_TOKENS, kv_token_bytes, plan_memory, show_bytes
-from kvarn.models.spec import Attention
+from kvarn.models.spec import Attention, ModelSpec
 
 MIB = 1 << 20
 ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=64, scale=1.0, rope=None)
@@ -194,3 +194,14 @@ def test_windows_as_long_as_the_context_change_nothing() -> None:
     short = replace(WINDOWED, context_length=1024)
     plans = [plan_memory(short, weights(MIB), None, None, memory(4096 * MIB), window_step=s) for s in (None, 512)]
     assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("spec", [WINDOWED, replace(WINDOWED, blocks=WINDOWED.blocks[:5])], ids=["some", "all"])
+def test_the_kv_bytes_that_a_refusal_names_are_accepted(spec: ModelSpec) -> None:
+    for context in (300, 1151, 1152, 1153, 32_768):
+        with pytest.raises(ConfigError, match="give kv_bytes=") as refused:
+            plan_memory(spec, weights(MIB), context, MIB, memory(4096 * MIB), window_step=512)
+        named = int(str(refused.value).split("give kv_bytes=")[1].split(" ")[0].replace(",", ""))
+        for kv_bytes in (named, named + 1):
+            plan = plan_memory(spec, weights(MIB), context, kv_bytes, memory(4096 * MIB), window_step=512)
+            assert plan.context == context
