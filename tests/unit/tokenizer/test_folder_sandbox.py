@@ -80,7 +80,7 @@ def test_more_steps_than_any_tokenizer_has_are_refused() -> None:
         try_tokenizer(changed(normalizer=replaces(*["b"] * 200)))
 
 
-@pytest.mark.parametrize("pattern", [BACKTRACKS, "((", "(q|q|q)*(q|q)*!!", r"(\s+\w+)+(\s+\w+)+%%"])
+@pytest.mark.parametrize("pattern", [BACKTRACKS, "((", "(q|q|q)*(q|q)*!!", r"(\s+\w+)+(\s+\w+)+(\s+\w+)+%%"])
 def test_patterns_that_panic_or_take_for_ever_are_refused(pattern: str) -> None:
     with pytest.raises(FormatError, match="the tokenizer cannot be used"):
         try_tokenizer(changed(pre_tokenizer=splits(pattern)))
