@@ -1,7 +1,7 @@
 """The torch backend: CUDA, Apple GPUs or the CPU behind the protocol.
 
 Knows how a model is loaded and where its cache lies; layers.py interprets the spec, an Ops computes. Same request, same
-bytes: on the CPU.
+bytes: on the CPU, and on a GPU with Triton's kernels.
 """
 
 from __future__ import annotations
