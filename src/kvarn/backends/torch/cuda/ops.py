@@ -1,7 +1,7 @@
 """The operations of a model on an NVIDIA GPU: Triton kernels, and the vendor's matmuls where they give the same bits.
 
-What no kernel covers (layers without a cache, the keys a sparse cache keeps, whole models of `_lacks_kernels`) the plain
-operations compute.
+What no kernel covers (layers without a cache, the keys a sparse cache keeps, whole models of `_lacks_kernels`) the
+plain operations compute.
 """
 
 from __future__ import annotations
