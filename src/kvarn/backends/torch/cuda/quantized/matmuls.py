@@ -1,5 +1,5 @@
 """Which kernel computes a product with a quantised matrix: the packed one, or values written to scratch and then a
-dense product of the same arithmetic. All give the same bits; for the rows of a decode step the fastest is found by time.
+dense product of the same arithmetic. All give the same bits; for the rows of a decode step the fastest is taken.
 """
 
 from __future__ import annotations

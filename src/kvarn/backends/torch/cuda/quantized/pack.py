@@ -136,8 +136,8 @@ def _type_name(part: PackedMatrix | Tensor) -> str:
 
 def _pack_rows(blocks: Tensor, packing: Packing) -> tuple[Tensor, Tensor | None, Tensor]:
     """Some columns' blocks, (columns, blocks, bytes)."""
-    columns, num_blocks, num_bytes = blocks.shape
-    flat = blocks.reshape(-1, num_bytes)
+    columns = len(blocks)
+    flat = blocks.reshape(-1, blocks.shape[-1])
     quants = packing.quants(flat).reshape(columns, -1)
     depth, padding = quants.shape[1], -quants.shape[1] % packing.tile  # padded by zeros, whose scales are 0
     segments = torch.nn.functional.pad(quants, (0, padding)).view(columns, -1, packing.segment).int()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -50,7 +50,7 @@ class PackedTiling:
 
 @dataclass(frozen=True, slots=True)
 class PieceSums:
-    """Scratch memory for the sums of pieces, and how many programs of a tile have left theirs; one product at a time."""
+    """Scratch memory for the sums of pieces, and how many programs of a tile have left theirs; for one product."""
 
     sums: Tensor
     finished: Tensor
@@ -89,12 +89,17 @@ def _launch(
     packing, pieces = matrix.packing, triton.cdiv(depth, PIECE)
     run = tiling.run or pieces
     grid = (triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns), triton.cdiv(pieces, run))
+    is_split = run < pieces
+    if is_split and (grid[0] > NUM_TILES or grid[0] * tiling.rows * tiling.columns * pieces > NUM_SUMS):
+        raise ValueError(
+            f"{rows} rows of {matrix.shape} need more scratch memory than there is; use {replace(tiling, run=0)}"
+        )
     multiply_kernel.run(
         x, matrix.low, matrix.low if matrix.high is None else matrix.high, matrix.scales, out, scratch.sums,
         scratch.finished, rows, columns, matrix.shape[0], matrix.tiles, depth, run, x.stride(0), out.stride(0),
         BITS=packing.bits, ZERO=packing.zero, GROUP=packing.group, PIECE=PIECE, ROWS=tiling.rows,
         COLUMNS=tiling.columns, STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
-        IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=run < pieces, EPILOGUE=int(epilogue),
+        IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=is_split, EPILOGUE=int(epilogue),
         AHEAD=AHEAD if LAUNCH["DEPENDENT"] and tiling.rows <= MAX_AHEAD_ROWS else 0,
         num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def unpack(
     if IS_PTX:
         PROGRAM: tl.constexpr = _program(BITS, SEGMENT, ZERO, HAS_MIN)
         WORDS: tl.constexpr = ",r,r" if HAS_MIN else ",r"
-        if BITS == 5 or BITS == 6:
+        if BITS == 5 or BITS == 6:  # noqa: PLR1714
             return tl.inline_asm_elementwise(
                 PROGRAM, "=r,r,r" + WORDS, [low, high, wide], dtype=tl.bfloat16, is_pure=True, pack=2
             )
