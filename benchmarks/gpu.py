@@ -45,20 +45,16 @@ LENGTHS: dict[str, list[tuple[int, int]]] = {
 class Bench:
     """One model on the GPU, and what was measured."""
 
-    def __init__(self, shape: str, type: str, folder: Path, batch_tokens: int) -> None:
-        path = folder / f"{shape}.gguf"
+    def __init__(self, shape: str, path: Path, batch_tokens: int, gpu_weights: str = "packed") -> None:
         started = time.perf_counter()
-        write_model(path, shape, type)
-        written = time.perf_counter()
         config = kvarn.EngineConfig(
-            backend="cuda", context=CONTEXT, kv_bytes=KV_BYTES, max_batch_tokens=batch_tokens, max_running=256
-        )
+            backend="cuda", context=CONTEXT, kv_bytes=KV_BYTES, max_batch_tokens=batch_tokens, max_running=256,
+            gpu_weights=gpu_weights,
+        )  # fmt: skip
         self.llm = kvarn.LLM(path, config=config)
         self.shape = shape
         self.random = random.Random(0)
-        self.figures: dict[str, Any] = {
-            "write_s": round(written - started, 1), "load_s": round(time.perf_counter() - written, 1)
-        }  # fmt: skip
+        self.figures: dict[str, Any] = {"load_s": round(time.perf_counter() - started, 1)}
         print(shape, self.figures, flush=True)
 
     def prompt(self, length: int) -> list[int]:
@@ -106,7 +102,9 @@ def main() -> None:
     found: dict[str, Any] = {"batch_tokens": given.batch_tokens}
     with tempfile.TemporaryDirectory() as folder:
         for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
-            bench = Bench(shape, given.type, Path(folder), given.batch_tokens)
+            path = Path(folder) / f"{shape}.gguf"
+            write_model(path, shape, given.type)
+            bench = Bench(shape, path, given.batch_tokens)
             bench.measure("warm", [(64, 16)] * 4, 1)
             for row in given.row or ROWS:
                 bench.measure(row, LENGTHS[row], 1 if row == "mixed" else given.runs)

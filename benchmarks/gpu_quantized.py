@@ -1,10 +1,12 @@
-"""Packed weights on a GPU: the dense path's bits, how fast each tiling is, and a Q4_K_M model beside bfloat16.
+"""Packed weights on a GPU: one arithmetic for all rows, how fast each tiling is, and a Q4_K_M model beside bfloat16.
 
-    python -m benchmarks.gpu_quantized [--part check] [--part times] [--part model] [--bf16 213] [--out FILE.json]
+    python -m benchmarks.gpu_quantized [--part check] [--part times] [--part model] [--part kl] [--model FILE.gguf]
+        [--out FILE.json]
 
-Needs torch with CUDA and Triton; kernels are compiled in processes first. `times`: microseconds inside a captured graph
-over several matrices; the dense product beside it is the fastest of our tilings and the library. `model`: tokens per
-second of the shape of Llama-8B, one request, over --bf16, what benchmarks.gpu gives for BF16. The last line is JSON.
+Needs torch with CUDA and Triton; kernels are compiled in processes first. `check`: every type, tiling and number of
+rows. `times`: microseconds inside a captured graph over several matrices; the dense product beside it is the fastest
+of our tilings and the library. `model`: tokens per second of the shape of Llama-8B in Q4_K_M, packed and in bfloat16,
+the same file. `kl`: KL(exact || packed) and KL(exact || bfloat16), exact being float32. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda.choose import CANDIDATES, Pick, _compute, replay_us
-from kvarn.backends.torch.cuda.matmul import Epilogue, default_tiling, multiply
+from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.quantized.matmuls import TILINGS, QuantizedMatmuls
-from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, PackedMatrix, QuantizedMatrix, pack, stack
-from kvarn.backends.torch.cuda.quantized.products import PackedTiling, multiply_packed, values, write_values
+from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, QuantizedMatrix, pack, stack
+from kvarn.backends.torch.cuda.quantized.products import PackedTiling, PieceSums, multiply_packed, values, write_values
 from kvarn.backends.torch.dequantize import dequantize
 from kvarn.bench.synthetic import SCALES
 from kvarn.formats.weights import TensorType as T
@@ -35,14 +37,18 @@ BF16, F32 = torch.bfloat16, torch.float32
 STORE, ADD, GATED = Epilogue
 RESULTS: dict[str, Any] = {"checks": {}, "times": {}}
 CALLS = 8
-SWEEP = {  # columns, stages, warps
-    16: (
-        *((16, 4, 1), (16, 8, 1), (32, 4, 1), (32, 4, 2), (32, 6, 2), (32, 8, 2), (32, 4, 4), (64, 4, 2), (64, 4, 4)),
-        *((64, 6, 4), (128, 3, 4), (128, 4, 8)),
-    ),
-    32: ((32, 4, 2), (32, 4, 1), (64, 4, 2), (64, 4, 4), (128, 3, 4), (128, 3, 8)),
-    64: ((32, 4, 2), (32, 4, 4), (64, 3, 2), (64, 3, 4), (128, 3, 4), (128, 3, 8)),
-    128: ((64, 2, 4), (64, 2, 8), (64, 3, 4), (128, 2, 4), (128, 2, 8)),
+MAX_ERROR = 0.006  # of values, relative to the dequantised ones
+FEW = (
+    *((16, 4, 1), (16, 4, 1, 1), (32, 4, 1), (32, 4, 1, 1), (32, 4, 2), (32, 4, 2, 1), (32, 4, 2, 2), (32, 6, 2, 1)),
+    *((64, 3, 2), (64, 4, 2), (64, 3, 2, 1), (64, 4, 2, 1), (64, 4, 2, 2), (64, 6, 2), (64, 4, 4), (64, 4, 4, 1)),
+    *((128, 3, 4), (128, 3, 4, 1), (128, 3, 4, 2)),
+)
+SWEEP = {  # columns, stages, warps, run
+    8: FEW,
+    16: FEW,
+    32: ((32, 4, 2), (32, 4, 2, 1), (64, 4, 2), (64, 4, 2, 1), (64, 4, 4), (64, 4, 4, 1), (128, 3, 4), (128, 3, 4, 2)),
+    64: ((32, 4, 2), (32, 4, 2, 2), (64, 3, 4), (64, 3, 4, 2), (128, 3, 4), (128, 3, 8)),
+    128: ((64, 2, 4), (64, 2, 8), (64, 3, 4), (128, 2, 8)),
 }
 SWEPT = (  # type, columns, depth, epilogue, type of the product: Llama-8B in Q4_K_M
     (T.Q4_K, 6144, 4096, STORE, BF16),
@@ -53,9 +59,8 @@ SWEPT = (  # type, columns, depth, epilogue, type of the product: Llama-8B in Q4
     (T.Q6_K, 1024, 4096, STORE, BF16),
     (T.Q6_K, 128256, 4096, STORE, F32),
 )
-OTHERS = tuple(
-    (type, 28672, 4096, STORE, BF16) for type in (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q5_K, T.Q8_0)
-)  # with the tilings of TILINGS alone
+OTHERS = tuple((type, 28672, 4096, STORE, BF16) for type in (T.Q4_0, T.Q5_K, T.Q8_0))
+CHECKED = ((STORE, BF16), (ADD, BF16), (GATED, BF16), (STORE, F32))
 Case = tuple[T, int, int, Epilogue, torch.dtype]
 
 
@@ -73,20 +78,20 @@ def stored(type: T, columns: int, depth: int, seed: int = 0) -> Tensor:
 
 
 def tilings(case: Case, rows: int) -> list[PackedTiling]:
-    type, _, _, epilogue, _ = case
+    type, _, depth, epilogue, _ = case
     tile = next((size for size in SWEEP if rows <= size), max(SWEEP))
     listed = (SWEEP if case in SWEPT else TILINGS)[tile]
-    found = [PackedTiling(tile, *one) for one in listed]
-    return [one for one in found if one.fits(PACKINGS[type].bits, 1 + (epilogue is GATED))]
+    matrix = pack(stored(type, 256, depth), type, (256, depth))
+    return [one for one in (PackedTiling(tile, *given) for given in listed) if one.fits(matrix, epilogue)]
 
 
 def compile_one(job: tuple[T, PackedTiling, int, torch.dtype]) -> None:
     """In another process: what it leaves is in Triton's cache on disk."""
     type, tiling, epilogue, dtype = job
-    matrix = pack(stored(type, 512, 512), type, (512, 512))
-    x = torch.zeros(16, 512, dtype=BF16, device="cuda")
+    matrix = pack(stored(type, 512, 4096), type, (512, 4096))
+    x = torch.zeros(16, 4096, dtype=BF16, device="cuda")
     out = torch.zeros(16, 256 if epilogue == GATED else 512, dtype=dtype, device="cuda")
-    multiply_packed(x, matrix, out, Epilogue(epilogue), tiling)
+    multiply_packed(x, matrix, out, Epilogue(epilogue), tiling, PieceSums.new(x.device))
 
 
 def compile_all(cases: tuple[Case, ...]) -> None:
@@ -99,38 +104,53 @@ def compile_all(cases: tuple[Case, ...]) -> None:
     print(f"{len(jobs)} kernels compiled in {time.perf_counter() - begun:.0f} s", flush=True)
 
 
-def check(name: str, is_right: bool, detail: str = "") -> None:
-    RESULTS["checks"][name] = bool(is_right)
-    if not is_right:
-        print(f"FAIL {name} {detail}", flush=True)
+def check_all(types: list[T]) -> None:
+    jobs = [(type, index) for type in types for index in range(len(CHECKED))]
+    with ProcessPoolExecutor(14, get_context("spawn")) as pool:
+        for found in pool.map(check_type, jobs):
+            RESULTS["checks"].update(found)
+    wrong = [name for name, detail in RESULTS["checks"].items() if detail]
+    print(f"{len(RESULTS['checks'])} checks, {len(wrong)} wrong", flush=True)
+    for name in wrong[:12]:
+        print(f"FAIL {name}: {RESULTS['checks'][name]}"[:300], flush=True)
 
 
-def check_type(type: T) -> None:
-    for columns, depth in ((512, 4096), (4096, 1024), (300, 512), *(((384, 576),) if type.block_values == 32 else ())):
+def check_type(job: tuple[T, int]) -> dict[str, str]:
+    """In a process of its own: one type and one epilogue; what is wrong, by name."""
+    type, (epilogue, dtype) = job[0], CHECKED[job[1]]
+    shapes = ((512, 4096), (4096, 1280), (300, 2560), (384, 1120))
+    found: dict[str, str] = {}
+    for columns, depth in shapes if type.block_values == 32 else shapes[:3]:
+        name, is_first = f"{type.name} {columns}x{depth} {epilogue.name} {dtype}", columns == shapes[0][0]
         raw = stored(type, columns, depth, seed=columns)
-        dense, matrix = dequantize(raw, type, (columns, depth), BF16), pack(raw, type, (columns, depth))
-        name = f"{type.name} {columns}x{depth}"
-        check(f"{name} values", torch.equal(values(matrix, BF16), dense))
+        dense, matrix = dequantize(raw, type, (columns, depth), F32), pack(raw, type, (columns, depth))
+        packed = values(matrix, BF16)
+        error = float((packed.float() - dense).norm() / dense.norm())
+        found[f"{name} values"] = "" if error < MAX_ERROR else f"{error:.5f}"
         ids = torch.randint(0, columns, (37,), device="cuda")
         looked_up = write_values(matrix, torch.empty(37, depth, dtype=BF16, device="cuda"), ids=ids)
-        check(f"{name} lookup", torch.equal(looked_up, dense[ids]))
-        matmuls, parts = QuantizedMatmuls(), QuantizedMatrix(tuple(stack([matrix, dense, matrix])), BF16)
-        whole = torch.cat([dense] * 3)
-        for rows in (1, 16, 33, 100, 256, 300):
+        found[f"{name} lookup"] = "" if torch.equal(looked_up, packed[ids]) else "differs"
+        matmuls, scratch = QuantizedMatmuls(), PieceSums.new(raw.device)
+        parts = QuantizedMatrix(tuple(stack([matrix, dense.to(BF16), matrix])), BF16)
+        picks = [PackedTiling(tile, *one) for tile in TILINGS for one in TILINGS[tile][: 9 if is_first else 2]]
+        for rows in (1, 8, 16, 33, 100, 300):
             x = torch.randn(rows, depth, device="cuda").to(BF16)
-            for epilogue, dtype in ((STORE, BF16), (ADD, BF16), (GATED, BF16), (STORE, F32)):
-                held = torch.randn(rows, columns // 2 if epilogue is GATED else columns, device="cuda").to(dtype)
-                tile = next((size for size in TILINGS if rows <= size), max(TILINGS))
-                usual = [PackedTiling(tile, *one) for one in TILINGS[tile]]
-                usual = [one for one in usual if one.fits(PACKINGS[type].bits, 1 + (epilogue is GATED))]
-                want = multiply(x, dense, held.clone(), epilogue, default_tiling(1, epilogue, 2))
-                bad = [t for t in usual if not torch.equal(multiply_packed(x, matrix, held.clone(), epilogue, t), want)]
-                check(f"{name} {rows} rows {epilogue.name} {dtype}", not bad, str(bad))
-                by_values = matmuls._compute(None, x, matrix, held.clone(), epilogue)
-                check(f"{name} {rows} rows {epilogue.name} {dtype} by values", torch.equal(by_values, want))
-            want = multiply(x, whole, x.new_empty(rows, len(whole)), STORE, default_tiling(1, STORE, 2))
-            check(f"{name} {rows} rows parts", torch.equal(matmuls(x, parts), want))
-    print(f"{type.name} checked, {sum(not one for one in RESULTS['checks'].values())} wrong so far", flush=True)
+            held = torch.randn(rows, columns // 2 if epilogue is GATED else columns, device="cuda").to(dtype)
+            want = matmuls._compute(None, x, matrix, held.clone(), epilogue)
+            bad = [
+                one
+                for one in picks
+                if one.fits(matrix, epilogue)
+                and not torch.equal(multiply_packed(x, matrix, held.clone(), epilogue, one, scratch), want)
+            ]
+            found[f"{name} {rows} rows"] = str(bad) if bad else ""
+            if epilogue is STORE:
+                exact = x.double() @ packed.double().T
+                error = float((want.double() - exact).norm() / exact.norm())
+                found[f"{name} {rows} rows error"] = "" if error < (1e-5 if dtype == F32 else 3e-3) else f"{error:.2e}"
+                is_same = torch.equal(matmuls(x, parts)[:, -columns:], want.to(BF16))
+                found[f"{name} {rows} rows parts"] = "" if is_same else "differs"
+    return found
 
 
 def time_case(case: Case, buckets: tuple[int, ...]) -> None:
@@ -138,7 +158,7 @@ def time_case(case: Case, buckets: tuple[int, ...]) -> None:
     copies = max(2, min(CALLS, (256 << 20) // type.num_bytes(columns * depth)))
     matrices = [pack(stored(type, columns, depth, seed), type, (columns, depth)) for seed in range(copies)]
     dense = [values(one, BF16) for one in matrices[: max(2, (256 << 20) // (2 * columns * depth))]]
-    num_bytes = sum(one.numel() * one.element_size() for one in planes(matrices[0]))
+    num_bytes = sum(one.numel() * one.element_size() for one in matrices[0].planes)
     matmuls = QuantizedMatmuls()
     for rows in buckets:
         x = torch.randn(rows, depth, device="cuda").to(BF16)
@@ -148,7 +168,8 @@ def time_case(case: Case, buckets: tuple[int, ...]) -> None:
             calls = [matrices[index % copies] for index in range(CALLS)]
             return replay_us(lambda: [matmuls._compute(pick, x, one, out, epilogue) for one in calls]) / CALLS
 
-        picks: list[PackedTiling | None] = [*tilings(case, rows)] + ([None] if rows >= 128 else [])
+        picks: list[PackedTiling | None] = [*tilings(case, rows)] if rows <= 256 else []
+        picks += [None] if rows >= 128 else []
         found = sorted((round(time_us(pick), 1), str(pick and tuple(getattr(pick, f) for f in pick.__slots__)))
                        for pick in picks)  # fmt: skip
         plain = min(dense_times(x, dense, out, epilogue))
@@ -156,9 +177,8 @@ def time_case(case: Case, buckets: tuple[int, ...]) -> None:
         name = f"{type.name} {columns}x{depth} {epilogue.name} {rows}"
         RESULTS["times"][name] = {"tilings": found, "dense": round(plain, 1), "ratio": round(ratio, 2)}
         rate = num_bytes / best / 1e6
-        print(
-            f"{name:32} {best:7.1f} us {rate:5.2f} TB/s, dense {plain:7.1f} us, x {ratio:4.2f}  {found[:3]}", flush=True
-        )
+        few = " ".join(f"{time} {tiling}" for time, tiling in found[:4])
+        print(f"{name:30} {best:7.1f} us {rate:5.2f} TB/s, dense {plain:7.1f} us, x {ratio:4.2f} | {few}", flush=True)
 
 
 def dense_times(x: Tensor, weights: list[Tensor], out: Tensor, epilogue: Epilogue) -> Iterator[float]:
@@ -169,54 +189,125 @@ def dense_times(x: Tensor, weights: list[Tensor], out: Tensor, epilogue: Epilogu
         yield replay_us(lambda pick=pick, calls=calls: [_compute(pick, x, w, out, epilogue) for w in calls]) / CALLS  # type: ignore[misc]
 
 
-def planes(matrix: PackedMatrix) -> list[Tensor]:
-    return [one for one in (matrix.low, matrix.high, matrix.scales) if one is not None]
-
-
-def measure_model(shape: str, type: str, bf16: float, rows: list[str]) -> None:
+def measure_model(shape: str, type: str, rows: list[str], modes: list[str]) -> None:
     from benchmarks.gpu import LENGTHS, Bench
-    from kvarn.backends import select
+    from kvarn.bench.synthetic import write_model
 
-    select.DENSE_SHARE = 0.0  # packed, although it would fit in bfloat16
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(shape, type, Path(folder), 8192)
-        bench.measure("warm", [(64, 16)] * 4, 1)
-        for row in rows:
-            bench.measure(row, LENGTHS[row], 3)
-        bench.compare()
-        bench.llm.close()
-    rate = bench.figures[rows[0]]["value"]
-    print(f"{shape} {type} {rows[0]}: {rate} tokens/s, x {rate / bf16:.2f} of {bf16} in bfloat16", flush=True)
-    RESULTS["model"] = bench.figures | {"ratio": round(rate / bf16, 3)}
+        path = Path(folder) / f"{shape}.gguf"
+        begun = time.perf_counter()
+        write_model(path, shape, type)
+        print(f"written in {time.perf_counter() - begun:.0f} s", flush=True)
+        for mode in modes:
+            bench = Bench(shape, path, 8192, gpu_weights=mode)
+            bench.measure("warm", [(64, 16)] * 4, 1)
+            for row in rows:
+                bench.measure(row, LENGTHS[row], 1 if row == "prefill" else 3)
+            if mode == "packed":
+                bench.compare()
+            bench.llm.close()
+            found[mode] = bench.figures
+    for row in rows:
+        rates = {mode: figures[row]["value"] for mode, figures in found.items()}
+        print(f"{shape} {type} {row}: {rates}, x {rates['packed'] / rates[modes[-1]]:.2f}", flush=True)
+    RESULTS["model"] = found
+
+
+def measure_kl(path: Path | None) -> None:
+    """Teacher-forced over one text, or random tokens of a random model."""
+    import numpy as np
+
+    from benchmarks.quality import _log_softmax, running_text
+    from kvarn.bench.synthetic import write_model
+    from kvarn.formats.open import open_weights
+    from kvarn.tokenizer import load_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        if path is None:
+            path = Path(folder) / "random.gguf"
+            write_model(path, "llama-3.2-1b", "Q4_K_M")
+            ids = np.random.default_rng(0).integers(1000, 100_000, 256).tolist()
+        else:
+            ids = load_tokenizer(open_weights(path)).encode(running_text(), add_special=False)[:256]
+        logits = {name: _log_softmax(_logits(path, ids, name)) for name in ("exact", "packed", "bf16")}
+    exact = logits.pop("exact")
+    RESULTS["kl"] = {
+        name: {
+            "kl": float((np.exp(exact) * (exact - other)).sum(axis=-1).mean()),
+            "top1": float((exact.argmax(-1) == other.argmax(-1)).mean()),
+        }
+        for name, other in logits.items()
+    }
+    print(f"{path.name}: {RESULTS['kl']}", flush=True)
+
+
+def _logits(path: Path, ids: list[int], name: str) -> Any:
+    import numpy as np
+
+    from kvarn.backends import select
+    from kvarn.backends.batch import Batch, KVLayout
+    from kvarn.config import EngineConfig
+    from kvarn.formats.open import open_weights
+    from kvarn.models.describe import describe
+
+    config = EngineConfig(backend="cuda", gpu_weights="packed" if name == "packed" else "bf16")
+    if name == "exact":
+        config = EngineConfig(backend="torch", device="cpu")
+    backend = select.make_backend(config, 16)
+    description = describe(open_weights(path))
+    spec = description.spec
+    backend.load(spec, select.device_weights(spec, description.weights, config))
+    size = select.block_size(config)
+    kind = "f32" if name == "exact" else "bf16"
+    layers = tuple((block.attention.num_kv_heads, block.attention.head_dim) for block in spec.blocks)
+    layout = KVLayout(size, layers, kind)
+    num_blocks = -(-len(ids) // size)
+    backend.reserve_kv(layout, (num_blocks + 1) * layout.block_bytes)
+    rows = np.arange(len(ids), dtype=np.int32)
+    table = np.arange(num_blocks, dtype=np.int32)[None]
+    ends = np.asarray([0, len(ids)], np.int32)
+    batch = Batch(np.asarray(ids, np.int32), rows, ends, ends[1:], table, rows)
+    found = backend.logits(backend.forward(batch))
+    backend.close()
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", action="append", choices=("check", "times", "model"))
-    parser.add_argument("--bf16", type=float, default=213.0)
+    parser.add_argument("--part", action="append", choices=("check", "times", "model", "kl"))
     parser.add_argument("--row", action="append")
+    parser.add_argument("--mode", action="append", choices=("packed", "bf16"))
+    parser.add_argument("--type", action="append", help="of the checks")
+    parser.add_argument("--model", type=Path)
     parser.add_argument("--out", default="")
     given = parser.parse_args()
-    parts = given.part or ["check", "times", "model"]
+    parts = given.part or ["check", "times", "model", "kl"]
     begun = time.perf_counter()
     if "times" in parts:
         compile_all(SWEPT + OTHERS)
         for case in SWEPT:
-            time_case(case, (16, 32, 64, 128, 256) if case[2] == 4096 and case[1] > 1024 else (16, 64))
+            time_case(case, (1, 8, 16, 32, 128, 2048) if case[1] > 1024 else (1, 16))
         for case in OTHERS:
-            time_case(case, (16, 64))
+            time_case(case, (1, 32))
         print(f"-- times after {time.perf_counter() - begun:.0f} s", flush=True)
     if "check" in parts:
-        for type in PACKINGS:
-            check_type(type)
+        check_all([type for type in PACKINGS if not given.type or type.name in given.type])
         print(f"-- checks after {time.perf_counter() - begun:.0f} s", flush=True)
+    if "kl" in parts:
+        measure_kl(given.model)
+        print(f"-- kl after {time.perf_counter() - begun:.0f} s", flush=True)
     if "model" in parts:
-        measure_model("llama-3.1-8b", "Q4_K_M", given.bf16, given.row or ["bs 1"])
-    print(f"wrong: {[name for name, is_right in RESULTS['checks'].items() if not is_right]}"[:2000])
-    RESULTS["checks"] = {"num": len(RESULTS["checks"]), "right": sum(RESULTS["checks"].values())}
+        rows, modes = given.row or ["bs 1", "bs 8", "bs 32", "prefill"], given.mode or ["packed", "bf16"]
+        measure_model("llama-3.1-8b", "Q4_K_M", rows, modes)
+        print(f"-- model after {time.perf_counter() - begun:.0f} s", flush=True)
+    wrong = {name: detail for name, detail in RESULTS["checks"].items() if detail}
+    RESULTS["checks"] = {"num": len(RESULTS["checks"]), "wrong": wrong}
     if given.out:
         Path(given.out).write_text(json.dumps(RESULTS, indent=1) + "\n")
-    print(json.dumps(RESULTS if len(json.dumps(RESULTS)) < 6000 else {**RESULTS, "times": "in the file"}))
+    if len(json.dumps(RESULTS)) > 6000:
+        RESULTS["times"] = "in the file"
+    print(json.dumps(RESULTS)[:6000])
 
 
 if __name__ == "__main__":

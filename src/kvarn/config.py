@@ -28,6 +28,7 @@ CPU_KV_DTYPES: tuple[str, ...] = ("f16", "f32", "q8_0")
 TORCH_KV_DTYPES: tuple[str, ...] = ("f16", "f32", "bf16", "fp8")
 KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
+GPU_WEIGHTS = ("packed", "bf16")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
@@ -117,6 +118,7 @@ class EngineConfig:
     max_running: int = 64  # requests in one step
     kv_dtype: str | None = None  # f16 | f32 | q8_0 | bf16 | fp8; None: f16, on an NVIDIA GPU bf16
     encoder_weights: str = "q8_0"  # of an encoder's float matrices in memory; "file": as they are stored, slower
+    gpu_weights: str = "packed"  # quantised matrices on an NVIDIA GPU; "bf16": dequantised when loaded
     policy: str = "fcfs"  # order of the waiting queue: fcfs | priority | shortest_remaining | slo
     max_stretch: float = 2.0  # a step with prompt rows takes at most this many times the step without them ...
     prefill_ms: float = 150.0  # ... and never longer than this while other requests decode
@@ -141,6 +143,7 @@ class EngineConfig:
         self._check_devices()
         check_setting.one_of("kv_dtype", self.kv_dtype, KV_DTYPES, optional=True)
         check_setting.one_of("encoder_weights", self.encoder_weights, ENCODER_WEIGHTS)
+        check_setting.one_of("gpu_weights", self.gpu_weights, GPU_WEIGHTS)
         check_setting.one_of("policy", self.policy, POLICIES)
         check_setting.number("max_stretch", self.max_stretch, 1.0, 1000.0)
         check_setting.number("prefill_ms", self.prefill_ms, 1.0, 1e6)

@@ -20,7 +20,6 @@ from kvarn.models.spec import ModelSpec
 log = logging.getLogger("kvarn.backends")
 
 CPU_BLOCK_SIZE, GPU_BLOCK_SIZE = 16, 64
-DENSE_SHARE = 0.5  # of a GPU's memory that weights in bfloat16 may take; others stay packed, which is slower
 NATIVE_EXTENSION = "kvarn.backends.native._native"
 PARALLEL = "kvarn.backends.torch.parallel"
 
@@ -82,7 +81,7 @@ def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig)
         device = _torch_devices(config)[0]
         is_half = device.value_bytes == TensorType.BF16.block_bytes
         dense = DenseWeights(weights, TensorType.BF16 if is_half else TensorType.F32)
-        if config.num_ranks > 1 or not device.packed_types or _is_small(dense, device.available_memory()):
+        if config.num_ranks > 1 or not device.packed_types or config.gpu_weights == "bf16":
             return dense
         return DenseWeights(weights, TensorType.BF16, device.packed_types)
     return held_weights(spec, weights, config)
@@ -125,12 +124,6 @@ def _torch_devices(config: EngineConfig) -> list[Any]:
         raise ConfigError(f'backend is "{name}", but torch is not installed; run `pip install "kvarn[torch]"`')
     module = importlib.import_module("kvarn.backends.torch.device")
     return cast(list[Any], module.choose_devices(name, config.device, config.num_ranks))
-
-
-def _is_small(weights: WeightSource, memory: MemoryAvailable) -> bool:
-    """Whether they leave room for a cache; by the whole memory, so that it is the same whatever else is there."""
-    num_bytes = sum(info.num_bytes for info in weights.tensors.values())
-    return num_bytes <= DENSE_SHARE * (memory.total_bytes or memory.num_bytes)
 
 
 def _is_gpu(config: EngineConfig) -> bool:

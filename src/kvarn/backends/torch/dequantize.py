@@ -27,35 +27,35 @@ def dequantize(raw: Tensor, type: TensorType, shape: tuple[int, ...], dtype: tor
 
 
 def _q4_0(stored: Tensor) -> Tensor:
-    return _half(stored, 0) * (nibbles(stored[:, 2:]).float() - 8)
+    return half(stored, 0) * (nibbles(stored[:, 2:]).float() - 8)
 
 
 def _q4_1(stored: Tensor) -> Tensor:
-    return _half(stored, 0) * nibbles(stored[:, 4:]).float() + _half(stored, 2)
+    return half(stored, 0) * nibbles(stored[:, 4:]).float() + half(stored, 2)
 
 
 def _q5_0(stored: Tensor) -> Tensor:
     quants = nibbles(stored[:, 6:]) | bits_of(stored[:, 2:6]) << 4
-    return _half(stored, 0) * (quants.float() - 16)
+    return half(stored, 0) * (quants.float() - 16)
 
 
 def _q5_1(stored: Tensor) -> Tensor:
     quants = nibbles(stored[:, 8:]) | bits_of(stored[:, 4:8]) << 4
-    return _half(stored, 0) * quants.float() + _half(stored, 2)
+    return half(stored, 0) * quants.float() + half(stored, 2)
 
 
 def _q8_0(stored: Tensor) -> Tensor:
-    return _half(stored, 0) * stored[:, 2:].contiguous().view(torch.int8).float()
+    return half(stored, 0) * stored[:, 2:].contiguous().view(torch.int8).float()
 
 
 def _iq4_nl(stored: Tensor) -> Tensor:
     levels = torch.tensor(IQ4_NL_VALUES, dtype=torch.float32, device=stored.device)
-    return _half(stored, 0) * levels[nibbles(stored[:, 2:]).int()]
+    return half(stored, 0) * levels[nibbles(stored[:, 2:]).int()]
 
 
 def _q2_k(stored: Tensor) -> Tensor:
     packed = stored[:, :16]
-    scales, mins = _half(stored, 80) * (packed & 15).float(), _half(stored, 82) * (packed >> 4).float()
+    scales, mins = half(stored, 80) * (packed & 15).float(), half(stored, 82) * (packed >> 4).float()
     return _affine(spread(stored[:, 16:80], 32, 2), scales, mins)
 
 
@@ -63,24 +63,23 @@ def _q3_k(stored: Tensor) -> Tensor:
     packed = stored[:, 96:108]
     low = torch.cat([packed[:, :8] & 15, packed[:, :8] >> 4], dim=1)
     high = torch.cat([packed[:, 8:] >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)
-    scales = _half(stored, 108) * ((low | high << 4).float() - 32)
+    scales = half(stored, 108) * ((low | high << 4).float() - 32)
     quants = spread(stored[:, 32:96], 32, 2) | spread(stored[:, :32], 32, 1) << 2
     return _scaled(quants.float() - 4, scales)
 
 
 def _q4_k(stored: Tensor) -> Tensor:
-    return _affine(spread(stored[:, 16:], 32, 4), *_scales_and_mins(stored))
+    return _affine(spread(stored[:, 16:], 32, 4), *affine_scales(stored))
 
 
 def _q5_k(stored: Tensor) -> Tensor:
     quants = spread(stored[:, 48:], 32, 4) | spread(stored[:, 16:48], 32, 1) << 4
-    return _affine(quants, *_scales_and_mins(stored))
+    return _affine(quants, *affine_scales(stored))
 
 
 def _q6_k(stored: Tensor) -> Tensor:
-    scales = _half(stored, 208) * stored[:, 192:208].contiguous().view(torch.int8).float()
     quants = spread(stored[:, :128], 64, 4) | spread(stored[:, 128:192], 32, 2) << 4
-    return _scaled(quants.float() - 32, scales)
+    return _scaled(quants.float() - 32, small_scales(stored))
 
 
 DECODERS: dict[TensorType, Callable[[Tensor], Tensor]] = {
@@ -98,14 +97,9 @@ DECODERS: dict[TensorType, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _half(stored: Tensor, at: int) -> Tensor:
+def half(stored: Tensor, at: int) -> Tensor:
     """The float16 at a byte of each block, as a column."""
-    return half_bytes(stored, at).contiguous().view(torch.float16).float()
-
-
-def half_bytes(stored: Tensor, at: int) -> Tensor:
-    """The two bytes of the float16 at a byte of each block."""
-    return stored[:, at : at + 2]
+    return stored[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def nibbles(packed: Tensor) -> Tensor:
@@ -136,14 +130,14 @@ def _scaled(quants: Tensor, scales: Tensor) -> Tensor:
     return (scales[..., None] * quants.view(*scales.shape, -1)).view(len(quants), 256)
 
 
-def _scales_and_mins(stored: Tensor) -> tuple[Tensor, Tensor]:
-    scales, mins = scale_and_min_bits(stored)
-    return _half(stored, 0) * scales.float(), _half(stored, 2) * mins.float()
-
-
-def scale_and_min_bits(stored: Tensor) -> tuple[Tensor, Tensor]:
-    """The 6-bit scales and minima of Q4_K and Q5_K, (blocks, 8) each."""
+def affine_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and minima of Q4_K and Q5_K, 6 bits times a float16, (blocks, 8) each."""
     first, second, third = stored[:, 4:8], stored[:, 8:12], stored[:, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
     mins = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
-    return scales, mins
+    return half(stored, 0) * scales.float(), half(stored, 2) * mins.float()
+
+
+def small_scales(stored: Tensor) -> Tensor:
+    """The scales of Q6_K, 8 bits times a float16, (blocks, 16)."""
+    return half(stored, 208) * stored[:, 192:208].contiguous().view(torch.int8).float()

@@ -1,10 +1,7 @@
 """Triton kernels over packed matrices (pack.py): their product with rows, and their values.
 
-A tile of weights is unpacked in registers to the very value that dequantising and rounding to bfloat16 gives, and goes
-through the same ascending chain of sums as in cuda/matmul.py: the same bits. Integers become floats by standing in the
-mantissa of 2^23, wherever they stand there: what that multiplies them by is taken out of the scale. Both are exact, and
-so is every product of scale and integer (at most 23 bits): only the minimum's subtraction rounds. The bits of 2^23 come
-from memory, since a constant costs another instruction for each value, and an argument a detour over shared memory.
+The sums of a product are chains over PIECE values each, ascending and from zero, that are added from left to right:
+the same bits whatever the tile, the number of rows, and whether one program computes all pieces or several do.
 """
 
 from __future__ import annotations
@@ -12,139 +9,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# What a column's scales are, as in pack.py.
-HALF = tl.constexpr(0)  # a float16 for 32 values
-HALF_AND_MIN = tl.constexpr(1)  # two float16, scale and minimum
-SIX_BITS = tl.constexpr(2)  # a scale and a minimum of 6 bits for 32 values, two float16 for 256
-INT8 = tl.constexpr(3)  # an int8 for 16 values, a float16 for 256
-
-
-@triton.jit
-def _half(word, UPPER: tl.constexpr):
-    bits = (word >> 16 if UPPER else word).to(tl.int16)
-    return bits.to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _six_bits(word, two_23, AT: tl.constexpr, UNIT: tl.constexpr):
-    """Byte AT of a word, below 64, times UNIT."""
-    if AT == 3:
-        return (word >> 24 | two_23).to(tl.float32, bitcast=True) * UNIT - 8388608.0 * UNIT
-    SMALL: tl.constexpr = UNIT / (1 << AT * 8)
-    return (word & (63 << AT * 8) | two_23).to(tl.float32, bitcast=True) * SMALL - 8388608.0 * SMALL
+from kvarn.backends.torch.cuda.dependent import wait_for_inputs
+from kvarn.backends.torch.cuda.quantized.unpack import unpack
 
 
 @triton.constexpr_function
-def _unit(INDEX, BITS):
-    """1 / what the integers of a group are multiplied by where they stand."""
-    if BITS == 8:
-        return 1.0 / (1 << INDEX % 2 * 8)
-    if BITS == 4:
-        return 1.0 / (1 << (4 * INDEX if INDEX < 5 else 4 * (INDEX - 5)))
-    return 1.0
+def _shape(BITS):
+    """Values of a segment and of a tile, segments to a word of low and to one of high, as pack.py has them."""
+    per_high = 16 // (BITS - 4) if BITS in (5, 6) else 1
+    return (32 if BITS in (5, 6) else 64), (512 if BITS == 5 else 256), (2 if BITS == 8 else 4), per_high
 
 
 @triton.jit
-def _quants(low, high, two_23, INDEX: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
-    """The integers of group INDEX of 32, exact in float32, times 1 / _unit()."""
-    if BITS == 8:
-        word = low if INDEX < 4 else high
-        word = word if INDEX % 4 < 2 else word >> 16
-        bits = word & (255 << INDEX % 2 * 8)
-    elif BITS == 4:
-        AT: tl.constexpr = 4 * INDEX if INDEX < 5 else 4 * (INDEX - 5)
-        bits = (low if INDEX < 5 else low >> 20) & (15 << AT)
-    else:
-        WIDTH: tl.constexpr = BITS - 4
-        more = high.to(tl.int32)
-        more = more >> (WIDTH * INDEX - 4) if WIDTH * INDEX > 4 else more << (4 - WIDTH * INDEX)
-        bits = ((low >> 4 * INDEX) & 15) | (more & (((1 << WIDTH) - 1) << 4))
-    OFFSET: tl.constexpr = 8388608.0 + ZERO / _unit(INDEX, BITS)
-    return (bits | two_23[:, None]).to(tl.float32, bitcast=True) - OFFSET
-
-
-@triton.jit
-def _group(
-    low, high, two_23, scales, row, inside,
-    G: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, SCALES: tl.constexpr, IS_EVEN: tl.constexpr,
-    TYPE: tl.constexpr,
-):  # fmt: skip
-    """Group G of a tile of 256 values: (columns, 32), or (columns, 16) of types with a scale for 16."""
-    INDEX: tl.constexpr = G // 2 if SCALES == INT8 else G
-    UNIT: tl.constexpr = _unit(INDEX, BITS)
-    quants = _quants(low, high, two_23, INDEX, BITS, ZERO)
-    if SCALES == HALF:
-        word = _word(scales + G // 2 * row, inside, IS_EVEN)
-        values = quants * (_half(word, G % 2 == 1) * UNIT)[:, None]
-    elif SCALES == HALF_AND_MIN:
-        word = _word(scales + G * row, inside, IS_EVEN)
-        values = quants * (_half(word, False) * UNIT)[:, None] + _half(word, True)[:, None]
-    elif SCALES == SIX_BITS:
-        word = _word(scales + G // 4 * row, inside, IS_EVEN)
-        least = _word(scales + (2 + G // 4) * row, inside, IS_EVEN)
-        both = _word(scales + 4 * row, inside, IS_EVEN)
-        scale = _half(both, False) * _six_bits(word, two_23, G % 4, UNIT)
-        values = quants * scale[:, None] - (_half(both, True) * _six_bits(least, two_23, G % 4, 1.0))[:, None]
-    else:
-        word = _word(scales + G // 4 * row, inside, IS_EVEN)
-        both = _word(scales + 4 * row, inside, IS_EVEN)
-        values = quants * (_half(both, False) * (word << (24 - G % 4 * 8) >> 24).to(tl.float32))[:, None]
-    return values.to(TYPE)
-
-
-@triton.jit
-def _word(at, inside, IS_EVEN: tl.constexpr):
-    return tl.load(at) if IS_EVEN else tl.load(at, mask=inside, other=0)
-
-
-@triton.jit
-def _plane(at, inside, IS_EVEN: tl.constexpr):
+def _load(at, inside, IS_EVEN: tl.constexpr):
     return tl.load(at) if IS_EVEN else tl.load(at, mask=inside[:, None], other=0)
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])
-def multiply_kernel(
-    x, low, high, scales, out, rows, columns, tiles, depth, x_row, scale_row, out_row,
-    BITS: tl.constexpr, ZERO: tl.constexpr, SCALES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, EPILOGUE: tl.constexpr,
-):  # fmt: skip
-    TYPE: tl.constexpr = x.dtype.element_ty
-    SCALE_WORDS: tl.constexpr = 4 if SCALES == HALF else (8 if SCALES == HALF_AND_MIN else 5)
-    GROUP: tl.constexpr = 16 if SCALES == INT8 else 32
-    tiles_m = tl.cdiv(rows, ROWS)
-    m = tl.program_id(0) % tiles_m * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(0) // tiles_m * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, GROUP)
-    inside = n < columns
-    words = n.to(tl.int64)[:, None] * (tiles * 32) + k[None, :]
-    x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
-    up = columns.to(tl.int64) * (tiles * 32)
-    two_23 = _word(scales + tiles * SCALE_WORDS * scale_row + n, inside, IS_EVEN)
-    total = tl.zeros([COLUMNS, ROWS], tl.float32)
-    up_total = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for t in tl.range(0, tiles, num_stages=STAGES):
-        scales_at = scales + t * SCALE_WORDS * scale_row + n
-        for G in tl.static_range(256 // GROUP):
-            at = t * 256 + G * GROUP
-            half = t * 32 + (G % 2 * 16 if GROUP == 16 else 0)
-            mask = (m < rows)[:, None] if IS_WHOLE else (m < rows)[:, None] & (at + k < depth)[None, :]
-            x_tile = tl.load(x_at + at, mask=mask, other=0.0).T
-            low_tile = _plane(low + words + half, inside, IS_EVEN)
-            high_tile = low_tile if BITS == 4 else _plane(high + words + half, inside, IS_EVEN)
-            tile = _group(
-                low_tile, high_tile, two_23, scales_at, scale_row, inside, G, BITS, ZERO, SCALES, IS_EVEN, TYPE
-            )
-            total = tl.dot(tile, x_tile, total)
-            if EPILOGUE == 2:
-                low_tile = _plane(low + words + up + half, inside, IS_EVEN)
-                high_tile = low_tile if BITS == 4 else _plane(high + words + up + half, inside, IS_EVEN)
-                tile = _group(
-                    low_tile, high_tile, two_23, scales_at + columns, scale_row, inside, G, BITS, ZERO, SCALES,
-                    IS_EVEN, TYPE,
-                )  # fmt: skip
-                up_total = tl.dot(tile, x_tile, up_total)
-    to = out + m.to(tl.int64)[None, :] * out_row + n[:, None]
-    stored = (m < rows)[None, :] & inside[:, None]
+@triton.jit
+def _finish(total, up_total, to, stored, out, EPILOGUE: tl.constexpr):
+    """Store a product, or what the epilogue makes of it."""
     if EPILOGUE == 1:
         total = total.to(out.dtype.element_ty).to(tl.float32) + tl.load(to, mask=stored, other=0.0).to(tl.float32)
     if EPILOGUE == 2:
@@ -153,28 +36,169 @@ def multiply_kernel(
     tl.store(to, total.to(out.dtype.element_ty), mask=stored)
 
 
-@triton.jit(do_not_specialize=["count", "first", "tiles"])
-def values_kernel(
-    ids, low, high, scales, out, count, first, tiles, depth, scale_row, out_row,
-    BITS: tl.constexpr, ZERO: tl.constexpr, SCALES: tl.constexpr, COLUMNS: tl.constexpr, HAS_IDS: tl.constexpr,
+@triton.jit
+def _prefetch(low, n, columns, first, STRIDE: tl.constexpr, AHEAD: tl.constexpr):
+    """Ask the cache for the first words of some columns: AHEAD units."""
+    unit = first + tl.arange(0, AHEAD)
+    at = low + (unit.to(tl.int64)[None, :] * columns + tl.minimum(n, columns - 1)[:, None]) * STRIDE
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "tiles", "run"])
+def multiply_kernel(
+    x, low, high, scales, out, parts, finished, rows, columns, all_columns, tiles, depth, run, x_row, out_row,
+    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, IS_SPLIT: tl.constexpr,
+    EPILOGUE: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The values of `count` columns, those of ids or those from `first` on: one tile of 256 values of some of them."""
-    TYPE: tl.constexpr = out.dtype.element_ty
-    SCALE_WORDS: tl.constexpr = 4 if SCALES == HALF else (8 if SCALES == HALF_AND_MIN else 5)
+    """IS_SPLIT: a program computes `run` pieces, and the last one to end adds all of them."""
+    TYPE: tl.constexpr = x.dtype.element_ty
+    HAS_MIN: tl.constexpr = scales.dtype.element_ty == tl.int32
+    SEGMENT: tl.constexpr = _shape(BITS)[0]
+    TILE: tl.constexpr = _shape(BITS)[1]
+    PER_LOW: tl.constexpr = _shape(BITS)[2]
+    PER_HIGH: tl.constexpr = _shape(BITS)[3]
+    TILES: tl.constexpr = PIECE // TILE
+    tiles_m = tl.cdiv(rows, ROWS)
+    tile = tl.program_id(0)
+    m = tile % tiles_m * ROWS + tl.arange(0, ROWS)
+    n = tile // tiles_m * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, SEGMENT)
+    groups = tl.arange(0, SEGMENT // GROUP)
+    inside = n < columns
+    words = n.to(tl.int64)[:, None] * SEGMENT + k[None, :]
+    scales_at = scales + n.to(tl.int64)[:, None] * (SEGMENT // GROUP) + groups[None, :]
+    x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
+    first = tl.program_id(1) * run * TILES
+    end = tl.minimum(tiles, first + run * TILES)
+    if AHEAD > 0:  # weights do not depend on the kernel before
+        _prefetch(low, n, columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
+    wait_for_inputs(DEPENDENT)
+    unit = all_columns.to(tl.int64) * SEGMENT
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    up_total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    piece = tl.zeros([COLUMNS, ROWS], tl.float32)
+    up_piece = tl.zeros([COLUMNS, ROWS], tl.float32)
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    is_row = (m < rows)[None, :]
+    for t in tl.range(first, end, num_stages=STAGES):
+        for S in tl.static_range(TILE // SEGMENT):
+            s = t * (TILE // SEGMENT) + S
+            if S % PER_LOW == 0:
+                low_at = low + (t * (TILE // SEGMENT // PER_LOW) + S // PER_LOW) * unit + words
+                low_tile = _load(low_at, inside, IS_EVEN)
+                if EPILOGUE == 2:
+                    up_low = _load(low_at + columns * SEGMENT, inside, IS_EVEN)
+            if PER_HIGH > 1 and S % PER_HIGH == 0:
+                high_at = high + (t * (TILE // SEGMENT // PER_HIGH) + S // PER_HIGH) * unit + words
+                high_tile = _load(high_at, inside, IS_EVEN)
+                if EPILOGUE == 2:
+                    up_high = _load(high_at + columns * SEGMENT, inside, IS_EVEN)
+            at = s * SEGMENT
+            mask = (m < rows)[:, None] if IS_WHOLE else (m < rows)[:, None] & (at + k < depth)[None, :]
+            x_tile = tl.load(x_at + at, mask=mask, other=0.0).T
+            group_at = scales_at + s * (unit // GROUP)
+            scale = _load(group_at, inside, IS_EVEN)
+            values = unpack(low_tile, high_tile if PER_HIGH > 1 else low_tile, scale, S, BITS, ZERO, HAS_MIN)
+            piece = tl.dot(values.to(TYPE), x_tile, piece)
+            if EPILOGUE == 2:
+                scale = _load(group_at + columns * (SEGMENT // GROUP), inside, IS_EVEN)
+                values = unpack(up_low, up_high if PER_HIGH > 1 else up_low, scale, S, BITS, ZERO, HAS_MIN)
+                up_piece = tl.dot(values.to(TYPE), x_tile, up_piece)
+        if (t + 1) % TILES == 0 or t + 1 == tiles:
+            if IS_SPLIT:
+                part = t // TILES * tl.num_programs(0) + tile
+                tl.store(parts + part * (ROWS * COLUMNS) + place, piece, mask=is_row)
+            else:
+                total += piece
+            piece = tl.zeros([COLUMNS, ROWS], tl.float32)
+            if EPILOGUE == 2:
+                up_total += up_piece
+                up_piece = tl.zeros([COLUMNS, ROWS], tl.float32)
+    to = out + m.to(tl.int64)[None, :] * out_row + n[:, None]
+    stored = is_row & inside[:, None]
+    if IS_SPLIT:
+        tl.debug_barrier()
+        if tl.atomic_add(finished + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            tl.store(finished + tile, 0)
+            for p in range(tl.cdiv(tiles, TILES)):
+                part = p * tl.num_programs(0) + tile
+                total += tl.load(parts + part * (ROWS * COLUMNS) + place, mask=is_row, other=0.0)
+            _finish(total, up_total, to, stored, out, EPILOGUE)
+    else:
+        _finish(total, up_total, to, stored, out, EPILOGUE)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def pieces_kernel(
+    x, weight, out, rows, columns, x_row, weight_row, out_row,
+    DEPTH: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    STAGES: tl.constexpr, GROUPED: tl.constexpr, IS_EVEN: tl.constexpr, EPILOGUE: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The same product with values that were written before; for many rows."""
+    tiles_m = tl.cdiv(rows, ROWS)
+    t = tl.program_id(0)
+    per_group = GROUPED * tl.cdiv(columns, COLUMNS)
+    first = t // per_group * GROUPED
+    size = tl.minimum(tiles_m - first, GROUPED)
+    m = (first + (t % per_group) % size) * ROWS + tl.arange(0, ROWS)
+    n = ((t % per_group) // size) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, STEP)
+    x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
+    w_at = weight + n.to(tl.int64)[:, None] * weight_row + k[None, :]
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    piece = tl.zeros([ROWS, COLUMNS], tl.float32)
+    wait_for_inputs(DEPENDENT)
+    for at in tl.range(0, DEPTH, STEP, num_stages=STAGES):
+        if IS_EVEN:
+            w_tile = tl.load(w_at + at)
+            x_tile = tl.load(x_at + at, mask=(m < rows)[:, None], other=0.0)
+        else:
+            w_tile = tl.load(w_at + at, mask=(n < columns)[:, None] & (at + k < DEPTH)[None, :], other=0.0)
+            x_tile = tl.load(x_at + at, mask=(m < rows)[:, None] & (at + k < DEPTH)[None, :], other=0.0)
+        piece = tl.dot(x_tile, w_tile.T, piece)
+        if (at + STEP) % PIECE == 0 or at + STEP >= DEPTH:
+            total += piece
+            piece = tl.zeros([ROWS, COLUMNS], tl.float32)
+    to = out + m.to(tl.int64)[:, None] * out_row + n[None, :]
+    stored = (m < rows)[:, None] & (n < columns)[None, :]
+    _finish(total, total, to, stored, out, EPILOGUE)
+
+
+@triton.jit(do_not_specialize=["count", "first"])
+def values_kernel(
+    ids, low, high, scales, out, count, first, all_columns, depth, out_row,
+    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, HAS_IDS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The values of `count` columns, those of ids or those from `first` on: one tile of some of them."""
+    HAS_MIN: tl.constexpr = scales.dtype.element_ty == tl.int32
+    SEGMENT: tl.constexpr = _shape(BITS)[0]
+    TILE: tl.constexpr = _shape(BITS)[1]
+    PER_LOW: tl.constexpr = _shape(BITS)[2]
+    PER_HIGH: tl.constexpr = _shape(BITS)[3]
     to = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.program_id(1)
-    GROUP: tl.constexpr = 16 if SCALES == INT8 else 32
-    k = tl.arange(0, GROUP)
+    k = tl.arange(0, SEGMENT)
+    groups = tl.arange(0, SEGMENT // GROUP)
     inside = to < count
+    wait_for_inputs(DEPENDENT)
     n = (tl.load(ids + to, mask=inside, other=0) if HAS_IDS else first + to).to(tl.int64)
-    scales_at = scales + t * SCALE_WORDS * scale_row + n
-    two_23 = tl.load(scales + tiles * SCALE_WORDS * scale_row + n, mask=inside, other=0)
-    for G in tl.static_range(256 // GROUP):
-        words = n[:, None] * (tiles * 32) + t * 32 + (G % 2 * 16 if GROUP == 16 else 0) + k[None, :]
-        low_tile = _plane(low + words, inside, False)
-        high_tile = low_tile if BITS == 4 else _plane(high + words, inside, False)
-        tile = _group(low_tile, high_tile, two_23, scales_at, scale_row, inside, G, BITS, ZERO, SCALES, False, TYPE)
-        at = t * 256 + G * GROUP + k
+    words = n[:, None] * SEGMENT + k[None, :]
+    unit = all_columns.to(tl.int64) * SEGMENT
+    for S in tl.static_range(TILE // SEGMENT):
+        if S % PER_LOW == 0:
+            low_tile = _load(low + (t * (TILE // SEGMENT // PER_LOW) + S // PER_LOW) * unit + words, inside, False)
+        if PER_HIGH > 1 and S % PER_HIGH == 0:
+            high_tile = _load(high + (t * (TILE // SEGMENT // PER_HIGH) + S // PER_HIGH) * unit + words, inside, False)
+        s = t * (TILE // SEGMENT) + S
+        scale_at = scales + s * (unit // GROUP) + n[:, None] * (SEGMENT // GROUP) + groups[None, :]
+        scale = _load(scale_at, inside, False)
+        values = unpack(low_tile, high_tile if PER_HIGH > 1 else low_tile, scale, S, BITS, ZERO, HAS_MIN)
+        at = s * SEGMENT + k
         tl.store(
-            out + to.to(tl.int64)[:, None] * out_row + at[None, :], tile, mask=inside[:, None] & (at < depth)[None, :]
-        )
+            out + to.to(tl.int64)[:, None] * out_row + at[None, :], values.to(out.dtype.element_ty),
+            mask=inside[:, None] & (at < depth)[None, :],
+        )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Which kernel computes a product with a quantised matrix: the packed one, or values written to scratch and then
-whatever computes the dense product. All give the same bits; for the rows of a decode step the fastest is found by time.
+"""Which kernel computes a product with a quantised matrix: the packed one, or values written to scratch and then a
+dense product of the same arithmetic. All give the same bits; for the rows of a decode step the fastest is taken.
 """
 
 from __future__ import annotations
@@ -11,19 +11,27 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.choose import TIMED_CALLS, Matmuls, replay_us
-from kvarn.backends.torch.cuda.matmul import Epilogue, default_tiling, multiply
+from kvarn.backends.torch.cuda.choose import NUM_COMPARED, TIMED_CALLS, Matmuls, replay_us
+from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.pick_store import PickStore
 from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
-from kvarn.backends.torch.cuda.quantized.products import PackedTiling, compile_products, multiply_packed, write_values
+from kvarn.backends.torch.cuda.quantized.products import (
+    PackedTiling,
+    PieceSums,
+    compile_products,
+    multiply_packed,
+    multiply_values,
+    write_values,
+)
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
 MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
-TILINGS = {  # by rows, the first one where nothing was timed
-    16: ((32, 4, 2), (16, 6, 1), (64, 4, 4), (64, 3, 4)),
-    32: ((32, 4, 2), (64, 4, 4)),
-    64: ((64, 3, 4), (32, 4, 2)),
-    128: ((64, 2, 8), (64, 2, 4)),
+TILINGS = {  # by rows, the first one where nothing was timed: columns, stages, warps, run
+    8: ((64, 4, 2), (64, 4, 2, 1), (32, 4, 2), (32, 4, 2, 1), (64, 4, 2, 2), (32, 4, 1, 1)),
+    16: ((64, 4, 2), (64, 4, 2, 1), (32, 4, 2), (32, 4, 2, 1), (64, 4, 2, 2), (32, 4, 1, 1)),
+    32: ((64, 4, 2), (64, 4, 2, 1), (64, 4, 4)),
+    64: ((64, 3, 4), (64, 3, 4, 1), (32, 4, 2)),
+    128: ((64, 2, 4), (64, 2, 8)),
 }
 Key = tuple[int, int, int, str, int, torch.dtype]
 
@@ -60,6 +68,7 @@ class QuantizedMatmuls(Matmuls):
         super().__init__(store)
         self.packed_picks: dict[Key, PackedTiling | None] = {}  # None: by values
         self._scratch: Tensor | None = None
+        self._piece_sums: PieceSums | None = None
 
     def __call__(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
         if isinstance(weight, Tensor):
@@ -107,28 +116,33 @@ class QuantizedMatmuls(Matmuls):
 
     def _tune(self, timed: Sequence[_Timed]) -> None:
         compile_products(
-            (one.x, one.parts[0], one.out, one.epilogue, tiling) for one in timed for tiling in one.tilings
+            (one.x, one.parts[0], one.out, one.epilogue, tiling, self._sums(one.x))
+            for one in timed
+            for tiling in one.tilings
         )
         for one in timed:
-            picks: list[PackedTiling | None] = [tiling for tiling in one.tilings if self._is_equal(tiling, one)]
-            if not picks or len(one.x) >= MIN_VALUES_ROWS:
-                picks.append(None)
-            times = {pick: self._time_us(pick, one) for pick in picks}
+            times = {pick: self._time_us(pick, one) for pick in self._equal_picks(one)}
             self.packed_picks[one.key] = min(times, key=times.__getitem__)
 
-    def _is_equal(self, tiling: PackedTiling, timed: _Timed) -> bool:
-        """Compare all bits with the dense kernel's; of a matrix beyond the scratch memory its first columns'."""
-        x, part = timed.x, timed.parts[0]
-        count = min(part.shape[0], SCRATCH_VALUES // part.shape[1])
-        is_whole = count == part.shape[0]
-        epilogue = timed.epilogue if is_whole else Epilogue.STORE
-        width = timed.out.shape[1] if is_whole else part.shape[0]
-        held = torch.randn(len(x), width, device=x.device).to(timed.out.dtype)
-        found = multiply_packed(x, part, held.clone(), epilogue, tiling)
-        values = self._values(part, 0, count, x.dtype)
-        wanted = held if is_whole else held[:, :count]
-        multiply(x, values, wanted, epilogue, default_tiling(1, epilogue, x.element_size()))
-        return torch.equal(found[:, : wanted.shape[1]], wanted)
+    def _equal_picks(self, timed: _Timed) -> list[PackedTiling | None]:
+        """Those whose bits are all the ones of the product by values, on a million of results."""
+        (count, depth), part, width = timed.x.shape, timed.parts[0], timed.out.shape[1]
+        trials = -(-NUM_COMPARED // (count * width))
+        generator = torch.Generator(timed.x.device).manual_seed(0)
+        x, held = (
+            torch.randn(trials * count, size, device=timed.x.device, generator=generator).to(dtype)
+            for size, dtype in ((depth, timed.x.dtype), (width, timed.out.dtype))
+        )
+        wanted = self._compute(None, x, part, held.clone(), timed.epilogue)
+
+        def is_equal(tiling: PackedTiling) -> bool:
+            found = held.clone()
+            for some, values in zip(torch.split(found, count), torch.split(x, count), strict=True):
+                self._compute(tiling, values, part, some, timed.epilogue)
+            return torch.equal(found, wanted)
+
+        picks: list[PackedTiling | None] = [tiling for tiling in timed.tilings if is_equal(tiling)]
+        return picks if picks and count < MIN_VALUES_ROWS else [*picks, None]
 
     def _time_us(self, pick: PackedTiling | None, timed: _Timed) -> float:
         parts = [timed.parts[index % len(timed.parts)] for index in range(TIMED_CALLS)]
@@ -157,7 +171,7 @@ class QuantizedMatmuls(Matmuls):
         self, pick: PackedTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue
     ) -> Tensor:
         if pick is not None:
-            return multiply_packed(x, part, out, epilogue, pick)
+            return multiply_packed(x, part, out, epilogue, pick, self._sums(x))
         columns, depth = part.shape
         step = max(1, SCRATCH_VALUES // depth)
         if epilogue is Epilogue.SILU_GATED:
@@ -166,7 +180,7 @@ class QuantizedMatmuls(Matmuls):
         for begin in range(0, columns, step):
             count = min(step, columns - begin)
             values = self._values(part, begin, count, x.dtype)
-            self._dense(x, values, out[:, begin : begin + count], epilogue)
+            multiply_values(x, values, out[:, begin : begin + count], epilogue)
         return out
 
     def _dense(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> None:
@@ -174,6 +188,11 @@ class QuantizedMatmuls(Matmuls):
         found = self._run(x, weight, out, epilogue)
         if found.data_ptr() != out.data_ptr():
             out.copy_(found)
+
+    def _sums(self, x: Tensor) -> PieceSums:
+        if self._piece_sums is None:  # once: captured steps have its address
+            self._piece_sums = PieceSums.new(x.device)
+        return self._piece_sums
 
     def _values(self, part: PackedMatrix, first: int, count: int, dtype: torch.dtype) -> Tensor:
         if self._scratch is None:  # once: captured steps have its address
@@ -183,10 +202,9 @@ class QuantizedMatmuls(Matmuls):
 
 def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[PackedTiling]:
     """Those to be timed for so many rows; never none."""
-    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
     tile_rows = next((size for size in TILINGS if num_rows <= size), max(TILINGS))
     found = [PackedTiling(tile_rows, *one) for one in TILINGS[tile_rows]]
-    return [one for one in found if one.fits(part.packing.bits, matrices)] or [PackedTiling(16, 64, 2, 4)]
+    return [one for one in found if one.fits(part, epilogue)] or [PackedTiling(16, 32, 2, 2)]
 
 
 def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:

@@ -1,14 +1,15 @@
 """Quantised matrices in the layout of the kernels. Knows bits and bytes; multiplies nothing.
 
-A column of the product is a row of the matrix. Its values are taken 256 at a time, in eight groups of 32; word j of a
-tile holds value j of every group, so that unpacking one group is a shift and a mask of the same 32 words:
+A column of the product is a row of the matrix. Its values are taken in segments of 64 (32 of types with 5 or 6 bits);
+word j of some segments holds value j of each of them, so that a tile of words unpacks to tiles of values of the same
+shape, and no value changes its thread:
 
-    low    int32 (columns, tiles x 32)   bits 4i .. 4i+3 of word j: the low four bits of value 32i + j
-    high   of types with 5 bits int8, with 6 int16: the bits above, 1 or 2 for each group
-    8 bits int32 twice: bytes of groups 0 to 3 in low, of 4 to 7 in high
-    scales int32 (tiles x words + 1, columns): the file's scales, some to a word; at the end the bits of 2^23
+    low    int16 (units, columns, segment)   four bits of each of four segments, or a byte of each of two
+    high   int16 (units, columns, segment)   of types with 5 or 6 bits: the bits above, of sixteen or eight segments
+    scales (segments, columns, groups)       a bfloat16 for each group of 32 or 16 values; with minima int32, both
 
-Integers are stored without their sign: value = scale x (integer - zero), or scale x integer - minimum.
+A value is what one rounding gives: bfloat16(scale x (integer - zero) + minimum), where scale and minimum have been
+rounded to bfloat16 before, the minimum so that it makes up for the scale's error at the middle of the integers.
 """
 
 from __future__ import annotations
@@ -19,25 +20,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvarn.backends.torch.dequantize import bits_of, half_bytes, nibbles, scale_and_min_bits, spread
+from kvarn.backends.torch.dequantize import affine_scales, bits_of, half, nibbles, small_scales, spread
 from kvarn.formats.weights import TensorType
 
-TILE = 256
-GROUPS = 8
-TWO_23 = 0x4B000000
+PIECE = 1024  # values of a column that are one chain of sums
 CHUNK_VALUES = 1 << 24  # temporaries stay small beside the result
-HALF, HALF_AND_MIN, SIX_BITS, INT8 = range(4)  # as in kernels.py
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a type is packed: bits of a value, the integer that means 0, what its scales are."""
+    """How a type is packed: bits of a value, the integer that means 0, values to a scale."""
 
     bits: int
     zero: int
-    scales: int
+    group: int
     quants: Callable[[Tensor], Tensor]  # (blocks, bytes) -> (blocks, values) uint8
-    words: Callable[[Tensor], Tensor]  # (blocks, bytes) -> (blocks, some) uint8: the bytes of its scales
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # -> (blocks, groups) float32, and the minima
+
+    @property
+    def segment(self) -> int:
+        """Values that one load of words holds in one field."""
+        return 32 if self.bits in (5, 6) else 64
+
+    @property
+    def tile(self) -> int:
+        """Values of a column that are whole words."""
+        return 512 if self.bits == 5 else 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,11 @@ class PackedMatrix:
 
     @property
     def tiles(self) -> int:
-        return -(-self.shape[1] // TILE)
+        return -(-self.shape[1] // self.packing.tile)
+
+    @property
+    def planes(self) -> tuple[Tensor, ...]:
+        return (self.low, self.scales) if self.high is None else (self.low, self.high, self.scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +102,10 @@ def pack(raw: Tensor, type: TensorType, shape: tuple[int, int]) -> PackedMatrix:
     blocks = raw.view(columns, -1, type.block_bytes)
     step = max(1, CHUNK_VALUES // depth)
     chunks = [_pack_rows(blocks[begin : begin + step], PACKINGS[type]) for begin in range(0, columns, step)]
-    low, high, scales = zip(*chunks, strict=True)
-    planes = None if high[0] is None else torch.cat(high)
-    return PackedMatrix(type, shape, torch.cat(low), planes, torch.cat(scales, dim=1))
+    low, high, scales = ([part for part in parts if part is not None] for parts in zip(*chunks, strict=True))
+    return PackedMatrix(
+        type, shape, torch.cat(low, dim=1), torch.cat(high, dim=1) if high else None, torch.cat(scales, dim=1)
+    )
 
 
 def stack(parts: Sequence[PackedMatrix | Tensor]) -> list[PackedMatrix | Tensor]:
@@ -111,10 +124,10 @@ def _join(first: PackedMatrix | Tensor, second: PackedMatrix | Tensor) -> Packed
         assert isinstance(first, Tensor), "of one type"
         assert isinstance(second, Tensor), "of one type"
         return torch.cat([first, second])
-    high = None if first.high is None or second.high is None else torch.cat([first.high, second.high])
+    high = None if first.high is None or second.high is None else torch.cat([first.high, second.high], dim=1)
     shape = (first.shape[0] + second.shape[0], first.shape[1])
-    scales = torch.cat([first.scales, second.scales], dim=1)
-    return PackedMatrix(first.type, shape, torch.cat([first.low, second.low]), high, scales)
+    low, scales = (torch.cat(pair, dim=1) for pair in ((first.low, second.low), (first.scales, second.scales)))
+    return PackedMatrix(first.type, shape, low, high, scales)
 
 
 def _type_name(part: PackedMatrix | Tensor) -> str:
@@ -123,62 +136,64 @@ def _type_name(part: PackedMatrix | Tensor) -> str:
 
 def _pack_rows(blocks: Tensor, packing: Packing) -> tuple[Tensor, Tensor | None, Tensor]:
     """Some columns' blocks, (columns, blocks, bytes)."""
-    columns, num_blocks, num_bytes = blocks.shape
-    flat = blocks.reshape(-1, num_bytes)
-    quants, words = (part(flat) for part in (packing.quants, packing.words))
-    missing = -(num_blocks * quants.shape[1]) % TILE // quants.shape[1]  # blocks of zeros, whose scales are 0
-    quants, words = (
-        torch.nn.functional.pad(part.view(columns, num_blocks, -1), (0, 0, 0, missing)).view(columns, -1)
-        for part in (quants, words)
-    )
-    groups = quants.view(columns, -1, GROUPS, TILE // GROUPS).int()
-    if packing.bits == 8:
-        low, high = (_fields(groups[:, :, half], 8) for half in (slice(4), slice(4, 8)))
-        return low, high, _columns(words)
-    if packing.bits == 4:
-        return _fields(groups, 4), None, _columns(words)
-    more = _fields(groups >> 4, packing.bits - 4)
-    return _fields(groups & 15, 4), more.to(torch.int8 if packing.bits == 5 else torch.int16), _columns(words)
+    columns = len(blocks)
+    flat = blocks.reshape(-1, blocks.shape[-1])
+    quants = packing.quants(flat).reshape(columns, -1)
+    depth, padding = quants.shape[1], -quants.shape[1] % packing.tile  # padded by zeros, whose scales are 0
+    segments = torch.nn.functional.pad(quants, (0, padding)).view(columns, -1, packing.segment).int()
+    words = _scale_words(*packing.scales(flat), packing).view(columns, depth // packing.group)
+    words = torch.nn.functional.pad(words, (0, padding // packing.group))
+    words = words.view(columns, -1, packing.segment // packing.group).transpose(0, 1)
+    if packing.bits in (4, 8):
+        return _fields(segments, packing.bits), None, words.contiguous()
+    return _fields(segments & 15, 4), _fields(segments >> 4, packing.bits - 4), words.contiguous()
 
 
-def _fields(groups: Tensor, bits: int) -> Tensor:
-    """(columns, tiles, groups, 32) integers as (columns, tiles x 32) words."""
-    words = torch.zeros_like(groups[:, :, 0])
-    for index in range(groups.shape[2]):
-        words |= groups[:, :, index] << bits * index
-    return words.view(len(groups), -1)
+def _scale_words(scales: Tensor, minima: Tensor | None, packing: Packing) -> Tensor:
+    rounded = scales.to(torch.bfloat16)
+    if minima is None:
+        return rounded
+    middle = ((1 << packing.bits) - 1) / 2
+    least = (minima + (scales - rounded.float()) * middle).to(torch.bfloat16)
+    return torch.stack([rounded, least], dim=-1).view(torch.int32)
 
 
-def _columns(words: Tensor) -> Tensor:
-    """Bytes of scales (columns, bytes) as (words + 1, columns)."""
-    return torch.nn.functional.pad(words.contiguous().view(torch.int32).T, (0, 0, 0, 1), value=TWO_23).contiguous()
-
-
-def _int8_scales(stored: Tensor) -> Tensor:
-    return torch.nn.functional.pad(stored[:, 192:], (0, 2))
+def _fields(segments: Tensor, bits: int) -> Tensor:
+    """(columns, segments, values) integers as (units, columns, values) words of 16 bits."""
+    columns, _, length = segments.shape
+    parts = segments.view(columns, -1, 16 // bits, length)
+    words = torch.zeros_like(parts[:, :, 0])
+    for index in range(16 // bits):
+        words |= parts[:, :, index] << bits * index
+    return words.to(torch.int16).transpose(0, 1).contiguous()
 
 
 def _q6_k(stored: Tensor) -> Tensor:
     return spread(stored[:, :128], 64, 4) | spread(stored[:, 128:192], 32, 2) << 4
 
 
-def _six_bit_scales(stored: Tensor) -> Tensor:
-    return torch.cat([*scale_and_min_bits(stored), stored[:, :4]], dim=1)
+def _one_scale(stored: Tensor) -> tuple[Tensor, None]:
+    return half(stored, 0), None
+
+
+def _scale_and_min(stored: Tensor) -> tuple[Tensor, Tensor]:
+    return half(stored, 0), half(stored, 2)
+
+
+def _six_bit_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
+    scales, minima = affine_scales(stored)
+    return scales, -minima
 
 
 PACKINGS: dict[TensorType, Packing] = {
-    TensorType.Q4_0: Packing(4, 8, HALF, lambda b: nibbles(b[:, 2:]), lambda b: half_bytes(b, 0)),
-    TensorType.Q4_1: Packing(4, 0, HALF_AND_MIN, lambda b: nibbles(b[:, 4:]), lambda b: b[:, :4]),
-    TensorType.Q5_0: Packing(
-        5, 16, HALF, lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, lambda b: half_bytes(b, 0)
-    ),
-    TensorType.Q5_1: Packing(
-        5, 0, HALF_AND_MIN, lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, lambda b: b[:, :4]
-    ),
-    TensorType.Q8_0: Packing(8, 128, HALF, lambda b: b[:, 2:] ^ 128, lambda b: half_bytes(b, 0)),
-    TensorType.Q4_K: Packing(4, 0, SIX_BITS, lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
+    TensorType.Q4_0: Packing(4, 8, 32, lambda b: nibbles(b[:, 2:]), _one_scale),
+    TensorType.Q4_1: Packing(4, 0, 32, lambda b: nibbles(b[:, 4:]), _scale_and_min),
+    TensorType.Q5_0: Packing(5, 16, 32, lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
+    TensorType.Q5_1: Packing(5, 0, 32, lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min),
+    TensorType.Q8_0: Packing(8, 0, 32, lambda b: b[:, 2:], _one_scale),
+    TensorType.Q4_K: Packing(4, 0, 32, lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
     TensorType.Q5_K: Packing(
-        5, 0, SIX_BITS, lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales
+        5, 0, 32, lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales
     ),
-    TensorType.Q6_K: Packing(6, 32, INT8, _q6_k, _int8_scales),
+    TensorType.Q6_K: Packing(6, 32, 16, _q6_k, lambda b: (small_scales(b), None)),
 }

@@ -1,53 +1,77 @@
-"""Launches the kernels over packed matrices: products of few rows, and values for everything else."""
+"""Launches the kernels over packed matrices: products, and values for a product of many rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 from torch import Tensor
 
-from kvarn.backends.torch.cuda.matmul import Epilogue
-from kvarn.backends.torch.cuda.quantized.kernels import multiply_kernel, values_kernel
-from kvarn.backends.torch.cuda.quantized.pack import TILE, PackedMatrix
+from kvarn.backends.torch.cuda.dependent import LAUNCH
+from kvarn.backends.torch.cuda.matmul import GROUP, MAX_SHARED, MAX_SUMS, Epilogue
+from kvarn.backends.torch.cuda.quantized.kernels import multiply_kernel, pieces_kernel, values_kernel
+from kvarn.backends.torch.cuda.quantized.pack import PIECE, PackedMatrix
 
-MAX_SUMS = 130  # per thread
-MAX_SHARED = 225 * 1024
 VALUE_COLUMNS = 32  # of one program of values_kernel
+NUM_SUMS, NUM_TILES = 1 << 23, 1 << 13  # of products whose pieces are computed side by side
+AHEAD = 4  # units of words that are asked for before the kernel before has ended
+MAX_AHEAD_ROWS = 16  # more wait for arithmetic rather than for weights
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTiling:
-    """Shape of one program's tile; its depth is always a tile of 256 values."""
+    """Shape of one program's tile; run: pieces of one program, 0: all of them."""
 
     rows: int
     columns: int
     stages: int
     warps: int
+    run: int = 0
 
-    def fits(self, bits: int, num_matrices: int) -> bool:
-        """Whether its buffers fit into shared memory, its sums into registers, and its chain is the ascending one.
+    def fits(self, matrix: PackedMatrix, epilogue: Epilogue) -> bool:
+        """Whether its buffers fit into shared memory, its sums into registers, and there are pieces to divide."""
+        num_matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
+        packing, pieces = matrix.packing, -(-matrix.shape[1] // PIECE)
+        scales = packing.tile // packing.group * matrix.scales.element_size()
+        weights = num_matrices * self.columns * (packing.bits * packing.tile // 8 + scales)
+        sums = 2 * num_matrices * self.rows * self.columns / (self.warps * 32)
+        is_divided = not self.run or (self.run < pieces and num_matrices == 1)
+        is_small = (self.rows * packing.tile * 2 + weights) * self.stages <= MAX_SHARED
+        return is_small and sums <= MAX_SUMS and is_divided and self._parts(matrix) <= NUM_SUMS
 
-        Triton takes int8 operands of the smaller matrix instructions, which are those of fewer than four warps or 64
-        columns, in another order of the inner dimension.
-        """
-        if bits == 5 and (self.warps % 4 or self.columns < 64):
-            return False
-        buffer = self.rows * TILE * 2 + num_matrices * self.columns * (bits * TILE // 8 + 32)
-        sums = num_matrices * self.rows * self.columns / (self.warps * 32)
-        return buffer * self.stages <= MAX_SHARED and sums <= MAX_SUMS
+    def _parts(self, matrix: PackedMatrix) -> int:
+        """Numbers that are left in scratch memory by one tile of rows."""
+        tiles = triton.cdiv(matrix.shape[0], self.columns)
+        return tiles * self.columns * self.rows * -(-matrix.shape[1] // PIECE) if self.run else 0
 
 
-def multiply_packed(x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class PieceSums:
+    """Scratch memory for the sums of pieces, and how many programs of a tile have left theirs; for one product."""
+
+    sums: Tensor
+    finished: Tensor
+
+    @classmethod
+    def new(cls, device: torch.device) -> PieceSums:
+        sums = torch.empty(NUM_SUMS, device=device)
+        return cls(sums, torch.zeros(NUM_TILES, dtype=torch.int32, device=device))
+
+
+def multiply_packed(
+    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, scratch: PieceSums
+) -> Tensor:
     """out = x (rows, depth) @ matrix.T, or what the epilogue makes of it; as matmul.multiply."""
-    _launch(x, matrix, out, epilogue, tiling, is_warmup=False)
+    _launch(x, matrix, out, epilogue, tiling, scratch, is_warmup=False)
     return out
 
 
-def compile_products(wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling]]) -> None:
+def compile_products(
+    wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling, PieceSums]],
+) -> None:
     """Compile for these arguments of multiply_packed, several at a time; computes nothing."""
     if not hasattr(triton, "AsyncCompileMode"):
         return
@@ -57,19 +81,41 @@ def compile_products(wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilog
 
 
 def _launch(
-    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, *, is_warmup: bool
-) -> None:
+    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, scratch: PieceSums,
+    *, is_warmup: bool,
+) -> None:  # fmt: skip
     rows, depth = x.shape
     columns = matrix.shape[0] // 2 if epilogue is Epilogue.SILU_GATED else matrix.shape[0]
-    packing = matrix.packing
-    grid = (triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),)
+    packing, pieces = matrix.packing, triton.cdiv(depth, PIECE)
+    run = tiling.run or pieces
+    grid = (triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns), triton.cdiv(pieces, run))
+    is_split = run < pieces
+    if is_split and (grid[0] > NUM_TILES or grid[0] * tiling.rows * tiling.columns * pieces > NUM_SUMS):
+        raise ValueError(
+            f"{rows} rows of {matrix.shape} need more scratch memory than there is; use {replace(tiling, run=0)}"
+        )
     multiply_kernel.run(
-        x, matrix.low, matrix.low if matrix.high is None else matrix.high, matrix.scales, out,
-        rows, columns, matrix.tiles, depth, x.stride(0), matrix.shape[0], out.stride(0),
-        BITS=packing.bits, ZERO=packing.zero, SCALES=packing.scales, ROWS=tiling.rows, COLUMNS=tiling.columns,
-        STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0, IS_WHOLE=depth % TILE == 0,
-        EPILOGUE=int(epilogue), num_warps=tiling.warps, grid=grid, warmup=is_warmup,
+        x, matrix.low, matrix.low if matrix.high is None else matrix.high, matrix.scales, out, scratch.sums,
+        scratch.finished, rows, columns, matrix.shape[0], matrix.tiles, depth, run, x.stride(0), out.stride(0),
+        BITS=packing.bits, ZERO=packing.zero, GROUP=packing.group, PIECE=PIECE, ROWS=tiling.rows,
+        COLUMNS=tiling.columns, STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
+        IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=is_split, EPILOGUE=int(epilogue),
+        AHEAD=AHEAD if LAUNCH["DEPENDENT"] and tiling.rows <= MAX_AHEAD_ROWS else 0,
+        num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
     )  # fmt: skip
+
+
+def multiply_values(x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
+    """The same product with values that write_values has written; STORE and ADD."""
+    rows, depth = x.shape
+    tile_rows, tile_columns, step, stages, warps = (128, 128, 64, 4, 8) if rows > 64 else (64, 64, 64, 4, 4)
+    columns = len(weight)
+    pieces_kernel[(triton.cdiv(rows, tile_rows) * triton.cdiv(columns, tile_columns),)](
+        x, weight, out, rows, columns, x.stride(0), weight.stride(0), out.stride(0),
+        DEPTH=depth, PIECE=PIECE, ROWS=tile_rows, COLUMNS=tile_columns, STEP=step, STAGES=stages, GROUPED=GROUP,
+        IS_EVEN=depth % step == 0 and columns % tile_columns == 0, EPILOGUE=int(epilogue), num_warps=warps, **LAUNCH,
+    )  # fmt: skip
+    return out
 
 
 def write_values(matrix: PackedMatrix, out: Tensor, first: int = 0, ids: Tensor | None = None) -> Tensor:
@@ -78,9 +124,9 @@ def write_values(matrix: PackedMatrix, out: Tensor, first: int = 0, ids: Tensor 
     if len(out):
         values_kernel[grid](
             matrix.low if ids is None else ids, matrix.low, matrix.low if matrix.high is None else matrix.high,
-            matrix.scales, out, len(out), first, matrix.tiles, matrix.shape[1], matrix.shape[0], out.stride(0),
-            BITS=packing.bits, ZERO=packing.zero, SCALES=packing.scales, COLUMNS=VALUE_COLUMNS,
-            HAS_IDS=ids is not None, num_warps=4,
+            matrix.scales, out, len(out), first, matrix.shape[0], matrix.shape[1], out.stride(0),
+            BITS=packing.bits, ZERO=packing.zero, GROUP=packing.group, COLUMNS=VALUE_COLUMNS,
+            HAS_IDS=ids is not None, num_warps=4, **LAUNCH,
         )  # fmt: skip
     return out
 
