@@ -238,7 +238,8 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
-    decodes += [_batch(count, depth, 1, block_size) for depth in depths for count in (1, 2)]
+    few = [count for count in BUCKETS if count <= FEW_SEQUENCES]
+    decodes += [_batch(count, depth, 1, block_size) for depth in depths for count in few]
     return _fitting(prompts + decodes, num_blocks, max_context)
 
 
