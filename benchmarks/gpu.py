@@ -107,7 +107,7 @@ def main() -> None:
             bench = Bench(shape, path, given.batch_tokens)
             bench.measure("warm", [(64, 16)] * 4, 1)
             for row in given.row or ROWS:
-                bench.measure(row, LENGTHS[row], 1 if row == "mixed" else given.runs)
+                bench.measure(row, LENGTHS[row], given.runs)
             bench.compare()
             bench.llm.close()
             found[shape] = bench.figures

@@ -1,20 +1,17 @@
-"""The torch backend on a GPU, in one run: every tiny architecture against the CPU, same bytes in every company, speed.
+"""The torch backend on a GPU, in one run: same bytes in every company, speed.
 
-    python -m benchmarks.gpu_check [tiny] [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b]
+    python -m benchmarks.gpu_check [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b]
 
-Needs neither pytest nor the native core. Weights are random; the last line is JSON.
+Needs neither pytest nor the native core; benchmarks.gpu_families has every family. Weights are random; the last line is
+JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-import tempfile
 import time
-import types
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +24,6 @@ from kvarn.backends.torch.device import Device, choose_device
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.describe import describe
 from kvarn.models.spec import ModelSpec
-
-if "gguf" not in sys.modules:
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        sys.modules["gguf"] = types.ModuleType("gguf")  # the tiny models need it for GGUF files only
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": {
@@ -135,45 +126,6 @@ def spans_batch(spans: Sequence[tuple[Sequence[int], int]], tables: Any, only_la
     return Batch(ids, positions, starts, ends, np.asarray(tables, np.int32), rows.astype(np.int32))
 
 
-def chunked(backend: TorchBackend, ids: Sequence[int], table: Any, chunks: Sequence[int]) -> torch.Tensor:
-    found, at = [], 0
-    for size in chunks:
-        found.append(backend.forward(spans_batch([(ids[at : at + size], at)], table)))
-        at += size
-    return torch.cat(found)
-
-
-def tiny(results: dict[str, Any]) -> None:
-    """Every tiny architecture: the GPU in bf16 against the CPU in f32, and against itself in chunks and company."""
-    from tests.diffusion_models import DIFFUSION, tiny_diffusion
-    from tests.tiny_models import ARCHITECTURES, tiny_model
-
-    from kvarn.formats.open import open_weights
-
-    cpu, gpu = Device(torch.device("cpu"), torch.float32), choose_device("cuda")
-    rng = np.random.default_rng(0)
-    for arch in (*ARCHITECTURES, *DIFFUSION):
-        with tempfile.TemporaryDirectory() as folder:
-            make = tiny_model if arch in ARCHITECTURES else tiny_diffusion
-            path = make(arch, Path(folder), "safetensors")
-            backends = [load(device, open_weights(path), 40)[0] for device in (cpu, gpu)]
-        length = 40 if arch == "bert" else 120
-        ids, other = (rng.integers(3, 160, length).tolist() for _ in range(2))
-        tables = rng.permutation(40)[:16].reshape(2, 8)
-        found = [backend.forward(spans_batch([(ids, 0)], tables[:1])).float().cpu() for backend in backends]
-        distance = float((found[1] - found[0]).norm() / found[0].norm())
-        row = {"distance": round(distance, 4)}
-        gpu_backend = backends[1]
-        whole = gpu_backend.forward(spans_batch([(ids, 0)], tables[:1]))
-        company = gpu_backend.forward(spans_batch([(other, 0), (ids, 0)], tables[::-1]))[length:]
-        row["company"] = torch.equal(company, whole)
-        if arch in ARCHITECTURES and arch != "bert":
-            for chunks in ([50, 70], [100] + [1] * 20, [7] * 17 + [1]):
-                row[f"chunks of {chunks[0]}"] = torch.equal(chunked(gpu_backend, ids, tables[:1], chunks), whole)
-        results[f"tiny/{arch}"] = row
-        print(arch, row, flush=True)
-
-
 def same(results: dict[str, Any], name: str, backend: TorchBackend, spec: ModelSpec) -> None:
     """One request of 700 tokens and 40 decoded: alone, in company of 37, in chunks; hidden states bit by bit."""
     rng = np.random.default_rng(1)
@@ -254,11 +206,9 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=[])
     parser.add_argument("--shape", action="append")
     given = parser.parse_args()
-    parts = given.parts or ["tiny", "same", "bench"]
+    parts = given.parts or ["same", "bench"]
     device = choose_device("cuda")
     results: dict[str, Any] = {"device": device.title, "torch": torch.__version__}
-    if "tiny" in parts:
-        tiny(results)
     for name in given.shape or ["qwen3-0.6b", "llama-8b"]:
         if {"same", "bench"} & set(parts):
             started = time.perf_counter()

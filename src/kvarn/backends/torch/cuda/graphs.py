@@ -235,7 +235,8 @@ class CapturedSteps:
 def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
     """Steps for which everything is compiled that will be met, over the first blocks."""
     prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
-    prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
+    prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size)]
+    prompts += [_batch(2 * OUTPUTS[0], 0, rows // (2 * OUTPUTS[0]), block_size) for rows in PROMPT_ROWS]  # of a crowd
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
     few = [count for count in BUCKETS if count <= FEW_SEQUENCES]
