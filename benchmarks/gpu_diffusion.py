@@ -1,11 +1,12 @@
 """Diffusion on a GPU: LLaDA-8B's shape with random bf16 weights, and an autoregressive engine beside it.
 
-    python -m benchmarks.gpu_diffusion [kernel] [tiny] [answers] [beside] [--shape llada-8b]
+    python -m benchmarks.gpu_diffusion [kernel] [tiny] [answers] [beside] [--shape llada-8b] [--folder DIR]
 
 `answers`: 256 tokens after a prompt of 128, blocks of 32, greedy, every cache, one and two tokens a step, 1 and 16
 requests, against naive decoding of one request after the other (NAIVE_S a step, a step a token). `beside`: the same
 engine and qwen3-0.6b, each alone and both at once. `tiny`: the answer of tiny-diffusion here and on torch's CPU.
-`kernel`: confidences against their definition. Needs no compiled core. The last line is JSON.
+`kernel`: confidences against their definition. --folder: models that lie there are not written again. Needs no compiled
+core. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def tell(name: str, figures: Any) -> None:
 def load(shape: str, folder: Path, **settings: Any) -> kvarn.LLM:
     """Tells the seconds of writing and of loading."""
     path, started = folder / f"{shape}.gguf", time.perf_counter()
-    write_model(path, shape, "BF16")
+    if not path.exists():
+        write_model(path, shape, "BF16")
     written = time.perf_counter()
     llm = kvarn.LLM(path, config=kvarn.EngineConfig(backend="cuda", context=1024, **settings))
     tell(f"{shape} loaded", [round(written - started, 1), round(time.perf_counter() - written, 1)])
@@ -177,6 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", default=PARTS)
     parser.add_argument("--shape", default="llada-8b")
+    parser.add_argument("--folder", type=Path, help="where models lie or are written; else in memory, for this run")
     given = parser.parse_args()
     if "kernel" in given.parts:
         kernel()
@@ -185,13 +188,14 @@ def main() -> None:
     in_memory = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 40 << 30
     with tempfile.TemporaryDirectory(dir=MEMORY if in_memory else None) as name:
         if {"answers", "beside"} & set(given.parts):
-            llm = load(given.shape, Path(name), kv_bytes=16 << 30, max_batch_tokens=2048, max_running=32)
+            folder = given.folder or Path(name)
+            llm = load(given.shape, folder, kv_bytes=16 << 30, max_batch_tokens=2048, max_running=32)
             if "answers" in given.parts:
                 for row in ROWS:
                     measure_row(llm, *row)
                 compare(llm)
             if "beside" in given.parts:
-                beside(llm, Path(name))
+                beside(llm, folder)
             llm.close()
     print(json.dumps(found))
 

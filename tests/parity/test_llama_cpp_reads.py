@@ -1,11 +1,11 @@
 """llama.cpp loads what we write and predicts the same, where llama-cpp-python is installed: `make test-long` does that.
 
-Short form: a tiny model in every type and by every method. Long form: SmolLM2.
+Short form: a tiny model in every type, by every method and without every kind of part. Long form: SmolLM2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class Bench:
         """KL(ours || theirs) on a quantised file, over one chunk of random words."""
         model = self.folder / "out.gguf"
         kvarn.quantize(self.source, target, model, options=kvarn.QuantizeOptions(force=True, **options))
+        return self.compare(model)
+
+    def compare(self, model: Path) -> dict[str, float]:
+        """KL(ours || theirs) on a file."""
         text = read_text(write_text(self.folder / "compared.txt", seed=7))
         with EvaluatedModel(model, EngineConfig(context=self.num_tokens, backend="native")) as loaded:
             ids = cut_chunks(text, loaded.tokenizer, self.num_tokens, 1).ids[0]
@@ -98,6 +102,29 @@ def test_every_method(bench: Bench, record: Record) -> None:
         found[method] = bench.agreement("Q4_K_M", method=method, imatrix=matrix, text=bench.calibration)
     record("llama-cpp-reads-methods", found)
     assert max(figures["kl_mean"] for figures in found.values()) <= MAX_KL_ROUNDED
+
+
+CUTS = {
+    "layers": {"layers": 2},
+    "channels": {"ffn": 0.25},
+    "query heads": {"heads": 0.5},
+    "KV groups": {"heads": 0.25},
+    "all": {"layers": 1, "ffn": 0.25, "heads": 0.25},
+    "budget": {"keep": 0.8},
+}
+SMOLLM2_CUTS = CUTS | {"query heads": {"heads": 1 / 3}, "KV groups": {"heads": 2 / 3}, "all": {"layers": 1, "ffn": 0.1}}
+
+
+@pytest.mark.parametrize("then", [None, "Q4_K_M"])
+def test_every_cut(bench: Bench, is_long: bool, then: str | None, record: Record) -> None:
+    model, found = bench.folder / "cut.gguf", {}
+    options = kvarn.PruneOptions(text=bench.calibration, then=then, force=True)
+    for name, parts in (SMOLLM2_CUTS if is_long else CUTS).items():
+        report = kvarn.prune(bench.source, kvarn.PruneTarget(**parts), model, options=options)
+        found[name] = bench.compare(model) | asdict(report.after.shape)
+    assert found["KV groups"]["kv_heads"] < report.before.shape.kv_heads
+    record(f"llama-cpp-reads-cuts-{then or 'F16'}", found)
+    assert max(figures["kl_mean"] for figures in found.values()) <= (MAX_KL["F16"] if then is None else MAX_KL_ROUNDED)
 
 
 def their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

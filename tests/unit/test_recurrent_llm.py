@@ -1,4 +1,4 @@
-"""A model with recurrent layers through the SDK and the command line: what works, and what is refused in a sentence."""
+"""A model with recurrent layers through the SDK and the command line."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import kvarn
 from kvarn import LLM, EngineConfig, SamplingParams
-from kvarn.errors import UnsupportedModel
 from tests.recurrent_model import write_recurrent_model
 
 STORY = "The mill stood by the river, and every morning the miller opened the gate. "
@@ -59,13 +57,3 @@ def test_few_slots_let_requests_wait(path: Path) -> None:
     with LLM(str(path), config=EngineConfig(context=512, max_running=1)) as llm:
         handles = [llm.submit(prompt, PARAMS) for prompt in prompts]
         assert [handle.result(60).token_ids for handle in handles] == alone
-
-
-@pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "smoothquant"])
-def test_quantising_says_why_not(method: str, path: Path, tmp_path: Path) -> None:
-    text, out = tmp_path / "text.txt", tmp_path / "out.gguf"
-    text.write_text(STORY * 200)
-    options = kvarn.QuantizeOptions(method=method, text=[text] if method != "rtn" else ())
-    with pytest.raises(UnsupportedModel, match="recurrent layers"):
-        kvarn.quantize(path, "Q4_0", out, options=options)
-    assert not out.exists()

@@ -15,16 +15,34 @@ from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress
 from kvarn.models.spec import ModelSpec
 from kvarn.models.tensors.shapes import FOLDED
-from kvarn.pruning.cut import PrunedWeights
 from kvarn.pruning.importance.criteria import Float32
-from kvarn.pruning.options import PruneOptions
-from kvarn.pruning.report import HealingReport
 
 if TYPE_CHECKING:
-    from kvarn.backends.torch.training.distill import DistilledModel
+    from kvarn.backends.torch.training.distill import Distillation, DistilledModel
     from kvarn.tokenizer.tokenizer import Tokenizer
 
-CONTEXT, MIN_CHUNKS = 256, 16
+CONTEXT, MIN_CHUNKS = 512, 16
+
+
+@dataclass(frozen=True, slots=True)
+class HealOptions:
+    """For how long: minutes, or exactly so many steps, which the same seed repeats. rate: None: as the device needs."""
+
+    minutes: float | None
+    steps: int | None
+    seed: int
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealingReport:
+    """A distillation from the source. losses: mean KL of the first and the last tenth of the steps."""
+
+    device: str
+    steps: int
+    num_tokens: int
+    seconds: float
+    losses: tuple[float, float]
 
 
 def require_torch() -> None:
@@ -35,43 +53,47 @@ def require_torch() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Healing:
-    """One source and its text; options: for how long, and the seed."""
+    """One source and the sequences of tokens to learn from. Needs torch, and no native core."""
 
     source: WeightSource
     spec: ModelSpec
-    text: RunningText
-    tokenizer: Tokenizer
-    options: PruneOptions
-
-    def chunks(self) -> npt.NDArray[np.int32]:
-        """The sequences to learn from."""
-        found = cut_chunks(self.text, self.tokenizer, CONTEXT, None).ids
-        if len(found) < MIN_CHUNKS:
-            raise InvalidParameter(
-                f"{', '.join(self.text.names)} gives {len(found)} chunks of {CONTEXT} tokens, healing needs "
-                f"{MIN_CHUNKS}, better thousands; give a longer text",
-                field="text",
-            )
-        return found
+    ids: npt.NDArray[np.int32]
+    options: HealOptions
 
     def run(
-        self, pruned: PrunedWeights, spec: ModelSpec, progress: OnProgress | None
+        self, pruned: WeightSource, spec: ModelSpec, progress: OnProgress | None
     ) -> tuple[dict[str, Float32], HealingReport]:
         """New values by the pruned model's names, and what it took."""
-        from kvarn.backends.torch.training.distill import DistillOptions, distill
-
-        minutes, steps = self.options.heal_minutes, self.options.heal_steps
-        seconds = None if minutes is None or steps else 60 * minutes
-        options = DistillOptions(seconds=seconds, steps=steps, seed=self.options.seed)
 
         def show(done: int, total: int | None) -> None:
             if progress is not None:
                 progress(done, total, "steps of healing")
 
-        done = distill(_model(self.spec, self.source), _model(spec, pruned), self.chunks(), options, show)
+        done = self.distillation(pruned, spec).run(show)
         tenth = max(1, len(done.losses) // 10)
         ends = float(np.mean(done.losses[:tenth])), float(np.mean(done.losses[-tenth:]))
         return done.weights, HealingReport(done.device, len(done.losses), done.num_tokens, done.seconds, ends)
+
+    def distillation(self, pruned: WeightSource, spec: ModelSpec) -> Distillation:
+        """Both models on their device, ready to begin."""
+        from kvarn.backends.torch.training.distill import Distillation, DistillOptions
+
+        minutes, steps = self.options.minutes, self.options.steps
+        seconds = None if minutes is None or steps else 60 * minutes
+        options = DistillOptions(seconds=seconds, steps=steps, seed=self.options.seed, rate=self.options.rate)
+        return Distillation(_model(self.spec, self.source), _model(spec, pruned), self.ids, options)
+
+
+def heal_chunks(text: RunningText, tokenizer: Tokenizer) -> npt.NDArray[np.int32]:
+    """The sequences of a text to learn from."""
+    found = cut_chunks(text, tokenizer, CONTEXT, None).ids
+    if len(found) < MIN_CHUNKS:
+        raise InvalidParameter(
+            f"{', '.join(text.names)} gives {len(found)} chunks of {CONTEXT} tokens, healing needs "
+            f"{MIN_CHUNKS}, better thousands; give a longer text",
+            field="text",
+        )
+    return found
 
 
 def _model(spec: ModelSpec, weights: WeightSource) -> DistilledModel:

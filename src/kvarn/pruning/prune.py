@@ -16,7 +16,7 @@ from kvarn.machine import choose_threads
 from kvarn.models.describe import describe
 from kvarn.pruning.cut import Cut, PrunedWeights, parameters, whole
 from kvarn.pruning.families import prunable_parts, require_same_function
-from kvarn.pruning.heal import Healing, require_torch
+from kvarn.pruning.heal import Healing, HealingReport, HealOptions, heal_chunks, require_torch
 from kvarn.pruning.importance.activations import collect_activations
 from kvarn.pruning.importance.criteria import DATA_FREE, Float32
 from kvarn.pruning.importance.scores import PartScores
@@ -24,7 +24,7 @@ from kvarn.pruning.options import PruneOptions, PruneTarget
 from kvarn.pruning.output import PrunedFile
 from kvarn.pruning.planner import CutPlanner
 from kvarn.pruning.probe import CutProbe
-from kvarn.pruning.report import CutOutcome, HealingReport, PruningReport
+from kvarn.pruning.report import CutOutcome, PruningReport
 from kvarn.pruning.shapes import CutShape, shape_of
 from kvarn.pruning.target_shape import ShapeTarget
 from kvarn.quantization.disk import require_writable
@@ -88,9 +88,7 @@ class PruneJob:
 
     def write(self, planner: CutPlanner, shape: CutShape, output: Path) -> PruningReport:
         """The file of a shape, and what it is worth."""
-        cut = planner.cut(shape)
-        weights = self._pruned(planner, cut, planner.fitted(cut))
-        require_same_function(weights, self._spec, cut)
+        cut, weights = self.cut(planner, shape)
         weights, healing = self._healed(planner, cut, weights)
         self._file.write(output, weights)
         return replace(
@@ -101,13 +99,22 @@ class PruneJob:
             healing=healing,
         )
 
+    def cut(self, planner: CutPlanner, shape: CutShape) -> tuple[Cut, PrunedWeights]:
+        """What stays for a shape, refitted, and its weights."""
+        cut = planner.cut(shape)
+        weights = self._pruned(planner, cut, planner.fitted(cut))
+        require_same_function(weights, self._spec, cut)
+        return cut, weights
+
     def _healed(
         self, planner: CutPlanner, cut: Cut, weights: PrunedWeights
     ) -> tuple[PrunedWeights, HealingReport | None]:
         if not self._options.heals:
             return weights, None
         assert self._text is not None
-        healing = Healing(self._weights, self._spec, self._text, planner.probe.tokenizer, self._options)
+        chosen = HealOptions(self._options.heal_minutes, self._options.heal_steps, self._options.seed)
+        ids = heal_chunks(self._text, planner.probe.tokenizer)
+        healing = Healing(self._weights, self._spec, ids, chosen)
         values, report = healing.run(weights, describe(weights).spec, self._progress)
         named = {weights.source_name(name): value for name, value in values.items()}
         return self._pruned(planner, cut, named), report

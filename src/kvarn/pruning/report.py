@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvarn.pruning.heal import HealingReport
 from kvarn.pruning.planner import CutTrial
 from kvarn.pruning.shapes import CutShape
 
@@ -17,17 +18,6 @@ class CutOutcome:
     parameters: int  # of all layers; embedding and head are not counted
     num_bytes: int
     perplexity: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HealingReport:
-    """A distillation from the source. losses: mean KL of the first and the last tenth of the steps."""
-
-    device: str
-    steps: int
-    num_tokens: int
-    seconds: float
-    losses: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvarn.errors import ConfigError, UnsupportedModel
 from kvarn.evaluation.text import Chunks, RunningText, TextFiles, cut_chunks, read_text
 from kvarn.formats.open import open_weights
 from kvarn.hub import OnProgress, resolve
-from kvarn.models.spec import Encoder, MixtureOfExperts
+from kvarn.models.spec import Attention, Encoder, MixtureOfExperts
 from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics, merged, read_imatrix, write_imatrix
 
 SAVE_CHUNKS = 64  # between two saves of what has been collected
@@ -159,12 +159,10 @@ class _Collection:
     def _entries(self) -> Iterator[tuple[str, InputStatistics]]:
         spec = self._model.spec
         for layer, block in enumerate(spec.blocks):
-            ffn, attention = block.feed_forward, block.attention
-            shared = ("attn_k", "attn_v", "attn_qkv") if attention.kv_source is None else ()
+            ffn = block.feed_forward
             experts = ffn.num_experts if isinstance(ffn, MixtureOfExperts) else 0
             inputs: list[tuple[str, int, int, tuple[str, ...]]] = [
-                ("qkv", 1, spec.width, ("attn_q", *shared)),
-                ("attention_output", 1, attention.num_heads * attention.head_dim, ("attn_output",)),
+                *_attention_inputs(block.mixer, spec.width),
                 ("ffn_in", 1, spec.width, ROUTED if experts else ("ffn_gate", "ffn_up")),
                 ("ffn_down", experts or 1, ffn.hidden, ("ffn_down_exps" if experts else "ffn_down",)),
             ]
@@ -180,6 +178,14 @@ class _Collection:
             rows = np.array([self._num_rows], np.uint64)
             sums = InputSums(squares[None], magnitudes[None], largest[None], rows)
             yield "token_embd.weight" if spec.head.tied else "output.weight", _statistics(sums)
+
+
+def _attention_inputs(mixer: object, width: int) -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
+    """None for latent attention and recurrent layers: their matrices read what is not observed, and weigh evenly."""
+    if isinstance(mixer, Attention):
+        shared = ("attn_k", "attn_v", "attn_qkv") if mixer.kv_source is None else ()
+        yield "qkv", 1, width, ("attn_q", *shared)
+        yield "attention_output", 1, mixer.num_heads * mixer.head_dim, ("attn_output",)
 
 
 def _statistics(sums: InputSums) -> InputStatistics:

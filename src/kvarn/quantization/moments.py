@@ -16,7 +16,7 @@ from kvarn.engine.load import load_model
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.evaluation.text import RunningText, cut_chunks
 from kvarn.hub import OnProgress
-from kvarn.models.spec import Block, FeedForward, ModelSpec
+from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec
 
 Float32 = npt.NDArray[np.float32]
 
@@ -117,15 +117,15 @@ class MomentCollector:
 
 
 def _inputs(spec: ModelSpec, layer: int, block: Block) -> Iterator[LayerInput]:
-    """The inputs of a layer; experts have too few tokens each for moments of their own."""
-    attention, ffn = block.attention, block.feed_forward
+    """The inputs of a layer; experts have too few tokens each, and of mixers only plain attention is observed."""
+    mixer, ffn = block.mixer, block.feed_forward
 
     def named(*kinds: str) -> tuple[str, ...]:
         return tuple(f"blk.{layer}.{kind}.weight" for kind in kinds)
 
-    yield LayerInput(layer, "qkv", spec.width, named("attn_q", "attn_k", "attn_v", "attn_qkv"))
-    heads = attention.num_heads * attention.head_dim
-    yield LayerInput(layer, "attention_output", heads, named("attn_output"))
+    if isinstance(mixer, Attention):
+        yield LayerInput(layer, "qkv", spec.width, named("attn_q", "attn_k", "attn_v", "attn_qkv"))
+        yield LayerInput(layer, "attention_output", mixer.num_heads * mixer.head_dim, named("attn_output"))
     if isinstance(ffn, FeedForward):
         yield LayerInput(layer, "ffn_in", spec.width, named("ffn_gate", "ffn_up"))
         yield LayerInput(layer, "ffn_down", ffn.hidden, named("ffn_down"))

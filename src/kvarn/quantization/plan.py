@@ -14,7 +14,7 @@ from kvarn.evaluation.text import RunningText, TextFiles
 from kvarn.formats.gguf.writer import Streamed, alignment_of, gguf_size, padded
 from kvarn.formats.weights import TensorInfo, TensorType, conversions
 from kvarn.hub import OnProgress
-from kvarn.models.spec import MixtureOfExperts, ModelSpec
+from kvarn.models.spec import Attention, LatentAttention, MixtureOfExperts, ModelSpec
 from kvarn.quantization.allocation.allocate import Budget, Measurement, SizeTarget, allocate
 from kvarn.quantization.allocation.candidates import fitting_types
 from kvarn.quantization.allocation.measured_file import MeasuredFile, measured_key
@@ -152,13 +152,23 @@ def refuse_requantizing(source: ModelSource, infos: list[TensorInfo], *, confirm
 
 def recipe_model(spec: ModelSpec) -> RecipeModel:
     """What recipes look at."""
-    attention, ffn = spec.blocks[0].attention, spec.blocks[0].feed_forward
+    ffn = spec.blocks[0].feed_forward
     return RecipeModel(
         num_layers=len(spec.blocks),
-        queries_per_kv_head=attention.num_heads // attention.num_kv_heads,
+        queries_per_kv_head=_queries_per_kv_head(spec),
         num_experts=ffn.num_experts if isinstance(ffn, MixtureOfExperts) else 0,
         is_tied=spec.head is not None and spec.head.tied,
     )
+
+
+def _queries_per_kv_head(spec: ModelSpec) -> int:
+    """Of the first layer that has heads; all heads of latent attention read one."""
+    for block in spec.blocks:
+        if isinstance(block.mixer, Attention):
+            return block.mixer.num_heads // block.mixer.num_kv_heads
+        if isinstance(block.mixer, LatentAttention):
+            return block.mixer.num_heads
+    return 1
 
 
 def _change(info: TensorInfo, wanted: WrittenType, type: WrittenType, matrix: ImportanceMatrix | None) -> TensorChange:

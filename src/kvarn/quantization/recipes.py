@@ -38,7 +38,9 @@ FALLBACKS: Final[Mapping[WrittenType, TensorType]] = {
     **{T.Q2_K: T.Q4_0, T.Q3_K: T.Q4_0, T.Q4_K: T.Q5_0, T.Q5_K: T.Q5_1, T.Q6_K: T.Q8_0},
     P.IQ4_XS: T.IQ4_NL,
 }
-UNQUANTIZED = re.compile(r"(_norm\.weight|ffn_gate_inp\.weight|position_embd\.weight|token_types\.weight)$")
+UNQUANTIZED = re.compile(
+    r"(_norm|ffn_gate_inp|position_embd|token_types|ssm_conv1d|shortconv\.conv|per_layer_model_proj)\.weight$|altup|laurel"
+)
 EIGHT_EXPERTS_WIDE: Final = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "IQ4_XS", "Q4_K_S", "Q4_K_M")
 
 
@@ -78,7 +80,7 @@ def mix_name(name: str) -> str:
 
 
 def is_quantizable(info: TensorInfo) -> bool:
-    """Whether a recipe touches a tensor: matrices, but no norms, routers and position tables."""
+    """Whether a recipe touches a tensor: matrices, but no norms, routers, position tables and convolutions."""
     return len(info.shape) >= 2 and info.name.endswith(".weight") and UNQUANTIZED.search(info.name) is None
 
 

@@ -118,8 +118,10 @@ class Measurement:
         """Mean KL on the text with all these tensors in these types."""
         replaced = {}
         for name, type in types.items():
+            if name not in self._probe.names:
+                continue
             info = self._probe.weights.tensors[name]
-            if name in self._probe.names and info.type is not type:
+            if info.type is not type:
                 replaced[name] = Replacement(type, self._quantized(info, type))
         return self._probe.full_divergence(replaced) if replaced else 0.0
 

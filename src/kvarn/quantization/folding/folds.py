@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorInfo, TensorType, WeightSource
-from kvarn.models.spec import Block, FeedForward, ModelSpec
+from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec
 from kvarn.quantization.imatrix import ImportanceMatrix, InputStatistics
 
 Float32 = npt.NDArray[np.float32]
@@ -57,24 +57,31 @@ def folds(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Iterator[Fold]:
 
 
 def _of_block(spec: ModelSpec, layer: int, block: Block) -> Iterator[Fold]:
-    attention, ffn = block.attention, block.feed_forward
+    ffn = block.feed_forward
 
     def named(*kinds: str) -> tuple[str, ...]:
         return tuple(f"blk.{layer}.{kind}" for kind in kinds)
 
-    if block.placement != "residual" and block.laurel is None:  # there the norm writes into what others read, too
-        norm, readers = named("attn_norm.weight", "attn_norm.bias"), ("attn_q", "attn_k", "attn_v")
-        yield Fold(layer, "qkv", norm, named(*(f"{kind}.weight" for kind in readers)), spec.width)
-        if isinstance(ffn, FeedForward) and ffn.gated:
+    own_norms = block.placement != "residual" and block.laurel is None  # else norms write into what others read, too
+    if isinstance(block.mixer, Attention):  # what else mixes tokens is left alone
+        if own_norms:
+            norm, readers = named("attn_norm.weight", "attn_norm.bias"), ("attn_q", "attn_k", "attn_v")
+            yield Fold(layer, "qkv", norm, named(*(f"{kind}.weight" for kind in readers)), spec.width)
+        yield from _of_values(layer, block.mixer)
+    if isinstance(ffn, FeedForward) and ffn.gated:
+        if own_norms:
             norm = named("ffn_norm.weight", "ffn_norm.bias")
             yield Fold(layer, "ffn_in", norm, named("ffn_gate.weight", "ffn_up.weight"), spec.width)
-    shares, channels = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads * attention.head_dim
-    values, output = named("attn_v.weight", "attn_v.bias"), named("attn_output.weight")
-    if attention.value_norm_eps is None and attention.kv_source is None:  # a norm would undo it
-        yield Fold(layer, "attention_output", values, output, channels, shares, attention.head_dim)
-    if isinstance(ffn, FeedForward) and ffn.gated:  # up is linear, whatever its gate is
-        up = named("ffn_up.weight", "ffn_up.bias")
+        up = named("ffn_up.weight", "ffn_up.bias")  # it is linear, whatever its gate is
         yield Fold(layer, "ffn_down", up, named("ffn_down.weight"), ffn.hidden)
+
+
+def _of_values(layer: int, attention: Attention) -> Iterator[Fold]:
+    if attention.value_norm_eps is None and attention.kv_source is None:  # a norm would undo it
+        writers = f"blk.{layer}.attn_v.weight", f"blk.{layer}.attn_v.bias"
+        shares, channels = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads * attention.head_dim
+        readers = (f"blk.{layer}.attn_output.weight",)
+        yield Fold(layer, "attention_output", writers, readers, channels, shares, attention.head_dim)
 
 
 class FoldedWeights(WeightProxy):

@@ -2,7 +2,8 @@
 
 The vendor's library is fastest for many rows and nearly always computes the same chain; where it was seen not to, our
 own kernel does. For the few numbers of rows of a decode step several tilings are timed as well, when a model of its
-shape is loaded for the first time: pick_store.py keeps what was found.
+shape is loaded for the first time, alone and then, those nearly as fast as the fastest, within whole steps:
+pick_store.py keeps what was found.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.matmul import TILINGS, Epilogue, Tiling, default_tiling, multiply
+from kvarn.backends.torch.cuda.matmul import TILINGS, Epilogue, Tiling, compile_products, default_tiling, multiply
 from kvarn.backends.torch.cuda.pick_store import PickStore, Stored
 
 NUM_COMPARED = 1 << 20  # results
@@ -23,6 +24,9 @@ LIBRARY_DEPTH = 64  # an inner dimension that is no multiple of it is padded by 
 FEW_ROWS = 16  # the library is not tried for so few
 TIMED_CALLS = 8  # in one captured graph, over as many weights
 TIMED_REPLAYS = 3
+CLOSE, MAX_CLOSE = 1.06, 3  # within so much of the fastest alone, so many at most are tried within steps ...
+CLOSE_ROWS = 64  # ... of so many rows: more are not bound by what their weights wait for
+LEAST_GAIN = 0.998  # of a step's time, beyond its noise
 CANDIDATES = tuple(
     Tiling(*one)
     for one in (
@@ -39,6 +43,12 @@ CANDIDATES = tuple(
         (64, 64, 128, 4, 4, True),
         (64, 128, 64, 4, 8, True),
         (128, 128, 64, 4, 8, False),
+        (16, 64, 128, 7, 4, True, True),
+        (16, 128, 128, 3, 8, True, True),
+        (32, 64, 128, 6, 4, True, True),
+        (64, 64, 128, 5, 4, True, True),
+        (128, 64, 64, 8, 4, True, True),
+        (128, 128, 64, 4, 8, True, True),
     )
 )
 Key = tuple[int, int, int, int, torch.dtype]
@@ -57,6 +67,7 @@ class Matmuls:
 
     def __init__(self, store: PickStore | None = None) -> None:
         self.picks: dict[Key, Pick] = {}
+        self._close: dict[Key, list[Pick]] = {}  # nearly as fast as what was picked
         self._store = store
         torch.backends.cuda.preferred_blas_library("cublaslt")  # the one that can be kept from splitting sums
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
@@ -83,8 +94,29 @@ class Matmuls:
             x = _random_rows(count, weights[0])
             key = _key(x, weights[0], epilogue, dtype)
             if key not in self.picks:
-                self.picks[key] = self._kept(key, partial(_fastest, x, weights[:TIMED_CALLS], epilogue, dtype))
+                self.picks[key] = self._kept(
+                    key, partial(self._fastest, key, x, weights[:TIMED_CALLS], epilogue, dtype)
+                )
         if self._store is not None:
+            self._store.save()
+
+    def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
+        """Choose by the time of whole steps among what is nearly as fast alone, for products of so many rows.
+
+        A kernel's programs begin where those before it end, and how well they fit there no timing alone shows.
+        """
+        keys = [key for key in self._close if key[0] == num_rows and num_rows <= CLOSE_ROWS]
+        best_us = step_us() if keys else 0.0
+        for key in keys:
+            for other in self._close.pop(key):
+                held, self.picks[key] = self.picks[key], other
+                found_us = step_us()
+                if found_us < LEAST_GAIN * best_us:
+                    best_us = found_us
+                else:
+                    self.picks[key] = held
+            self._keep(key, self.picks[key])
+        if keys and self._store is not None:
             self._store.save()
 
     def _run(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
@@ -100,15 +132,21 @@ class Matmuls:
 
     def _kept(self, key: Key, choose: Callable[[], Pick]) -> Pick:
         """The pick of an earlier process, or one that is made now."""
-        if self._store is None:
-            return choose()
-        *numbers, dtype = key
-        name = " ".join([*map(str, numbers), str(dtype).removeprefix("torch.")])
-        pick = _restored(self._store.find(name), key)
+        pick = None if self._store is None else _restored(self._store.find(_name(key)), key)
         if pick is None:
             pick = choose()
-            self._store.add(name, [pick.tiling and list(astuple(pick.tiling)), round(pick.microseconds, 2)])
+            self._keep(key, pick)
         return pick
+
+    def _keep(self, key: Key, pick: Pick) -> None:
+        if self._store is not None:
+            tiling = pick.tiling and list(astuple(pick.tiling))
+            self._store.add(_name(key), [tiling, round(pick.microseconds, 2)])
+
+    def _fastest(self, key: Key, x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> Pick:
+        best, *others = _by_time(x, weights, epilogue, dtype)
+        self._close[key] = [one for one in others if one.microseconds <= CLOSE * best.microseconds][:MAX_CLOSE]
+        return best
 
     def _library_or_own(self, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Pick:
         own = Pick(default_tiling(len(x), epilogue, x.element_size()))
@@ -141,16 +179,17 @@ def _compute(pick: Pick, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilo
     return torch.mm(x, weight.T) if out.dtype == x.dtype else torch.mm(x, weight.T, out_dtype=out.dtype)
 
 
-def _fastest(x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> Pick:
-    matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
+def _by_time(x: Tensor, weights: Sequence[Tensor], epilogue: Epilogue, dtype: torch.dtype) -> list[Pick]:
+    """All that give the same bits, the fastest first."""
     own = Pick(default_tiling(len(x), epilogue, x.element_size()))
     suited = [one for one in CANDIDATES if len(x) <= 4 * one.rows and one.rows <= max(16, 2 * len(x))]
-    picks = [own] + [Pick(one) for one in suited if one.fits(x.element_size(), matrices)]
-    if len(x) > FEW_ROWS:
-        picks.append(Pick(None))
+    tilings = [one for one in suited if one.can_compute(weights[0], epilogue)]
+    out = _new(x, len(weights[0]) // (2 if epilogue is Epilogue.SILU_GATED else 1), dtype)
+    compile_products((x, weights[0], out, epilogue, one) for one in tilings)
+    picks = [own, *map(Pick, tilings)] + ([Pick(None)] if len(x) > FEW_ROWS else [])
     equal = [pick for pick in picks if _is_equal(pick, own, x, weights[0], epilogue, dtype)]
     timed = [Pick(pick.tiling, _time_us(pick, x, weights, epilogue, dtype)) for pick in equal]
-    return min(timed, key=lambda pick: pick.microseconds)
+    return sorted(timed, key=lambda pick: pick.microseconds)
 
 
 def _is_equal(pick: Pick, own: Pick, x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> bool:
@@ -204,6 +243,11 @@ def replay_us(call: Callable[[], object]) -> float:
 
 def _key(x: Tensor, weight: Tensor, epilogue: Epilogue, dtype: torch.dtype) -> Key:
     return len(x), weight.shape[0], weight.shape[1], int(epilogue), dtype
+
+
+def _name(key: Key) -> str:
+    *numbers, dtype = key
+    return " ".join([*map(str, numbers), str(dtype).removeprefix("torch.")])
 
 
 def _new(x: Tensor, columns: int, dtype: torch.dtype | None = None) -> Tensor:

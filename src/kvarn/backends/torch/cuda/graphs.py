@@ -6,6 +6,7 @@ share one pool of memory, so only one of them may be under way.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,11 @@ from kvarn.backends.torch.cache import DeviceCache
 from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
 from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
+from kvarn.backends.torch.cuda.rows import fed_tokens
 from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
 from kvarn.backends.torch.mixers.recurrent import STATE_ROWS, StateRows, state_arrays
-from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots, with_chosen
+from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots
 from kvarn.models.spec import MaskedDiffusion
 
 MAX_SEQUENCES = 256
@@ -45,6 +47,7 @@ PADDING = {
 }
 STATE_PADDING = {"begins": 0, "read": -1, "written": -1, "saved": -1, "firsts": 0, "ends": 0}  # recurrent.StateRows
 FEW_SEQUENCES = 16
+TIMED_REPLAYS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ class CapturedSteps:
         self._stage(batch, shape)
         found = self._graphs.get(shape)
         if found is None:
+            if shape.is_decode:
+                self._ops.refine(shape.rows, lambda: self._time_us(shape))
             found = self._graphs[shape] = self._capture(shape)
         found.graph.replay()
         left, count = found.left, len(batch.output_rows)
@@ -183,6 +188,18 @@ class CapturedSteps:
         self._pool = graph.pool()
         return Captured(graph, left)
 
+    def _time_us(self, shape: StepShape) -> float:
+        """Of the staged step with the kernels that are picked now; the least of a few replays."""
+        graph = self._capture(shape).graph
+        graph.replay()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED_REPLAYS + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record()
+        marks[-1].synchronize()
+        return 1e3 * min(float(begin.elapsed_time(end)) for begin, end in itertools.pairwise(marks))
+
     def _step(self, shape: StepShape) -> Step:
         at = dict(zip(self._padding, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
@@ -201,7 +218,7 @@ class CapturedSteps:
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
-        x = model.embed(with_chosen(step, self._chosen))
+        x = model.embed(replace(step, token_ids=fed_tokens(step.token_ids, self._chosen)))
         for index in range(len(model.weights.blocks)):
             x = model.run_block(x, index, step, self._cache)
         hidden = model.finish(x, step)
@@ -221,7 +238,8 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size), _batch(2 * OUTPUTS[0], 0, 4, block_size)]
     decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
     depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
-    decodes += [_batch(count, depth, 1, block_size) for depth in depths for count in (1, 2)]
+    few = [count for count in BUCKETS if count <= FEW_SEQUENCES]
+    decodes += [_batch(count, depth, 1, block_size) for depth in depths for count in few]
     return _fitting(prompts + decodes, num_blocks, max_context)
 
 

@@ -6,14 +6,17 @@ beside it. What is added or gated afterwards works on the product as it was roun
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kvarn.backends.torch.cuda.dependent import LAUNCH, LINE_BYTES, prefetch_rows, wait_for_inputs
+from kvarn.backends.torch.cuda.dependent import IS_ABLE, LAUNCH, LINE_BYTES, prefetch_rows, wait_for_inputs
 
 GROUP = 8  # tiles of rows that share their weights in the cache
 
@@ -28,7 +31,8 @@ class Epilogue(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Shape of one program's tile; is_tall: the weights are the tall operand, for few rows."""
+    """Shape of one program's tile; is_tall: the weights are the tall operand, for few rows; is_copied: they come
+    through the copy engine."""
 
     rows: int
     columns: int
@@ -36,6 +40,13 @@ class Tiling:
     stages: int
     warps: int
     is_tall: bool
+    is_copied: bool = False
+
+    def can_compute(self, weight: Tensor, epilogue: Epilogue) -> bool:
+        """Whether it is made for such a matrix and fits."""
+        num_matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
+        is_whole = len(weight) // num_matrices % self.columns == 0 and weight.shape[1] % self.depth == 0
+        return self.fits(weight.element_size(), num_matrices) and (is_whole and IS_ABLE if self.is_copied else True)
 
     def fits(self, element_size: int, num_matrices: int) -> bool:
         """Whether its buffers fit into shared memory, and its sums into registers."""
@@ -82,24 +93,39 @@ def multiply(
     x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue = Epilogue.STORE, tiling: Tiling | None = None
 ) -> Tensor:
     """out = x (rows, in) @ weight (out, in).T, or what the epilogue makes of it; out's type may be wider than x's."""
+    _launch(x, weight, out, epilogue, tiling or default_tiling(len(x), epilogue, x.element_size()), is_warmup=False)
+    return out
+
+
+def compile_products(wanted: Iterable[tuple[Tensor, Tensor, Tensor, Epilogue, Tiling]]) -> None:
+    """Compile for these arguments of multiply, several at a time; computes nothing."""
+    if not hasattr(triton, "AsyncCompileMode"):
+        return
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
+        for one in wanted:
+            _launch(*one, is_warmup=True)
+
+
+def _launch(x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue, tile: Tiling, *, is_warmup: bool) -> None:
     rows, depth = x.shape
     columns = len(weight) // 2 if epilogue is Epilogue.SILU_GATED else len(weight)
     element_size = x.element_size()
-    tile = tiling or default_tiling(rows, epilogue, element_size)
-    grid = (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
-    _matmul_kernel[grid](
-        x, weight, out, rows, columns, x.stride(0), weight.stride(0), out.stride(0),
+    copied = None
+    if tile.is_copied:
+        copied = TensorDescriptor(weight, list(weight.shape), list(weight.stride()), [tile.columns, tile.depth])
+    _matmul_kernel.run(
+        x, weight, copied, out, rows, columns, x.stride(0), weight.stride(0), out.stride(0),
         DEPTH=depth, ROWS=tile.rows, COLUMNS=tile.columns, STEP=tile.depth, STAGES=tile.stages, IS_TALL=tile.is_tall,
         GROUPED=GROUP, IS_EVEN=depth % tile.depth == 0 and columns % tile.columns == 0, EPILOGUE=int(epilogue),
         PREFETCHED=tile.prefetched(element_size) if LAUNCH["DEPENDENT"] else 0,
-        num_warps=tile.warps, **LAUNCH,
+        num_warps=tile.warps, grid=(triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),),
+        warmup=is_warmup, **LAUNCH,
     )  # fmt: skip
-    return out
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _matmul_kernel(
-    x, weight, out, rows, columns, x_row, weight_row, out_row,
+    x, weight, copied, out, rows, columns, x_row, weight_row, out_row,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
     IS_TALL: tl.constexpr, GROUPED: tl.constexpr, IS_EVEN: tl.constexpr, EPILOGUE: tl.constexpr,
     PREFETCHED: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -112,7 +138,8 @@ def _matmul_kernel(
     first = t // per_group * GROUPED
     size = tl.minimum(tiles_m - first, GROUPED)
     m = (first + (t % per_group) % size) * ROWS + tl.arange(0, ROWS)
-    n = ((t % per_group) // size) * COLUMNS + tl.arange(0, COLUMNS)
+    n_first = ((t % per_group) // size) * COLUMNS
+    n = n_first + tl.arange(0, COLUMNS)
     k = tl.arange(0, STEP)
     x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
     w_at = weight + n.to(tl.int64)[:, None] * weight_row + k[None, :]
@@ -129,21 +156,16 @@ def _matmul_kernel(
             prefetch_rows(weight + columns.to(tl.int64) * weight_row, n, columns, weight_row, PREFETCHED)
     wait_for_inputs(DEPENDENT)
     for at in tl.range(0, DEPTH, STEP, num_stages=STAGES):
-        if IS_EVEN:
-            w_tile = tl.load(w_at + at)
-            x_tile = tl.load(x_at + at, mask=(m < rows)[:, None], other=0.0)
-        else:
-            w_tile = tl.load(w_at + at, mask=(n < columns)[:, None] & (at + k < DEPTH)[None, :], other=0.0)
-            x_tile = tl.load(x_at + at, mask=(m < rows)[:, None] & (at + k < DEPTH)[None, :], other=0.0)
+        x_inside = (m < rows)[:, None] if IS_EVEN else (m < rows)[:, None] & (at + k < DEPTH)[None, :]
+        inside = (n < columns)[:, None] & (at + k < DEPTH)[None, :]
+        w_tile = _weights(w_at, copied, n_first, at, inside, IS_EVEN)
+        x_tile = tl.load(x_at + at, mask=x_inside, other=0.0)
         if IS_TALL:
             total = tl.dot(w_tile, x_tile.T, total, input_precision=PRECISION)
         else:
             total = tl.dot(x_tile, w_tile.T, total, input_precision=PRECISION)
         if EPILOGUE == 2:
-            if IS_EVEN:
-                up_tile = tl.load(up_at + at)
-            else:
-                up_tile = tl.load(up_at + at, mask=(n < columns)[:, None] & (at + k < DEPTH)[None, :], other=0.0)
+            up_tile = _weights(up_at, copied, columns + n_first, at, inside, IS_EVEN)
             if IS_TALL:
                 up_total = tl.dot(up_tile, x_tile.T, up_total, input_precision=PRECISION)
             else:
@@ -160,3 +182,14 @@ def _matmul_kernel(
         gate = total.to(out.dtype.element_ty).to(tl.float32)
         total = gate / (1 + tl.exp(-gate)) * up_total.to(out.dtype.element_ty).to(tl.float32)
     tl.store(to, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weights(pointers, copied, first, at, inside, IS_EVEN: tl.constexpr):
+    """A tile of a matrix from row `first` and column `at` on."""
+    if copied is not None:
+        return copied.load([first, at])
+    elif IS_EVEN:  # noqa: RET505 - the compiler leaves out the other branches
+        return tl.load(pointers + at)
+    else:
+        return tl.load(pointers + at, mask=inside, other=0.0)

@@ -7,7 +7,7 @@ plain operations compute.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
 
-BUCKETS = (1, 16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
+BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
 MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
 MAX_SPLIT = 256  # tiles times KV heads below which a sequence's tiles of keys are computed side by side ...
@@ -86,6 +86,10 @@ class CudaOps(PlainOps):
         if isinstance(tokens, Tensor):
             return super().lookup(tokens, token_ids)
         return self._matmuls.lookup(tokens, token_ids)
+
+    def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
+        """Choose kernels by the time of a captured step of so many rows."""
+        self._matmuls.refine(num_rows, step_us)
 
     def row_multiple(self, num_rows: int) -> int:
         """So few numbers of rows that a kernel can be chosen for each."""

@@ -115,7 +115,7 @@ def picks_folder() -> Path:
 def source_hash(folder: Path = Path(__file__).parent) -> str:
     """Of every file of the kernels: a pick is timed again when any of them changes."""
     found = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 

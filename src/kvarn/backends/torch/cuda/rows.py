@@ -1,4 +1,4 @@
-"""Row-wise kernels: norms, rope with the write to the cache, gated activations.
+"""Row-wise kernels: tokens fed on the device, norms, rope with the write to the cache, gated activations.
 
 Each row is one program's (or one warp's) own sum, so its bits do not depend on the rows beside it.
 """
@@ -19,6 +19,22 @@ from kvarn.models.spec import Attention
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 HEADS_PER_PROGRAM = 16
 COLUMNS_PER_PROGRAM = 2048
+TOKENS_PER_PROGRAM = 256
+
+
+def fed_tokens(token_ids: Tensor, chosen: Tensor) -> Tensor:
+    """The ids with the tokens that the last step chose in the places that name them, as step.with_chosen()."""
+    count, fed = len(token_ids), torch.empty(len(token_ids), dtype=torch.int64, device=token_ids.device)
+    _feed_kernel[(triton.cdiv(count, TOKENS_PER_PROGRAM),)](token_ids, chosen, fed, count, SIZE=TOKENS_PER_PROGRAM)
+    return fed
+
+
+@triton.jit(do_not_specialize=["count"])
+def _feed_kernel(token_ids, chosen, fed, count, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    token = tl.load(token_ids + i, mask=i < count, other=0)
+    named = tl.load(chosen + (-1 - token), mask=(i < count) & (token < 0), other=0)
+    tl.store(fed + i, tl.where(token < 0, tl.maximum(named, 0), token).to(tl.int64), mask=i < count)
 
 
 def normalise(x: Tensor, norm: NormWeights) -> Tensor:

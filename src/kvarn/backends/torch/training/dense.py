@@ -1,11 +1,11 @@
 """A dense decoder in torch that can be differentiated: whole sequences at once, no cache. An interpreter of ModelSpec.
 
-Its weights are float32 tensors by GGUF's names; matrices are multiplied in the type of the autocast around it.
+Its weights are float32 tensors by GGUF's names; the residual stream and norms stay float32, what is between them is in
+the type of the autocast around it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -31,7 +31,7 @@ class DenseDecoder:
     """A model of dense layers with RMS norms; weights by name."""
 
     def __init__(self, spec: ModelSpec, names: list[str], read: ReadArray, device: torch.device) -> None:
-        self.spec = spec
+        self.spec, self.device = spec, device
         self.weights: Mapping[str, Tensor] = {
             name: torch.from_numpy(np.array(read(name), np.float32)).to(device) for name in names
         }
@@ -72,18 +72,17 @@ class DenseDecoder:
         return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
 
     def _feed_forward(self, x: Tensor, prefix: str, ffn: FeedForward) -> Tensor:
-        up = self._linear(x, f"{prefix}ffn_up").float()
+        up = self._linear(x, f"{prefix}ffn_up")
         if ffn.gated:
-            up = ACTIVATIONS[ffn.activation](self._linear(x, f"{prefix}ffn_gate").float()) * up
+            up = ACTIVATIONS[ffn.activation](self._linear(x, f"{prefix}ffn_gate")) * up
         else:
             up = ACTIVATIONS[ffn.activation](up)
-        return self._linear(up, f"{prefix}ffn_down").float()
+        return self._linear(up, f"{prefix}ffn_down")
 
     def _attention(self, x: Tensor, prefix: str, attention: Attention) -> Tensor:
         sequences, length, _ = x.shape
         q, k, v = (
-            self._linear(x, f"{prefix}attn_{kind}").float().view(sequences * length, -1, attention.head_dim)
-            for kind in "qkv"
+            self._linear(x, f"{prefix}attn_{kind}").view(sequences * length, -1, attention.head_dim) for kind in "qkv"
         )
         if attention.qk_norm is not None:
             q = self._norm(q, f"{prefix}attn_q_norm", attention.qk_norm)
@@ -94,9 +93,10 @@ class DenseDecoder:
         shared = attention.num_heads // attention.num_kv_heads
         k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
         q, k, v = (part.view(sequences, length, -1, attention.head_dim).transpose(1, 2) for part in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, _mask(length, attention, x.device), scale=attention.scale)
+        mask = _window_mask(length, attention, x.device)
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=attention.scale)
         flat = out.transpose(1, 2).reshape(sequences, length, -1)
-        return self._linear(flat, f"{prefix}attn_output").float()
+        return self._linear(flat, f"{prefix}attn_output")
 
 
 def unsupported(spec: ModelSpec) -> list[str]:
@@ -130,10 +130,10 @@ def unsupported(spec: ModelSpec) -> list[str]:
     return found
 
 
-def _mask(length: int, attention: Attention, device: torch.device) -> Tensor:
+def _window_mask(length: int, attention: Attention, device: torch.device) -> Tensor | None:
+    """None where a token sees all before it, which torch has faster kernels for."""
+    if attention.window is None or attention.window >= length:
+        return None
     at = torch.arange(length, device=device)
     distance = at[:, None] - at[None, :]
-    seen = distance >= 0
-    if attention.window is not None:
-        seen &= distance < attention.window
-    return torch.zeros(length, length, device=device).masked_fill(~seen, -math.inf)
+    return (distance >= 0) & (distance < attention.window)
