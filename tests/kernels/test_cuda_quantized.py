@@ -67,7 +67,7 @@ def test_scratch_memory_that_does_not_suffice_is_refused(monkeypatch: pytest.Mon
     matrix, _ = _matrix(TensorType.Q4_0)
     monkeypatch.setattr(products, "NUM_SUMS", 500)
     tiling = TILINGS[1]
-    assert not tiling.fits(matrix, Epilogue.STORE)
+    assert not tiling.fits(matrix, Epilogue.STORE, 9)
     with pytest.raises(ValueError, match="scratch memory"):
         products.multiply_packed(
             torch.zeros(9, DEPTH), matrix, torch.empty(9, COLUMNS), Epilogue.STORE, tiling,
