@@ -15,8 +15,10 @@ import argparse
 import json
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from torch import Tensor
 from kvarn.backends.torch.cuda.choose import CANDIDATES, Pick, _compute, replay_us
 from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.quantized.matmuls import TILINGS, QuantizedMatmuls
+from kvarn.backends.torch.cuda.quantized.matmuls import tilings as listed
 from kvarn.backends.torch.cuda.quantized.pack import PACKINGS, QuantizedMatrix, pack, stack
 from kvarn.backends.torch.cuda.quantized.products import PackedTiling, PieceSums, multiply_packed, values, write_values
 from kvarn.backends.torch.dequantize import dequantize
@@ -37,19 +40,8 @@ BF16, F32 = torch.bfloat16, torch.float32
 STORE, ADD, GATED = Epilogue
 RESULTS: dict[str, Any] = {"checks": {}, "times": {}}
 CALLS = 8
+BUCKETS = (1, 8, 16, 32, 128)
 MAX_ERROR = 0.006  # of values, relative to the dequantised ones
-FEW = (
-    *((16, 4, 1), (16, 4, 1, 1), (32, 4, 1), (32, 4, 1, 1), (32, 4, 2), (32, 4, 2, 1), (32, 4, 2, 2), (32, 6, 2, 1)),
-    *((64, 3, 2), (64, 4, 2), (64, 3, 2, 1), (64, 4, 2, 1), (64, 4, 2, 2), (64, 6, 2), (64, 4, 4), (64, 4, 4, 1)),
-    *((128, 3, 4), (128, 3, 4, 1), (128, 3, 4, 2)),
-)
-SWEEP = {  # columns, stages, warps, run
-    8: FEW,
-    16: FEW,
-    32: ((32, 4, 2), (32, 4, 2, 1), (64, 4, 2), (64, 4, 2, 1), (64, 4, 4), (64, 4, 4, 1), (128, 3, 4), (128, 3, 4, 2)),
-    64: ((32, 4, 2), (32, 4, 2, 2), (64, 3, 4), (64, 3, 4, 2), (128, 3, 4), (128, 3, 8)),
-    128: ((64, 2, 4), (64, 2, 8), (64, 3, 4), (128, 2, 8)),
-}
 SWEPT = (  # type, columns, depth, epilogue, type of the product: Llama-8B in Q4_K_M
     (T.Q4_K, 6144, 4096, STORE, BF16),
     (T.Q4_K, 4096, 4096, ADD, BF16),
@@ -78,11 +70,9 @@ def stored(type: T, columns: int, depth: int, seed: int = 0) -> Tensor:
 
 
 def tilings(case: Case, rows: int) -> list[PackedTiling]:
-    type, _, depth, epilogue, _ = case
-    tile = next((size for size in SWEEP if rows <= size), max(SWEEP))
-    listed = (SWEEP if case in SWEPT else TILINGS)[tile]
+    type, columns, depth, epilogue, _ = case
     matrix = pack(stored(type, 256, depth), type, (256, depth))
-    return [one for one in (PackedTiling(tile, *given) for given in listed) if one.fits(matrix, epilogue)]
+    return listed(rows, replace(matrix, shape=(columns, depth)), epilogue)
 
 
 def compile_one(job: tuple[T, PackedTiling, int, torch.dtype]) -> None:
@@ -96,7 +86,7 @@ def compile_one(job: tuple[T, PackedTiling, int, torch.dtype]) -> None:
 
 def compile_all(cases: tuple[Case, ...]) -> None:
     jobs = {
-        (case[0], tiling, int(case[3]), case[4]) for case in cases for rows in SWEEP for tiling in tilings(case, rows)
+        (case[0], tiling, int(case[3]), case[4]) for case in cases for rows in BUCKETS for tiling in tilings(case, rows)
     }
     begun = time.perf_counter()
     with ProcessPoolExecutor(14, get_context("spawn")) as pool:
@@ -132,7 +122,7 @@ def check_type(job: tuple[T, int]) -> dict[str, str]:
         found[f"{name} lookup"] = "" if torch.equal(looked_up, packed[ids]) else "differs"
         matmuls, scratch = QuantizedMatmuls(), PieceSums.new(raw.device)
         parts = QuantizedMatrix(tuple(stack([matrix, dense.to(BF16), matrix])), BF16)
-        picks = [PackedTiling(tile, *one) for tile in TILINGS for one in TILINGS[tile][: 9 if is_first else 2]]
+        picks = [one for some in TILINGS.values() for one in some[: 9 if is_first else 2]]
         for rows in (1, 8, 16, 33, 100, 300):
             x = torch.randn(rows, depth, device="cuda").to(BF16)
             held = torch.randn(rows, columns // 2 if epilogue is GATED else columns, device="cuda").to(dtype)
@@ -140,7 +130,7 @@ def check_type(job: tuple[T, int]) -> dict[str, str]:
             bad = [
                 one
                 for one in picks
-                if one.fits(matrix, epilogue)
+                if one.fits(matrix, epilogue, rows)
                 and not torch.equal(multiply_packed(x, matrix, held.clone(), epilogue, one, scratch), want)
             ]
             found[f"{name} {rows} rows"] = str(bad) if bad else ""
@@ -206,12 +196,24 @@ def measure_model(shape: str, type: str, rows: list[str], modes: list[str]) -> N
                 bench.measure(row, LENGTHS[row], 1 if row == "prefill" else 3)
             if mode == "packed":
                 bench.compare()
+            profile_decode(bench)
             bench.llm.close()
             found[mode] = bench.figures
     for row in rows:
         rates = {mode: figures[row]["value"] for mode, figures in found.items()}
         print(f"{shape} {type} {row}: {rates}, x {rates['packed'] / rates[modes[-1]]:.2f}", flush=True)
     RESULTS["model"] = found
+
+
+def profile_decode(bench: Any) -> None:
+    """Where the time of one request's steps goes, by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        bench.measure("profiled", [(32, 33)], 1)
+    events = sorted(found.key_averages(), key=lambda one: -one.device_time_total)[:9]
+    for one in events:
+        print(f"  {one.device_time_total / 32:8.1f} us a step, {one.count / 32:6.1f} x {one.key[:60]}", flush=True)
 
 
 def measure_kl(path: Path | None) -> None:
@@ -286,10 +288,12 @@ def main() -> None:
     begun = time.perf_counter()
     if "times" in parts:
         compile_all(SWEPT + OTHERS)
-        for case in SWEPT:
-            time_case(case, (1, 8, 16, 32, 128, 2048) if case[1] > 1024 else (1, 16))
-        for case in OTHERS:
-            time_case(case, (1, 32))
+        for case in SWEPT + OTHERS:
+            buckets = (1, 16) if case[1] <= 1024 else ((*BUCKETS, 2048) if case in SWEPT else (1, 32))
+            try:
+                time_case(case, buckets)
+            except (RuntimeError, ValueError):  # the other cases are worth knowing, too
+                traceback.print_exc()
         print(f"-- times after {time.perf_counter() - begun:.0f} s", flush=True)
     if "check" in parts:
         check_all([type for type in PACKINGS if not given.type or type.name in given.type])

@@ -36,12 +36,12 @@ class Q8Weights(WeightProxy):
 
 class DenseWeights(WeightProxy):
     """A WeightSource whose matrices appear as type, one of the float types; norms and biases stay as they are, and so
-    do matrices of the types in kept, but for stacks of them and the inputs of layers."""
+    do matrices of the types in kept, but for stacks of them and the inputs of layers. kept: bytes of a value."""
 
-    def __init__(self, source: WeightSource, type: TensorType, kept: frozenset[TensorType] = frozenset()) -> None:
+    def __init__(self, source: WeightSource, type: TensorType, kept: Mapping[TensorType, float] | None = None) -> None:
         self._type = type
         self.stored = source  # as the file has them
-        self.kept = kept
+        self.kept = kept = kept or {}
         matrices = {
             name: info
             for name, info in source.tensors.items()
@@ -50,6 +50,14 @@ class DenseWeights(WeightProxy):
             and (len(info.shape) > 2 or info.type not in kept or name.startswith("per_layer_"))
         }
         super().__init__(source, {name: replace(info, type=type) for name, info in matrices.items()})
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held in memory, where kept types may take other bytes than in the file."""
+        infos = self.tensors.values()
+        return sum(
+            int(self.kept[info.type] * info.num_values) if info.type in self.kept else info.num_bytes for info in infos
+        )
 
     def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
         return quantize(self._source.array(name), self._type)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from kvarn.config import EngineConfig
 from kvarn.errors import ConfigError, DoesNotFit
-from kvarn.formats.recast_weights import Q8Weights
+from kvarn.formats.recast_weights import DenseWeights, Q8Weights
 from kvarn.formats.weights import WeightSource
 from kvarn.machine import MemoryAvailable
 from kvarn.models.cache_cost import CacheCost, cache_cost
@@ -90,7 +90,7 @@ def plan_memory(
     _check_context(spec, context)
     cost = cache_cost(spec, kv_layer_bytes(kv_layers(spec), latent_layers(spec), kv_dtype), window_step)
     fixed = MemoryPlan(
-        weights_bytes=sum(info.num_bytes for info in weights.tensors.values()),
+        weights_bytes=_held_bytes(weights),
         repack_bytes=2 * max((info.num_bytes for info in weights.tensors.values()), default=0),
         kv_bytes=0,
         scratch_bytes=scratch_bytes(spec),
@@ -108,6 +108,12 @@ def plan_memory(
     if plan.needed_bytes > available.num_bytes:
         raise _refusal(plan, left_bytes)
     return plan
+
+
+def _held_bytes(weights: WeightSource) -> int:
+    if isinstance(weights, DenseWeights):
+        return weights.held_bytes
+    return sum(info.num_bytes for info in weights.tensors.values())
 
 
 def _with_states(plan: MemoryPlan, spec: ModelSpec, max_running: int, most_bytes: int) -> MemoryPlan:

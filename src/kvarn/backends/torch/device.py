@@ -46,9 +46,11 @@ class Device:
         return self.dtype.itemsize
 
     @property
-    def packed_types(self) -> frozenset[TensorType]:
-        """Types whose matrices stay quantised there: those that kernels read, which are Triton's."""
-        return frozenset(PACKINGS) if self.kind == "cuda" and find_spec("triton") else frozenset()
+    def packed_types(self) -> dict[TensorType, float]:
+        """Types whose matrices stay quantised there, and bytes of a value: those that kernels read, which are
+        Triton's."""
+        has_kernels = self.kind == "cuda" and find_spec("triton")
+        return {type: packing.value_bytes for type, packing in PACKINGS.items()} if has_kernels else {}
 
     @property
     def title(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ CANDIDATES = tuple(
     )
 )
 Key = tuple[int, int, int, int, torch.dtype]
+AnyKey = TypeVar("AnyKey", bound=tuple[Any, ...])  # the first is the number of rows
+AnyPick = TypeVar("AnyPick")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +108,9 @@ class Matmuls:
 
         A kernel's programs begin where those before it end, and how well they fit there no timing alone shows.
         """
-        keys = [key for key in self._close if key[0] == num_rows and num_rows <= CLOSE_ROWS]
-        best_us = step_us() if keys else 0.0
-        for key in keys:
-            for other in self._close.pop(key):
-                held, self.picks[key] = self.picks[key], other
-                found_us = step_us()
-                if found_us < LEAST_GAIN * best_us:
-                    best_us = found_us
-                else:
-                    self.picks[key] = held
+        for key in refine_picks(self.picks, self._close, num_rows, step_us):
             self._keep(key, self.picks[key])
-        if keys and self._store is not None:
+        if self._store is not None:
             self._store.save()
 
     def _run(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
@@ -153,6 +147,23 @@ class Matmuls:
         if len(x) <= FEW_ROWS or torch.cuda.is_current_stream_capturing():
             return own
         return Pick(None) if _is_equal(Pick(None), own, x, weight, epilogue, dtype) else own
+
+
+def refine_picks(
+    picks: dict[AnyKey, AnyPick], close: dict[AnyKey, list[AnyPick]], num_rows: int, step_us: Callable[[], float]
+) -> list[AnyKey]:
+    """Try what is nearly as fast within whole steps of so many rows; the products that were tried."""
+    keys = [key for key in close if key[0] == num_rows and num_rows <= CLOSE_ROWS]
+    best_us = step_us() if keys else 0.0
+    for key in keys:
+        for other in close.pop(key):
+            held, picks[key] = picks[key], other
+            found_us = step_us()
+            if found_us < LEAST_GAIN * best_us:
+                best_us = found_us
+            else:
+                picks[key] = held
+    return keys
 
 
 def _restored(stored: Stored | None, key: Key) -> Pick | None:

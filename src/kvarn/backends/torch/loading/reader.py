@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class WeightReader:
     ) -> None:
         self._source = source.stored if isinstance(source, DenseWeights) else source  # made dense on the device
         self._device = device
-        self._packed = _packed_types(source) if packs else frozenset()
+        self._packed = _packed_types(source) if packs else ()
         self._progress = progress
         self._total = sum(info.num_bytes for info in self._source.tensors.values())
         self._done = 0
@@ -101,6 +101,6 @@ class WeightReader:
             self._progress(self._done, self._total)
 
 
-def _packed_types(source: WeightSource) -> frozenset[TensorType]:
+def _packed_types(source: WeightSource) -> Collection[TensorType]:
     """The types that stay packed: those that the plan counted so."""
-    return source.kept if isinstance(source, DenseWeights) else frozenset(PACKINGS)
+    return source.kept if isinstance(source, DenseWeights) else PACKINGS

@@ -37,13 +37,30 @@ def _finish(total, up_total, to, stored, out, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(low, n, columns, first, STRIDE: tl.constexpr, AHEAD: tl.constexpr):
+def _prefetch(plane, n, columns, first, STRIDE: tl.constexpr, AHEAD: tl.constexpr):
     """Ask the cache for the first words of some columns: AHEAD units."""
     unit = first + tl.arange(0, AHEAD)
-    at = low + (unit.to(tl.int64)[None, :] * columns + tl.minimum(n, columns - 1)[:, None]) * STRIDE
+    at = plane + (unit.to(tl.int64)[None, :] * columns + tl.minimum(n, columns - 1)[:, None]) * STRIDE
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
+
+
+@triton.jit
+def _add_parts(total, parts, place, is_row, num_parts, step):
+    """Add what programs have left, from left to right; eight are loaded at a time, since loads take long."""
+    for p in range(0, num_parts, 8):
+        at = parts + p * step + place
+        a = tl.load(at, mask=is_row, other=0.0)
+        b = tl.load(at + step, mask=is_row & (p + 1 < num_parts), other=0.0)
+        c = tl.load(at + 2 * step, mask=is_row & (p + 2 < num_parts), other=0.0)
+        d = tl.load(at + 3 * step, mask=is_row & (p + 3 < num_parts), other=0.0)
+        e = tl.load(at + 4 * step, mask=is_row & (p + 4 < num_parts), other=0.0)
+        f = tl.load(at + 5 * step, mask=is_row & (p + 5 < num_parts), other=0.0)
+        g = tl.load(at + 6 * step, mask=is_row & (p + 6 < num_parts), other=0.0)
+        h = tl.load(at + 7 * step, mask=is_row & (p + 7 < num_parts), other=0.0)
+        total = total + a + b + c + d + e + f + g + h
+    return total
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "run"])
@@ -51,9 +68,10 @@ def multiply_kernel(
     x, low, high, scales, out, parts, finished, rows, columns, all_columns, tiles, depth, run, x_row, out_row,
     BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, IS_SPLIT: tl.constexpr,
-    EPILOGUE: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    EPILOGUE: tl.constexpr, AHEAD: tl.constexpr, IS_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """IS_SPLIT: a program computes `run` pieces, and the last one to end adds all of them."""
+    """IS_SPLIT: a program computes `run` pieces, and the last one to end adds all of them. IS_LATE: the kernel before
+    does not write what this one reads, so it is waited for at the end."""
     TYPE: tl.constexpr = x.dtype.element_ty
     HAS_MIN: tl.constexpr = scales.dtype.element_ty == tl.int32
     SEGMENT: tl.constexpr = _shape(BITS)[0]
@@ -74,8 +92,12 @@ def multiply_kernel(
     first = tl.program_id(1) * run * TILES
     end = tl.minimum(tiles, first + run * TILES)
     if AHEAD > 0:  # weights do not depend on the kernel before
-        _prefetch(low, n, columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
-    wait_for_inputs(DEPENDENT)
+        _prefetch(low, n, all_columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
+        if EPILOGUE == 2:
+            _prefetch(low, n + columns, all_columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
+        _prefetch(scales, n, all_columns, first * (TILE // SEGMENT), SEGMENT // GROUP, AHEAD)
+    if not IS_LATE:
+        wait_for_inputs(DEPENDENT)
     unit = all_columns.to(tl.int64) * SEGMENT
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     up_total = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -119,13 +141,14 @@ def multiply_kernel(
                 up_piece = tl.zeros([COLUMNS, ROWS], tl.float32)
     to = out + m.to(tl.int64)[None, :] * out_row + n[:, None]
     stored = is_row & inside[:, None]
+    if IS_LATE:
+        wait_for_inputs(DEPENDENT)
     if IS_SPLIT:
         tl.debug_barrier()
         if tl.atomic_add(finished + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             tl.store(finished + tile, 0)
-            for p in range(tl.cdiv(tiles, TILES)):
-                part = p * tl.num_programs(0) + tile
-                total += tl.load(parts + part * (ROWS * COLUMNS) + place, mask=is_row, other=0.0)
+            at, step = parts + tile * (ROWS * COLUMNS), tl.num_programs(0) * (ROWS * COLUMNS)
+            total = _add_parts(total, at, place, is_row, tl.cdiv(tiles, TILES), step)
             _finish(total, up_total, to, stored, out, EPILOGUE)
     else:
         _finish(total, up_total, to, stored, out, EPILOGUE)

@@ -4,14 +4,22 @@ dense product of the same arithmetic. All give the same bits; for the rows of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
-from kvarn.backends.torch.cuda.choose import NUM_COMPARED, TIMED_CALLS, Matmuls, replay_us
+from kvarn.backends.torch.cuda.choose import (
+    CLOSE,
+    MAX_CLOSE,
+    NUM_COMPARED,
+    TIMED_CALLS,
+    Matmuls,
+    refine_picks,
+    replay_us,
+)
 from kvarn.backends.torch.cuda.matmul import Epilogue
 from kvarn.backends.torch.cuda.pick_store import PickStore
 from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
@@ -26,12 +34,21 @@ from kvarn.backends.torch.cuda.quantized.products import (
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
 MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
-TILINGS = {  # by rows, the first one where nothing was timed: columns, stages, warps, run
-    8: ((64, 4, 2), (64, 4, 2, 1), (32, 4, 2), (32, 4, 2, 1), (64, 4, 2, 2), (32, 4, 1, 1)),
-    16: ((64, 4, 2), (64, 4, 2, 1), (32, 4, 2), (32, 4, 2, 1), (64, 4, 2, 2), (32, 4, 1, 1)),
-    32: ((64, 4, 2), (64, 4, 2, 1), (64, 4, 4)),
-    64: ((64, 3, 4), (64, 3, 4, 1), (32, 4, 2)),
-    128: ((64, 2, 4), (64, 2, 8)),
+TILINGS = {  # by rows, the first one where nothing was timed
+    size: tuple(PackedTiling(*one) for one in listed)
+    for size, listed in {
+        8: (
+            *((8, 32, 4, 2), (8, 16, 4, 1), (8, 64, 3, 2), (8, 32, 4, 2, 1), (8, 32, 4, 2, 2), (8, 64, 4, 4, 1)),
+            *((8, 64, 3, 2, 1), (8, 64, 4, 2, 2), (8, 128, 3, 4)),
+        ),
+        16: (
+            *((16, 32, 4, 2), (16, 64, 3, 2), (16, 32, 4, 2, 1), (16, 32, 4, 2, 2), (16, 64, 4, 4, 1)),
+            *((16, 64, 3, 2, 1), (16, 64, 4, 2, 2)),
+        ),
+        32: ((32, 32, 4, 2), (32, 64, 4, 2), (32, 64, 4, 4, 1), (32, 64, 4, 2, 1), (32, 128, 3, 4, 2)),
+        64: ((64, 64, 3, 4), (64, 64, 3, 4, 1), (64, 64, 3, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),
+        128: ((128, 64, 3, 4), (128, 64, 2, 4), (64, 64, 3, 4), (64, 64, 3, 4, 2), (128, 64, 2, 4, 2)),
+    }.items()
 }
 Key = tuple[int, int, int, str, int, torch.dtype]
 
@@ -44,13 +61,16 @@ class _Timed:
     parts: Sequence[PackedMatrix]
     out: Tensor
     epilogue: Epilogue
+    is_late: bool  # behind another part of its matrix
 
     @classmethod
-    def of(cls, parts: Sequence[PackedMatrix], num_rows: int, epilogue: Epilogue, dtype: torch.dtype) -> _Timed:
+    def of(
+        cls, parts: Sequence[PackedMatrix], num_rows: int, epilogue: Epilogue, dtype: torch.dtype, *, is_late: bool
+    ) -> _Timed:
         (columns, depth), device = parts[0].shape, parts[0].low.device
         x = torch.randn(num_rows, depth, device=device).to(torch.bfloat16)
         width = columns // 2 if epilogue is Epilogue.SILU_GATED else columns
-        return cls(x, parts, torch.zeros(num_rows, width, dtype=dtype, device=device), epilogue)
+        return cls(x, parts, torch.zeros(num_rows, width, dtype=dtype, device=device), epilogue, is_late)
 
     @property
     def key(self) -> Key:
@@ -68,7 +88,8 @@ class QuantizedMatmuls(Matmuls):
         super().__init__(store)
         self.packed_picks: dict[Key, PackedTiling | None] = {}  # None: by values
         self._scratch: Tensor | None = None
-        self._piece_sums: PieceSums | None = None
+        self._piece_sums: tuple[PieceSums, PieceSums] | None = None
+        self._packed_close: dict[Key, list[PackedTiling | None]] = {}  # nearly as fast as what was picked
 
     def __call__(self, x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
         if isinstance(weight, Tensor):
@@ -109,20 +130,26 @@ class QuantizedMatmuls(Matmuls):
             same = [one.parts[index] for one in weights[:TIMED_CALLS]]
             packed = [one for one in same if isinstance(one, PackedMatrix)]
             if isinstance(part, PackedMatrix):
-                timed = [
-                    _Timed.of(packed, count, Epilogue.STORE if is_apart else epilogue, dtype) for count in num_rows
-                ]
+                kept = Epilogue.STORE if is_apart else epilogue
+                timed = [_Timed.of(packed, count, kept, dtype, is_late=index > 0) for count in num_rows]
                 self._tune([one for one in timed if one.key not in self.packed_picks])
+
+    def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
+        super().refine(num_rows, step_us)
+        refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
 
     def _tune(self, timed: Sequence[_Timed]) -> None:
         compile_products(
-            (one.x, one.parts[0], one.out, one.epilogue, tiling, self._sums(one.x))
+            (one.x, one.parts[0], one.out, one.epilogue, tiling, self._sums(one.x)[0], is_late)
             for one in timed
             for tiling in one.tilings
+            for is_late in {False, one.is_late}
         )
         for one in timed:
             times = {pick: self._time_us(pick, one) for pick in self._equal_picks(one)}
-            self.packed_picks[one.key] = min(times, key=times.__getitem__)
+            best, *others = sorted(times, key=times.__getitem__)
+            self.packed_picks[one.key] = best
+            self._packed_close[one.key] = [pick for pick in others if times[pick] <= CLOSE * times[best]][:MAX_CLOSE]
 
     def _equal_picks(self, timed: _Timed) -> list[PackedTiling | None]:
         """Those whose bits are all the ones of the product by values, on a million of results."""
@@ -151,27 +178,29 @@ class QuantizedMatmuls(Matmuls):
     def _by_parts(self, x: Tensor, weight: QuantizedMatrix, out: Tensor, epilogue: Epilogue = Epilogue.STORE) -> Tensor:
         """Every part into its columns."""
         begin = 0
-        for part in weight.parts:
+        for index, part in enumerate(weight.parts):
             columns = out[:, begin : begin + part.shape[0]]
             if isinstance(part, Tensor):
                 self._dense(x, part, columns, epilogue)
             else:
-                self._packed(x, part, columns, epilogue)
+                self._packed(x, part, columns, epilogue, index)
             begin += part.shape[0]
         return out
 
-    def _packed(self, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue) -> Tensor:
-        if len(x) > MAX_PACKED_ROWS:
-            return self._compute(None, x, part, out, epilogue)
+    def _packed(self, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue, index: int = 0) -> Tensor:
+        """index: of the part; beginning while the one before it is computed, it has other scratch memory."""
         key = _key(x, part, epilogue, out.dtype)
-        pick = self.packed_picks[key] if key in self.packed_picks else next(iter(tilings(len(x), part, epilogue)))
-        return self._compute(pick, x, part, out, epilogue)
+        pick = None
+        if len(x) <= MAX_PACKED_ROWS:
+            pick = self.packed_picks[key] if key in self.packed_picks else tilings(len(x), part, epilogue)[0]
+        return self._compute(pick, x, part, out, epilogue, index)
 
     def _compute(
-        self, pick: PackedTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue
+        self, pick: PackedTiling | None, x: Tensor, part: PackedMatrix, out: Tensor, epilogue: Epilogue, index: int = 0
     ) -> Tensor:
         if pick is not None:
-            return multiply_packed(x, part, out, epilogue, pick, self._sums(x))
+            scratch = self._sums(x)[index % 2]
+            return multiply_packed(x, part, out, epilogue, pick, scratch, is_late=index > 0)
         columns, depth = part.shape
         step = max(1, SCRATCH_VALUES // depth)
         if epilogue is Epilogue.SILU_GATED:
@@ -189,9 +218,9 @@ class QuantizedMatmuls(Matmuls):
         if found.data_ptr() != out.data_ptr():
             out.copy_(found)
 
-    def _sums(self, x: Tensor) -> PieceSums:
+    def _sums(self, x: Tensor) -> tuple[PieceSums, PieceSums]:
         if self._piece_sums is None:  # once: captured steps have its address
-            self._piece_sums = PieceSums.new(x.device)
+            self._piece_sums = PieceSums.new(x.device), PieceSums.new(x.device)
         return self._piece_sums
 
     def _values(self, part: PackedMatrix, first: int, count: int, dtype: torch.dtype) -> Tensor:
@@ -202,9 +231,8 @@ class QuantizedMatmuls(Matmuls):
 
 def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[PackedTiling]:
     """Those to be timed for so many rows; never none."""
-    tile_rows = next((size for size in TILINGS if num_rows <= size), max(TILINGS))
-    found = [PackedTiling(tile_rows, *one) for one in TILINGS[tile_rows]]
-    return [one for one in found if one.fits(part, epilogue)] or [PackedTiling(16, 32, 2, 2)]
+    listed = next((TILINGS[size] for size in TILINGS if num_rows <= size), TILINGS[max(TILINGS)])
+    return [one for one in listed if one.fits(part, epilogue, num_rows)] or [PackedTiling(16, 32, 2, 2)]
 
 
 def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:

@@ -36,6 +36,12 @@ class Packing:
     group: int
     quants: Callable[[Tensor], Tensor]  # (blocks, bytes) -> (blocks, values) uint8
     scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # -> (blocks, groups) float32, and the minima
+    has_min: bool = False
+
+    @property
+    def value_bytes(self) -> float:
+        """What a value takes with its share of scales."""
+        return self.bits / 8 + (4 if self.has_min else 2) / self.group
 
     @property
     def segment(self) -> int:
@@ -187,13 +193,15 @@ def _six_bit_scales(stored: Tensor) -> tuple[Tensor, Tensor]:
 
 PACKINGS: dict[TensorType, Packing] = {
     TensorType.Q4_0: Packing(4, 8, 32, lambda b: nibbles(b[:, 2:]), _one_scale),
-    TensorType.Q4_1: Packing(4, 0, 32, lambda b: nibbles(b[:, 4:]), _scale_and_min),
+    TensorType.Q4_1: Packing(4, 0, 32, lambda b: nibbles(b[:, 4:]), _scale_and_min, has_min=True),
     TensorType.Q5_0: Packing(5, 16, 32, lambda b: nibbles(b[:, 6:]) | bits_of(b[:, 2:6]) << 4, _one_scale),
-    TensorType.Q5_1: Packing(5, 0, 32, lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min),
+    TensorType.Q5_1: Packing(
+        5, 0, 32, lambda b: nibbles(b[:, 8:]) | bits_of(b[:, 4:8]) << 4, _scale_and_min, has_min=True
+    ),
     TensorType.Q8_0: Packing(8, 0, 32, lambda b: b[:, 2:], _one_scale),
-    TensorType.Q4_K: Packing(4, 0, 32, lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales),
+    TensorType.Q4_K: Packing(4, 0, 32, lambda b: spread(b[:, 16:], 32, 4), _six_bit_scales, has_min=True),
     TensorType.Q5_K: Packing(
-        5, 0, 32, lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales
+        5, 0, 32, lambda b: spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4, _six_bit_scales, has_min=True
     ),
     TensorType.Q6_K: Packing(6, 32, 16, _q6_k, lambda b: (small_scales(b), None)),
 }

@@ -31,7 +31,7 @@ class PackedTiling:
     warps: int
     run: int = 0
 
-    def fits(self, matrix: PackedMatrix, epilogue: Epilogue) -> bool:
+    def fits(self, matrix: PackedMatrix, epilogue: Epilogue, num_rows: int) -> bool:
         """Whether its buffers fit into shared memory, its sums into registers, and there are pieces to divide."""
         num_matrices = 2 if epilogue is Epilogue.SILU_GATED else 1
         packing, pieces = matrix.packing, -(-matrix.shape[1] // PIECE)
@@ -40,12 +40,13 @@ class PackedTiling:
         sums = 2 * num_matrices * self.rows * self.columns / (self.warps * 32)
         is_divided = not self.run or (self.run < pieces and num_matrices == 1)
         is_small = (self.rows * packing.tile * 2 + weights) * self.stages <= MAX_SHARED
-        return is_small and sums <= MAX_SUMS and is_divided and self._parts(matrix) <= NUM_SUMS
+        return is_small and sums <= MAX_SUMS and is_divided and self._is_held(matrix, num_rows)
 
-    def _parts(self, matrix: PackedMatrix) -> int:
-        """Numbers that are left in scratch memory by one tile of rows."""
-        tiles = triton.cdiv(matrix.shape[0], self.columns)
-        return tiles * self.columns * self.rows * -(-matrix.shape[1] // PIECE) if self.run else 0
+    def _is_held(self, matrix: PackedMatrix, num_rows: int) -> bool:
+        """Whether scratch memory suffices for what programs leave."""
+        tiles = triton.cdiv(matrix.shape[0], self.columns) * triton.cdiv(num_rows, self.rows)
+        num_sums = tiles * self.columns * self.rows * triton.cdiv(matrix.shape[1], PIECE)
+        return not self.run or (tiles <= NUM_TILES and num_sums <= NUM_SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +63,31 @@ class PieceSums:
 
 
 def multiply_packed(
-    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, scratch: PieceSums
-) -> Tensor:
-    """out = x (rows, depth) @ matrix.T, or what the epilogue makes of it; as matmul.multiply."""
-    _launch(x, matrix, out, epilogue, tiling, scratch, is_warmup=False)
+    x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, scratch: PieceSums,
+    *, is_late: bool = False,
+) -> Tensor:  # fmt: skip
+    """out = x (rows, depth) @ matrix.T, or what the epilogue makes of it; as matmul.multiply.
+
+    is_late: the launch before this one reads x, too, writes neither x nor out, and has other scratch memory.
+    """
+    _launch(x, matrix, out, epilogue, tiling, scratch, is_late=is_late, is_warmup=False)
     return out
 
 
 def compile_products(
-    wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling, PieceSums]],
+    wanted: Iterable[tuple[Tensor, PackedMatrix, Tensor, Epilogue, PackedTiling, PieceSums, bool]],
 ) -> None:
     """Compile for these arguments of multiply_packed, several at a time; computes nothing."""
     if not hasattr(triton, "AsyncCompileMode"):
         return
     with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
-        for one in wanted:
-            _launch(*one, is_warmup=True)
+        for x, matrix, out, epilogue, tiling, scratch, is_late in wanted:
+            _launch(x, matrix, out, epilogue, tiling, scratch, is_late=is_late, is_warmup=True)
 
 
 def _launch(
     x: Tensor, matrix: PackedMatrix, out: Tensor, epilogue: Epilogue, tiling: PackedTiling, scratch: PieceSums,
-    *, is_warmup: bool,
+    *, is_late: bool, is_warmup: bool,
 ) -> None:  # fmt: skip
     rows, depth = x.shape
     columns = matrix.shape[0] // 2 if epilogue is Epilogue.SILU_GATED else matrix.shape[0]
@@ -101,7 +106,7 @@ def _launch(
         COLUMNS=tiling.columns, STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
         IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=is_split, EPILOGUE=int(epilogue),
         AHEAD=AHEAD if LAUNCH["DEPENDENT"] and tiling.rows <= MAX_AHEAD_ROWS else 0,
-        num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
+        IS_LATE=is_late, num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
     )  # fmt: skip
 
 
