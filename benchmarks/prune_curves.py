@@ -1,11 +1,11 @@
 """What pruning costs a model: layers, channels, heads and splits of budgets, each judged on held-out text.
 
     python -m benchmarks.prune_curves curve MODEL --text FILE --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
-    python -m benchmarks.prune_curves decode MODEL --work FOLDER [--rounds 5]
+    python -m benchmarks.prune_curves decode MODEL --work FOLDER --cut layers=3 [--rounds 5]
 
 `curve` writes benchmarks/results/prune-NAME.json and .svg, and leaves the files in the folder; what lies there is not
 made again. The activations of the source are collected once for all of them. `decode` takes turns between the source
-and the files of the folder: tokens per second of one answer at a time, beside the bytes that each token reads.
+and the files of these cuts: tokens per second of one answer at a time, beside the bytes that each token reads.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def curve(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def decode(arguments: argparse.Namespace) -> dict[str, Any]:
     """Speed of the source and of the files, turn by turn; ratio: speed times bytes, over the source's."""
-    paths = [arguments.model, *sorted(arguments.work.glob(f"{arguments.model.stem}-*.gguf"))]
+    paths = [arguments.model, *(path_of(arguments, cut) for cut in arguments.cut)]
     params = kvarn.SamplingParams(max_tokens=DECODED_TOKENS, temperature=0.0, ignore_eos=True, reuse_cache=False)
     models = [kvarn.LLM(str(path), context=256) for path in paths]
     speeds: dict[str, list[float]] = {path.stem: [] for path in paths}

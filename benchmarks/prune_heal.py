@@ -5,8 +5,8 @@
     python -m benchmarks.prune_heal finish MODEL --held-out FILE --work FOLDER --out FOLDER
 
 `heal` needs torch alone, no native core: what `kvarn prune --heal` runs, with the same defaults. Between the machines
-travel source.gguf.partN, student.gguf.partN and ids.npz there, figures.json and healed/healed.gguf.partN (Q8_0, 97 MiB in
-all for SmolLM2, which stay in the folder there, so that several transfers can bring them) back.
+travel source.gguf.partN, student.gguf.partN and ids.npz there, figures.json and healed/healed.gguf.partN (Q8_0, 97 MiB
+in all for SmolLM2, which stay in the folder there, so that several transfers can bring them) back.
 Perplexities of `heal` are of float32 weights, second halves of 512 tokens; `finish` measures the file with the
 native backend and writes benchmarks/results/prune-heal-NAME.json.
 """
