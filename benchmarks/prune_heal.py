@@ -5,7 +5,8 @@
     python -m benchmarks.prune_heal finish MODEL --held-out FILE --work FOLDER --out FOLDER
 
 `heal` needs torch alone, no native core: what `kvarn prune --heal` runs, with the same defaults. Between the machines
-travel source.gguf.partN, student.gguf.partN and ids.npz there, healed.gguf.partN (Q8_0) and figures.json back.
+travel source.gguf.partN, student.gguf.partN and ids.npz there, figures.json and healed/healed.gguf.partN (Q8_0, 97 MiB
+in all for SmolLM2, which stay in the folder there, so that several transfers can bring them) back.
 Perplexities of `heal` are of float32 weights, second halves of 512 tokens; `finish` measures the file with the
 native backend and writes benchmarks/results/prune-heal-NAME.json.
 """
@@ -31,7 +32,6 @@ from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from kvarn.pruning.heal import CONTEXT, Healing, HealOptions, heal_chunks
 
-RESULTS = Path(__file__).parent / "results"
 SHARED = "token_embd.weight"  # the student's embedding is the source's: it does not travel twice
 PART_BYTES = {"source.gguf": 50 << 20, "student.gguf": 56 << 20, "healed.gguf": 15 << 20}
 JUDGED_CHUNKS, WATCH_SECONDS = 64, 15.0
@@ -116,30 +116,34 @@ def heal(arguments: argparse.Namespace) -> None:
     figures |= {"seconds": done.seconds, "scored_tokens": len(held_out) * (CONTEXT // 2 - 1)}
     (out / "figures.json").write_text(json.dumps(figures))
     print(json.dumps(figures), flush=True)
-    _write_healed(student, done.weights, out)
+    _write_healed(student, done.weights, work / "healed")
 
 
 def finish(arguments: argparse.Namespace) -> None:
-    """The healed model as a file, measured with the native backend beside the source."""
-    import kvarn
+    """The figures of both machines as one file; where the healed weights came back, measured here, too."""
+    from tests.results import write_result
 
     work, out = arguments.work, arguments.out
-    parts = _join(out / "healed.gguf", work / "healed-layers.gguf")
-    healed = work / "healed.gguf"
+    figures = json.loads((work / "prepared.json").read_text())
+    figures |= {"gpu": json.loads((out / "figures.json").read_text()), "native": None}
+    if (out / "healed.gguf.part0").exists():
+        figures["native"] = _measured_natively(arguments)
+    write_result(f"prune-heal-{arguments.model.stem}", figures, command="python -m benchmarks.prune_heal")
+    print(json.dumps(figures))
+
+
+def _measured_natively(arguments: argparse.Namespace) -> dict[str, float]:
+    import kvarn
+
+    healed = arguments.work / "healed.gguf"
+    parts = _join(arguments.out / "healed.gguf", arguments.work / "healed-layers.gguf")
     _with_embedding(parts, GGUFFile(arguments.model), healed).close()
     options = kvarn.EvaluationOptions(chunks=arguments.chunks)
     own = kvarn.evaluate(arguments.model, text=arguments.held_out, options=options)
     found = kvarn.evaluate(healed, text=arguments.held_out, against=arguments.model, options=options)
     assert found.divergence is not None
-    native = {"source": own.perplexity, "healed": found.perplexity, "ratio": found.perplexity / own.perplexity}
-    figures = {
-        "model": arguments.model.name,
-        **json.loads((work / "prepared.json").read_text()),
-        "gpu": json.loads((out / "figures.json").read_text()),
-        "native": {**native, "kl": found.divergence.kl_mean, "top1": found.divergence.top1},
-    }
-    (RESULTS / f"prune-heal-{arguments.model.stem}.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps(figures))
+    ratio = found.perplexity / own.perplexity
+    return {"source": own.perplexity, "healed": found.perplexity, "ratio": ratio, "kl": found.divergence.kl_mean}
 
 
 def _watch(
@@ -181,6 +185,7 @@ def _write_healed(student: GGUFFile, weights: Mapping[str, npt.NDArray[np.float3
     def stored(name: str) -> Stored:
         return Stored.quantized(weights[name], TensorType.F32 if weights[name].ndim == 1 else TensorType.Q8_0)
 
+    out.mkdir(exist_ok=True)
     metadata = {**student.stored_metadata(), "general.file_type": 7}
     write_gguf(out / "healed.gguf", metadata, {name: stored(name) for name in student.tensors if name != SHARED})
     _split(out / "healed.gguf", out)

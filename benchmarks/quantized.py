@@ -2,10 +2,13 @@
 
     python -m benchmarks.quantized files smollm2 --work FOLDER [--mix Q4_0]   write the files that are missing
     python -m benchmarks.quantized judge smollm2 --work FOLDER [--mix Q4_0]   measure those that are new
+    python -m benchmarks.quantized methods smollm2 --work FOLDER              every method on Q4_K_M, llama.cpp beside
+    python -m benchmarks.quantized imatrix smollm2 --work FOLDER [--rounds 5] a prompt with and without statistics
     python -m benchmarks.quantized speed --work FOLDER [--rounds 3]           rtn beside llama_model_quantize
 
-`judge` writes quantized-MODEL.json and .svg to benchmarks/results/. Sources: tests/float_source.py. Texts: Python's
-manual, its pages by turns for calibration and for judging. Needs llama-cpp-python. What lies in the folder is kept.
+`judge` writes quantized-MODEL.json and .svg to benchmarks/results/, `methods` quantize-methods-MODEL.json, `imatrix`
+imatrix-speed-MODEL.json. Sources: tests/float_source.py. Texts: Python's manual, its pages by turns for calibration and
+for judging. Needs llama-cpp-python. What lies in the folder is kept.
 """
 
 from __future__ import annotations
@@ -26,18 +29,24 @@ from tests.parity.test_size_beside_mix import texts
 from tests.results import RESULTS, write_result
 
 import kvarn
+from kvarn.backends.native.backend import NativeBackend
+from kvarn.config import EngineConfig
+from kvarn.engine.embed_score import token_states
+from kvarn.engine.load import load_model
 from kvarn.evaluation.evaluate import evaluate_all
 from kvarn.evaluation.plot import PlotPoint, svg
+from kvarn.evaluation.text import cut_chunks, read_text
 
 MIXES = ("Q3_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0")
 IMATRIX = kvarn.ImatrixOptions(chunks=24, context=256)
 JUDGED = kvarn.EvaluationOptions(chunks=8, context=256)
+FITTED = ("smoothquant", "awq", "gptq")
 THEIRS, OURS = "llama.cpp with imatrix", "kvarn --bytes"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Quantised files beside llama.cpp's.")
-    parser.add_argument("what", choices=("files", "judge", "speed"))
+    parser.add_argument("what", choices=("files", "judge", "methods", "imatrix", "speed"))
     parser.add_argument("model", nargs="?", choices=tuple(SOURCES), default="qwen-coder")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--mix", action="append")
@@ -47,6 +56,12 @@ def main() -> None:
     bench = QuantizedFiles(args.model, args.work)
     if args.what == "speed":
         print(json.dumps(bench.speed(args.rounds, args.mix or ["Q4_K_M", "Q4_0"])))
+        return
+    if args.what == "imatrix":
+        print(json.dumps(bench.imatrix_speed(args.rounds)))
+        return
+    if args.what == "methods":
+        bench.methods((args.mix or ["Q4_K_M"])[0])
         return
     if args.what == "judge":
         bench.judge(args.mix or MIXES)
@@ -69,9 +84,7 @@ class QuantizedFiles:
 
     def write(self, mix: str) -> None:
         """llama.cpp's file of a mix, and ours of at most its bytes."""
-        matrix, theirs, ours = self._work / f"{self._model}.imatrix", self.path(mix, "llama"), self.path(mix, "size")
-        if not matrix.exists():
-            kvarn.collect_imatrix(self._source, matrix, text=self._calibration, options=IMATRIX)
+        matrix, theirs, ours = self._matrix(), self.path(mix, "llama"), self.path(mix, "size")
         if not theirs.exists():
             _run_llama(self._source, theirs, mix, "--imatrix", str(matrix))
         if not ours.exists():
@@ -94,6 +107,25 @@ class QuantizedFiles:
         for report in reports[1:]:
             print(json.dumps(report.as_dict()), flush=True)
 
+    def methods(self, mix: str) -> None:
+        """A mix by every method beside llama.cpp's file of it; the sizes beside them are in quantized-MODEL.json."""
+        matrix, text = self._matrix(), self._calibration
+        made: dict[str, dict[str, Any]] = {"rtn": {"method": "rtn"}, "imatrix": {"imatrix": matrix}}
+        made |= {name: {"method": name, "imatrix": matrix, "text": text} for name in FITTED}
+        if not self.path(mix, "llama").exists():
+            _run_llama(self._source, self.path(mix, "llama"), mix, "--imatrix", str(matrix))
+        for name, options in made.items():
+            if not self.path(mix, name).exists():
+                kvarn.quantize(self._source, mix, self.path(mix, name), options=kvarn.QuantizeOptions(**options))
+        names = ["llama", *made]
+        files = [self.path(mix, name) for name in names]
+        reports = evaluate_all(files, text=self._held_out, against=self._source, options=JUDGED)
+        figures = {name: report.as_dict() for name, report in zip(("source", *names), reports, strict=True)}
+        command = f"python -m benchmarks.quantized methods {self._model} --mix {mix}"
+        write_result(f"quantize-methods-{self._model}", figures, command=command)
+        for report in reports[1:]:
+            print(json.dumps(report.as_dict()), flush=True)
+
     def draw(self) -> None:
         """Both curves."""
         points = [
@@ -109,6 +141,29 @@ class QuantizedFiles:
         ]
         points.sort(key=lambda point: point.megabytes)
         (RESULTS / f"quantized-{self._model}.svg").write_text(svg(points, f"{self._model}: divergence from F16"))
+
+    def imatrix_speed(self, rounds: int) -> dict[str, float]:
+        """Tokens per second of a pass that collects, over those of plain prompts, turn by turn in one process."""
+        config = EngineConfig(context=IMATRIX.context, backend="native")
+        models = {name: load_model(self._source, config) for name in ("plain", "observed")}
+        backend = models["observed"].backend
+        assert isinstance(backend, NativeBackend)
+        backend.observe_inputs()
+        ids = cut_chunks(read_text(self._calibration), models["plain"].tokenizer, IMATRIX.context, 8).ids
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(rounds + 1):  # the first one warms up
+            for name, model in models.items():
+                started = time.perf_counter()
+                for chunk in ids:
+                    for _states in token_states(model.backend, model.engine.kv, chunk, model.engine.max_batch_tokens):
+                        pass
+                seconds[name].append(time.perf_counter() - started)
+        found = {f"{name}_tokens_per_s": ids.size / statistics.median(some[1:]) for name, some in seconds.items()}
+        found["ratio"] = found["observed_tokens_per_s"] / found["plain_tokens_per_s"]
+        write_result(
+            f"imatrix-speed-{self._model}", found, command=f"python -m benchmarks.quantized imatrix {self._model}"
+        )
+        return found
 
     def speed(self, rounds: int, mixes: list[str]) -> dict[str, dict[str, float]]:
         """Medians of both without an imatrix, turn by turn: seconds of the quantiser, processor time of the process."""
@@ -126,6 +181,12 @@ class QuantizedFiles:
             print(mix, runs, flush=True)
         write_result(f"quantize-speed-{self._model}", found, command="python -m benchmarks.quantized speed")
         return found
+
+    def _matrix(self) -> Path:
+        path = self._work / f"{self._model}.imatrix"
+        if not path.exists():
+            kvarn.collect_imatrix(self._source, path, text=self._calibration, options=IMATRIX)
+        return path
 
     def _figures(self) -> dict[str, Any]:
         path = RESULTS / f"quantized-{self._model}.json"

@@ -18,7 +18,10 @@ from kvarn.config import EngineConfig
 from kvarn.evaluation.divergence import token_divergence
 from kvarn.evaluation.model import EvaluatedModel
 from kvarn.evaluation.text import cut_chunks, read_text
+from kvarn.formats.gguf.reader import GGUFFile
+from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
+from kvarn.models.describe import describe
 from kvarn.quantization.recipes import MIXES
 from tests.chat_model import chat_metadata
 from tests.conftest import Record
@@ -70,6 +73,18 @@ class Bench:
         kvarn.quantize(self.source, target, model, options=kvarn.QuantizeOptions(force=True, **options))
         return self.compare(model)
 
+    def compare_cut(
+        self, source: Path, target: kvarn.PruneTarget, then: str, record: Record, name: str
+    ) -> kvarn.PruningReport:
+        """Prune and compare."""
+        model = self.folder / "cut.gguf"
+        options = kvarn.PruneOptions(text=self.calibration, then=None if then == "F16" else then, force=True)
+        report = kvarn.prune(source, target, model, options=options)
+        found = self.compare(model) | asdict(report.after.shape)
+        record(f"llama-cpp-reads-cut-{name}-{then}", found)
+        assert found["kl_mean"] <= MAX_KL.get(then, MAX_KL_ROUNDED)
+        return report
+
     def compare(self, model: Path) -> dict[str, float]:
         """KL(ours || theirs) on a file."""
         text = read_text(write_text(self.folder / "compared.txt", seed=7))
@@ -107,24 +122,41 @@ def test_every_method(bench: Bench, record: Record) -> None:
 CUTS = {
     "layers": {"layers": 2},
     "channels": {"ffn": 0.25},
-    "query heads": {"heads": 0.5},
-    "KV groups": {"heads": 0.25},
-    "all": {"layers": 1, "ffn": 0.25, "heads": 0.25},
+    "query-heads": {"heads": 0.5},
+    "all": {"layers": 1, "ffn": 0.25, "heads": 0.5},
     "budget": {"keep": 0.8},
 }
-SMOLLM2_CUTS = CUTS | {"query heads": {"heads": 1 / 3}, "KV groups": {"heads": 2 / 3}, "all": {"layers": 1, "ffn": 0.1}}
+SMOLLM2_CUTS = CUTS | {"query-heads": {"heads": 1 / 3}, "all": {"layers": 1, "ffn": 0.1, "heads": 1 / 3}}
 
 
-@pytest.mark.parametrize("then", [None, "Q4_K_M"])
-def test_every_cut(bench: Bench, is_long: bool, then: str | None, record: Record) -> None:
-    model, found = bench.folder / "cut.gguf", {}
-    options = kvarn.PruneOptions(text=bench.calibration, then=then, force=True)
-    for name, parts in (SMOLLM2_CUTS if is_long else CUTS).items():
-        report = kvarn.prune(bench.source, kvarn.PruneTarget(**parts), model, options=options)
-        found[name] = bench.compare(model) | asdict(report.after.shape)
-    assert found["KV groups"]["kv_heads"] < report.before.shape.kv_heads
-    record(f"llama-cpp-reads-cuts-{then or 'F16'}", found)
-    assert max(figures["kl_mean"] for figures in found.values()) <= (MAX_KL["F16"] if then is None else MAX_KL_ROUNDED)
+@pytest.mark.parametrize("then", ["F16", "Q4_K_M"])
+@pytest.mark.parametrize("cut", list(CUTS))
+def test_every_cut(bench: Bench, is_long: bool, cut: str, then: str, record: Record) -> None:
+    parts = (SMOLLM2_CUTS if is_long else CUTS)[cut]
+    bench.compare_cut(bench.source, kvarn.PruneTarget(**parts), then, record, cut)
+
+
+@pytest.mark.parametrize("then", ["F16", "Q4_K_M"])
+def test_kv_groups(bench: Bench, then: str, record: Record) -> None:
+    """Groups of zeros, so that they and nothing else are what goes, and the model stays what it was."""
+    source, share = without_a_group(bench.source, bench.folder / "zeros.gguf")
+    report = bench.compare_cut(source, kvarn.PruneTarget(heads=share), then, record, "kv-groups")
+    assert report.after.shape.kv_heads == report.before.shape.kv_heads - 1
+    assert report.kl_unrounded == pytest.approx(0, abs=1e-6)
+
+
+def without_a_group(source: Path, path: Path) -> tuple[Path, float]:
+    """A model whose second KV group adds nothing, in every layer; and the share of the heads that is."""
+    file = GGUFFile(source)
+    attention = describe(file).spec.blocks[0].attention
+    width = attention.head_dim * attention.num_heads // attention.num_kv_heads
+    tensors = {name: Stored(info.type, info.shape, file.raw(name)) for name, info in file.tensors.items()}
+    for name in (name for name in tensors if name.endswith("attn_output.weight")):
+        values = file.array(name).copy()
+        values[:, width : 2 * width] = 0
+        tensors[name] = Stored.quantized(values, TensorType.F16)
+    write_gguf(path, dict(file.stored_metadata()), tensors)
+    return path, 1 / attention.num_kv_heads
 
 
 def their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

@@ -62,6 +62,11 @@ class ShapeTarget:
     def _exact(self) -> list[CutShape]:
         whole, target = shape_of(self.spec), self.target
         depths, left = self._depths(), whole.layers - (target.layers or 0)
+        if left < 1:
+            raise ConfigError(
+                f"layers is {target.layers}: the model has {whole.layers}, of which at least one stays; give at most "
+                f"{whole.layers - 1}"
+            )
         if left not in depths:
             possible = ", ".join(str(whole.layers - n) for n in depths if n < whole.layers)
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
@@ -98,6 +99,10 @@ class SizePlanner:
         """Refuse a size that is too small, before anything is measured."""
         self._budget(source, metadata)
 
+    def imatrix_facts(self) -> ImportanceMatrix:
+        """What a file will say of imatrix(), before there is one."""
+        return ImportanceMatrix({}, self.text.names, self.text.digests)
+
     def imatrix(self) -> ImportanceMatrix:
         """An importance matrix of the text itself."""
         options = ImatrixOptions(chunks=IMATRIX_CHUNKS, threads=self.threads)
@@ -112,8 +117,14 @@ class SizePlanner:
         others = [info for info in infos if not is_quantizable(info)]
         if self.target.num_bytes is None:
             assert self.target.bits_per_weight is not None
-            limit = int(self.target.bits_per_weight * sum(info.num_values for info in infos) / 8)
-            budget = Budget(limit - sum(_kept_type(source, info).num_bytes(info.num_values) for info in others), _bytes)
+            fixed = sum(_kept_type(source, info).num_bytes(info.num_values) for info in others)
+            values = sum(info.num_values for info in infos)
+            limit = int(self.target.bits_per_weight * values / 8)
+
+            def bits(least: int) -> str:
+                return f"{math.ceil(8e3 * (fixed + least) / values) / 1e3:g} bits per weight"
+
+            budget = Budget(limit - fixed, _bytes, bits)
         else:
             alignment = alignment_of(metadata)
             kept = {
@@ -123,7 +134,11 @@ class SizePlanner:
                 for info in infos
             }
             fixed = gguf_size(metadata, kept) - sum(padded(kept[info.name].num_bytes, alignment) for info in matrices)
-            budget = Budget(self.target.num_bytes - fixed, lambda info, type: padded(_bytes(info, type), alignment))
+            budget = Budget(
+                self.target.num_bytes - fixed,
+                lambda info, type: padded(_bytes(info, type), alignment),
+                lambda least: f"{fixed + least:,} bytes",
+            )
         budget.require_possible(matrices)
         return budget
 

@@ -193,7 +193,7 @@ class _Job:
             measures_result=self._options.method != "gptq",
             measured=None if self._options.measured is None else Path(self._options.measured),
         )
-        planner.check(self._source, self._metadata(0))
+        planner.check(self._source, self._metadata(0, planner.imatrix_facts()))
         if self.matrix is None:
             self.matrix = planner.imatrix()
         return planner.plan(self._source, self._metadata(0), self.matrix)
@@ -224,13 +224,16 @@ class _Job:
         matrix = None if self.matrix is None else folded_imatrix(self.matrix, weights)
         return replace(plan, changes=changes), weights, matrix
 
-    def _metadata(self, file_type: int) -> dict[str, Any]:
-        """What the file will say: the source's metadata, how it was quantised, and by which texts."""
+    def _metadata(self, file_type: int, to_come: ImportanceMatrix | None = None) -> dict[str, Any]:
+        """What the file will say: the source's metadata, how it was quantised, and by which texts.
+
+        to_come: what will be said of a matrix that is not collected yet.
+        """
         changed: dict[str, Any] = {
             "general.quantization_version": QUANTIZATION_VERSION,
             "general.file_type": file_type,
         }
-        matrix, digests = self.matrix, () if self._text is None else self._text.digests
+        matrix, digests = self.matrix or to_come, () if self._text is None else self._text.digests
         if matrix is not None:
             changed |= {
                 "quantize.imatrix.file": os.path.basename(matrix.path),

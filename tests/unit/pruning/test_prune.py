@@ -155,7 +155,7 @@ def test_kinds_of_layers_stay_in_their_order(tmp_path: Path) -> None:
     ("target", "message"),
     [
         ({"heads": 0.3}, "does not divide"),
-        ({"layers": LAYERS}, "cannot go"),
+        ({"layers": LAYERS}, "at most 7"),
         ({"keep": 0.001}, "the smallest this model can be has"),
         ({"num_bytes": 1000}, "the smallest this model can be has"),
     ],

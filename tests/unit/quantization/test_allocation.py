@@ -111,12 +111,15 @@ def test_more_bytes_give_less_divergence(source: Path, text: Path, tmp_path: Pat
 def test_a_size_below_the_smallest_possible_is_refused_with_the_number(
     source: Path, text: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"too small by ([\d,]+) bytes") as refusal:
+    with pytest.raises(ConfigError, match=r"give at least [\d,]+ bytes") as refusal:
         of_size(source, text, tmp_path / "out.gguf", num_bytes=100_000)
-    missing = int(str(refusal.value).split("too small by ")[1].split(" bytes")[0].replace(",", ""))
     assert list(tmp_path.iterdir()) == []
-    report = of_size(source, text, tmp_path / "out.gguf", num_bytes=100_000 + missing + 600)
-    assert report.num_bytes <= 100_000 + missing + 600
+    least = int(str(refusal.value).split("give at least ")[1].split(" bytes")[0].replace(",", ""))
+    assert of_size(source, text, tmp_path / "out.gguf", num_bytes=least).num_bytes == least
+    with pytest.raises(ConfigError, match=r"give at least [\d.]+ bits per weight") as refusal:
+        of_size(source, text, tmp_path / "few.gguf", bits_per_weight=1.5)
+    bits = float(str(refusal.value).split("give at least ")[1].split()[0])
+    assert bits - 0.002 <= of_size(source, text, tmp_path / "few.gguf", bits_per_weight=bits).bits_per_weight <= bits
 
 
 def test_the_text_of_a_size_may_not_judge_the_file(source: Path, text: Path, tmp_path: Path) -> None:

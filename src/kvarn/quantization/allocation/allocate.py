@@ -43,10 +43,14 @@ class SizeTarget:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """num_bytes for all tensors, of which `size` says what each takes in a type."""
+    """num_bytes for all tensors, of which `size` says what each takes in a type.
+
+    told: what has to be asked for, to have so many bytes for them.
+    """
 
     num_bytes: int
     size: Callable[[TensorInfo, TensorType], int]
+    told: Callable[[int], str]
 
     def require_possible(self, tensors: Iterable[TensorInfo]) -> None:
         """Refuse a budget below what the smallest types take."""
@@ -56,7 +60,7 @@ class Budget:
             raise ConfigError(
                 f"the size is too small by {least - self.num_bytes:,} bytes: {len(infos):,} matrices take at least "
                 f"{least:,} bytes in the smallest types that fit them, {max(0, self.num_bytes):,} are left for them; "
-                f"give {least - self.num_bytes:,} bytes more"
+                f"give at least {self.told(least)}"
             )
 
 
