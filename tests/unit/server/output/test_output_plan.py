@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvarn.server.api.schema import InvalidField
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.call_forms.detect import THINK
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.output_stream import AnswerContext
 from kvarn.server.chat.output.tool_prompt import TOOL_PROMPT
