@@ -15,6 +15,8 @@ HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "
 
 _REFUSES_SYSTEM = re.compile(r"raise_exception\(\s*['\"]System role not supported")
 
+_SYSTEM_TOOLS = re.compile(r"['\"]tools['\"] in message and message\[['\"]tools['\"]\]")
+
 
 class SpecialTokens(Protocol):
     """What is needed of a tokenizer."""
@@ -34,6 +36,8 @@ class OutputFormat:
     reasoning: Tags | None = None
     shows_tools: bool = False  # the template writes the tools into the prompt; else Kvarn's documented text does
     takes_system: bool = True  # the template accepts a system message
+    writes_calls: bool = True  # the template writes earlier calls; else they are written into the content
+    wants_system_tools: bool = False  # it takes the tools from the system message, as JSON
     marker_ids: tuple[tuple[str, int], ...] = ()  # markers that are control tokens of the model
 
     @property
@@ -80,6 +84,8 @@ def detect_format(chat_template: str | None, tokenizer: SpecialTokens) -> Output
         reasoning=reasoning,
         shows_tools=shows_tools,
         takes_system=_REFUSES_SYSTEM.search(template) is None,
+        writes_calls="tool_calls" in template,
+        wants_system_tools=_SYSTEM_TOOLS.search(template) is not None,
         marker_ids=tuple(dict.fromkeys(found for text in texts for found in _control_tokens(text, tokenizer))),
     )
 

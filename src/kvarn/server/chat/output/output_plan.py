@@ -25,7 +25,13 @@ from kvarn.server.chat.output.tool_grammar import (
     is_enforced,
     tool_constraint,
 )
-from kvarn.server.chat.output.tool_prompt import with_tools
+from kvarn.server.chat.output.tool_prompt import (
+    tool_prompt,
+    with_system_tools,
+    with_text,
+    with_tools,
+    with_written_calls,
+)
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
 from kvarn.structured.constraints import Constraint, JsonSchema
@@ -82,10 +88,19 @@ class OutputPlan:
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The conversation as the template can write it."""
-        ordered = in_order_of_calls(messages)
-        if self.format.shows_tools:
+        format, ordered = self.format, in_order_of_calls(messages)
+        if format.tool_format is None or (format.tool_format == "json" and format.shows_tools):
             return ordered
-        return with_tools(ordered, self.tools, takes_system=self.format.takes_system)
+        if format.tool_format == "json":
+            return with_tools(ordered, self.tools, takes_system=format.takes_system)
+        if not format.writes_calls:
+            ordered = with_written_calls(ordered, format.form)
+        if self.given and format.wants_system_tools:
+            return with_system_tools(ordered, self.given)
+        if self.tools and not format.shows_tools:
+            text = tool_prompt(self.tools, format.form)
+            return with_text(ordered, text, takes_system=format.takes_system)
+        return ordered
 
     @property
     def is_plain(self) -> bool:

@@ -16,6 +16,7 @@ from kvarn.errors import InvalidParameter
 from kvarn.server.chat.output.call_forms.form import Piece, Word
 from kvarn.server.chat.output.call_forms.grammar import ArgumentsGrammar, literal_rules
 from kvarn.server.chat.output.call_forms.lark import json_value, marked, quoted, text_until
+from kvarn.server.chat.output.call_forms.writer import is_json
 from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
@@ -122,7 +123,7 @@ def _calls(format: OutputFormat, *, is_single: bool) -> list[str]:
     """begin call (join call)* end, or (begin call end) (between begin call end)*."""
     form = format.form
     begin, end = "" if form.is_bare else marked(format, form.begin), marked(format, "".join(form.end))
-    is_list = is_json(format) and form.join == ", "
+    is_list = is_json(format.form) and form.join == ", "
     first, last = ('"["', '"]"') if is_list else ("", "")
     more = "" if is_single else "({0} {1}){{0,{2}}}"
     if form.holds_many or form.is_bare:
@@ -130,11 +131,6 @@ def _calls(format: OutputFormat, *, is_single: bool) -> list[str]:
         return [f"called: {begin} {first} call {more} {last} {end}"]
     more = more.format(marked(format, form.between), "section", MAX_PARALLEL_CALLS - 1)
     return [f"called: section {more}", f"section: {begin} call {end}"]
-
-
-def is_json(format: OutputFormat) -> bool:
-    """Whether calls are objects with a name and arguments."""
-    return format.form.body == "json" or (format.form.takes_json and format.form.holds_many)
 
 
 def _start(format: OutputFormat, *, starts_in_reasoning: bool) -> list[str]:
@@ -156,7 +152,7 @@ def _harmony_start(format: OutputFormat) -> list[str]:
 
 def _call(format: OutputFormat, index: int, name: str) -> str:
     form = format.form
-    if is_json(format):
+    if is_json(format.form):
         head = quoted(f'{{"{form.name_key}": "{name}", "{form.arguments_key}": ')
         return f'call_{index}: {head} arguments_{index} "}}"'
     head, after = (" ".join(_piece(format, piece) for piece in pieces) for pieces in (form.head, form.after_name))

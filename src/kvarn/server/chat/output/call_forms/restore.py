@@ -26,6 +26,12 @@ def restored(text: str, schema: object, key: str, is_string: bool | None = None)
     return value if is_string is False or _fits(schema, key, value) or not _fits(schema, key, text) else text
 
 
+def coerced(value: Any, schema: object, key: str) -> Any:
+    """A value whose text stands in quotes though the schema wants no text."""
+    is_text = isinstance(value, str) and not _fits(schema, key, value)
+    return restored(value, schema, key) if is_text else value
+
+
 def _fits(schema: object, key: str, value: object) -> bool:
     """Whether a value may be the argument of this name."""
     return fits(_member_schema(schema, key), value, root=schema)

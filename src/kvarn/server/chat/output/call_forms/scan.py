@@ -10,7 +10,7 @@ from kvarn.server.chat.output.call_forms.call_scan import WHITESPACE, CallScan, 
 from kvarn.server.chat.output.call_forms.cursor import WORD_CHARACTERS, Cursor, Impossible, Reading
 from kvarn.server.chat.output.call_forms.form import CallForm, MaybeWord, PairForm, Piece, Word
 from kvarn.server.chat.output.call_forms.literals import GEMMA, PYTHON, read_members
-from kvarn.server.chat.output.call_forms.restore import restored
+from kvarn.server.chat.output.call_forms.restore import coerced, restored
 from kvarn.server.chat.output.json_repair import is_strict_object
 
 
@@ -150,7 +150,8 @@ class FormScan:
             yield from self._pairs(form.pairs, call)
         else:
             members = yield from read_members(self._cursor, PYTHON if form.body == "python" else GEMMA, form.tail[0])
-            self._finish(call, _json(members))
+            schema = self._schemas.get(name, True)
+            self._finish(call, _json({key: coerced(value, schema, key) for key, value in members.items()}))
         yield from self._literals(form.tail[1:])
 
     def _name(self) -> Reading[str]:

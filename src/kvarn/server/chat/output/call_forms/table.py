@@ -38,6 +38,9 @@ ToolFormat = Literal[
     "function_call",
     "python_list",
     "python_lines",
+    "python_bare",
+    "functools",
+    "action_fence",
     "gemma",
 ]
 
@@ -212,6 +215,11 @@ FORMS: Mapping[ToolFormat, CallForm] = {
     ),
     "python_lines": CallForm(
         "python", "<function_calls>", (), ("(",), (")",), "\n", ("</function_calls>",), holds_many=True
+    ),
+    "python_bare": CallForm("python", "[", (), ("(",), (")",), ", ", ("]",), holds_many=True),
+    "functools": _json("functools", holds_many=True, join=", "),
+    "action_fence": _json(
+        "Action:\n```json\n", "\n```", holds_many=True, join=", ", name_key="tool_name", arguments_key="parameters"
     ),
     "gemma": CallForm("gemma", "<|tool_call>", ("call:",), ("{",), ("}",), end=("<tool_call|>",)),
 }
