@@ -90,7 +90,7 @@ class Candidate:
         part, start = found
         name = None if part == "call" else self.calls[-1].name
         is_list = self._scan.json is not None and self._scan.json.is_list
-        is_closed = part == "call" and bool(self._form.end) and not is_list
+        is_closed = part == "call" and bool(self._form.end) and not is_list and not self._form.holds_many
         return BegunCall(part, name, is_closed, at + start, self.text[start:])
 
     def _begun_part(self) -> tuple[Part, int] | None:

@@ -21,7 +21,8 @@ from kvarn.structured.lazy_matcher import Trigger
 from kvarn.structured.schema_width import check_width
 
 Compile = Callable[[Constraint], CompiledConstraint]
-_HEAD = rf'/{SPACE}"name"{SPACE}:{SPACE}"/'
+_ID = rf'"tool_call_id"{SPACE}:{SPACE}"[0-9]{{1,4}}"{SPACE},{SPACE}'
+_HEAD = rf'/{SPACE}({_ID})?"(tool_)?name"{SPACE}:{SPACE}"/'
 _KEY = rf'/{SPACE},{SPACE}"(arguments|parameters)"{SPACE}:{SPACE}/'
 # What the schema of a tool that is not strict says beyond llguidance is left to the tool.
 _LENIENT = {"whitespace_pattern": r"[ \n\t]{1,32}", "lenient": True, "coerce_one_of": True}

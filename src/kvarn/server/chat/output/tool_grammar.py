@@ -152,10 +152,10 @@ def _harmony_start(format: OutputFormat) -> list[str]:
 
 def _call(format: OutputFormat, index: int, name: str) -> str:
     form = format.form
-    if is_json(format.form):
-        head = quoted(f'{{"{form.name_key}": "{name}", "{form.arguments_key}": ')
-        return f'call_{index}: {head} arguments_{index} "}}"'
     head, after = (" ".join(_piece(format, piece) for piece in pieces) for pieces in (form.head, form.after_name))
+    if is_json(form):
+        named = quoted(f'"{form.name_key}": "{name}", "{form.arguments_key}": ')
+        return f'call_{index}: "{{" {head} {named} arguments_{index} "}}"'
     return f"call_{index}: {head} {quoted(name)} {after} arguments_{index} {marked(format, ''.join(form.tail))}"
 
 

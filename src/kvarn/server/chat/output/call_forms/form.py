@@ -49,7 +49,7 @@ class CallForm:
 
     body: Body = "json"
     begin: str = ""  # may stand anywhere in the content; empty: there is none, or head is what calls begin with
-    head: tuple[Piece, ...] = ()
+    head: tuple[Piece, ...] = ()  # of JSON: the members before the name
     after_name: tuple[Piece, ...] = ()
     tail: tuple[str, ...] = ()
     join: str = ""  # between two calls of one begin

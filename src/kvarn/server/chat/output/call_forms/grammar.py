@@ -67,10 +67,11 @@ class ArgumentsGrammar:
         return [f"{self.name}: {' '.join(members) or quoted('')}", *rules]
 
     def _pair(self, form: PairForm, name: str, key: str, schema: object) -> list[str]:
-        end = form.pad + form.close.strip()
         is_text = may_be_text(schema, self.schema)
+        opening, closing = form.quotes or ("", "") if is_text else ("", "")
+        end = closing + form.pad + form.close.strip()
         before, after = self._around(form, _key_close(form, schema, is_text=is_text))
-        head = f"{before} {quoted(key)} {after}"
+        head = f"{before} {quoted(key)} {after} {quoted(opening)}"
         choices = _choices(schema) if is_text else None
         if choices:
             value = f"({' | '.join(quoted(one) for one in choices)}) {marked(self.format, end)}"
@@ -139,8 +140,8 @@ def literal_rules(format: OutputFormat) -> list[str]:
         f"string: {marked(format, GEMMA_QUOTE)} {value}",
         'literal: string | NUMBER | "true" | "false" | "null" | list | object',
         'list: "[" (literal ("," literal)*)? "]"',
-        'object: "{" (KEY ":" literal ("," KEY ":" literal)*)? "}"',
-        "KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+        'object: "{" (MEMBER_KEY ":" literal ("," MEMBER_KEY ":" literal)*)? "}"',
+        "MEMBER_KEY: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
     ]
 
 

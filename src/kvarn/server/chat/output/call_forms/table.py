@@ -199,9 +199,11 @@ FORMS: Mapping[ToolFormat, CallForm] = {
     "json_list_upper": _json("<TOOLCALL>", "</TOOLCALL>", holds_many=True, join=", "),
     "json_list": _json("<tool_calls>", "</tool_calls>", holds_many=True, join=", "),
     "json_lines": _json("<tool_calls>\n", "\n</tool_calls>", holds_many=True, join="\n"),
-    "action_list": _json(
+    "action_list": CallForm(
+        "json",
         "<|START_ACTION|>",
-        "<|END_ACTION|>",
+        ('"tool_call_id": "', Word(), '", '),
+        end=("<|END_ACTION|>",),
         holds_many=True,
         join=", ",
         name_key="tool_name",

@@ -29,7 +29,7 @@ def is_json(form: CallForm) -> bool:
 
 
 def _json_call(form: CallForm, call: Call) -> str:
-    return _json({form.name_key: call[0], form.arguments_key: call[1]})
+    return "{" + _pieces(form.head) + _json({form.name_key: call[0], form.arguments_key: call[1]})[1:]
 
 
 def _named_call(form: CallForm, call: Call) -> str:
