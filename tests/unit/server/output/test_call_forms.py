@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from functools import cache
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from kvarn.sampling.token_masks import is_allowed
+from kvarn.server.chat.output.call_forms.detect import THINK
 from kvarn.server.chat.output.call_forms.table import FORMS, ToolFormat
 from kvarn.server.chat.output.call_forms.writer import Call, written
 from kvarn.server.chat.output.deltas import ParsedOutput
 from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.output_stream import AnswerContext
 from kvarn.server.chat.output.tool_grammar import MAX_PARALLEL_CALLS, tool_constraint
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, check_tools
 from kvarn.structured.lazy_matcher import LazyConstraint
+from tests.conftest import Size
 from tests.unit.server.output.test_lazy_grammar import PieceWords, compiler
 from tests.unit.server.output.texts import cut, parse_output, read_pieces
 
@@ -179,6 +183,44 @@ def test_types_come_back_from_the_schema() -> None:
 def test_what_is_no_call_stays_content_to_the_letter(name: ToolFormat, text: str) -> None:
     parsed = parse_output(text, OutputFormat(name), SCHEMAS)
     assert (parsed.content, parsed.tool_calls) == (text, ())
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_any_split_of_damaged_calls_adds_up_to_the_whole(name: ToolFormat, size: Size) -> None:
+    rng, format = random.Random(name), OutputFormat(name, THINK)
+    for _ in range(size(25, 250)):
+        text = damaged(
+            rng, "Hm. " * rng.randint(0, 1) + written(FORMS[name], [random_call(rng) for _ in range(2)]) + " So."
+        )
+        for context in (AnswerContext("s"), AnswerContext("s", is_enforced=True)):
+            whole = parse_output(text, format, SCHEMAS, context)
+            assert read_pieces(list(text), format, context, SCHEMAS) == whole, text
+            assert read_pieces(cut(rng, text), format, context, SCHEMAS) == whole, text
+        free = parse_output(text, format, SCHEMAS)
+        assert all(is_strict_object(call.arguments_json) for call in free.tool_calls)
+        assert free.tool_calls or free.content == text
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_hostile_text_takes_time_in_proportion_to_its_length(name: ToolFormat, patience: float, size: Size) -> None:
+    form, num_characters = FORMS[name], size(20_000, 200_000)
+    whole = written(form, [("weather", {"city": "a"})])
+    for text in (form.marker, whole[:-3], whole[: len(whole) // 2], form.marker + " \n"):
+        hostile = text * (num_characters // len(text))
+        started_at = time.process_time()
+        parse_output(hostile, OutputFormat(name), SCHEMAS)
+        assert time.process_time() - started_at < 4e-5 * num_characters * patience, text
+
+
+def damaged(rng: random.Random, text: str) -> str:
+    """A few characters lost, doubled or replaced, or the end cut off."""
+    for _ in range(rng.randint(0, 3)):
+        at = rng.randrange(len(text))
+        piece = rng.choice(
+            ["", text[at] * 2, rng.choice(["<", "{", '"', "'", ")", "]", "\n", "\0", "\ud7ff", "weather", ">"])]
+        )
+        text = text[:at] + piece + text[at + 1 :]
+    return text[: rng.choice([len(text), len(text), rng.randint(0, len(text))])]
 
 
 def accepts(name: ToolFormat, choice: ToolChoice, text: str) -> bool:

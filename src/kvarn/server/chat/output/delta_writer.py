@@ -63,7 +63,7 @@ class DeltaWriter:
         if content:
             at = end - len(self._space) - len(content)
             last = self._deltas[-1] if self._deltas else None
-            if isinstance(last, ContentDelta):  # one chunk costs less than two
+            if isinstance(last, ContentDelta) and last.at + len(last.text) == at:  # one chunk costs less than two
                 self._deltas[-1] = ContentDelta(last.text + content, last.at)
             else:
                 self._deltas.append(ContentDelta(content, at))

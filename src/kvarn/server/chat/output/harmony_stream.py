@@ -149,8 +149,7 @@ class HarmonyStream:
         else:
             self._parts.content(text, self._num_read - len(self._rest) - len(end))
         if end:
-            if self._phase is _Phase.REASONING:
-                self._parts.drop_space()
+            self._parts.drop_space()
             self._phase = _Phase.HEADER
         return bool(end)
 
