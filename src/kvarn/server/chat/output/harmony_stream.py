@@ -31,7 +31,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=functions\.([\w-]+)")
 
 
-class _Phase(Enum):
+class _MessagePhase(Enum):
     OPENING = auto()  # header or content
     HEADER = auto()
     REASONING = auto()
@@ -49,7 +49,7 @@ class HarmonyStream:
         self._names = frozenset(tools)
         self._is_enforced = context is not None and context.is_enforced
         self._parts = DeltaWriter(context.id_seed if context else "", is_mistral=False, is_repaired=self._is_enforced)
-        self._phase = _Phase.OPENING
+        self._phase = _MessagePhase.OPENING
         self._num_read = 0
         self._rest = ""  # text not decided yet: the end of what was read; all of a call
         self._scan = CallScan((), 0, [])
@@ -72,12 +72,12 @@ class HarmonyStream:
     def end(self) -> list[Delta]:
         """What was held back, now that no more will come."""
         match self._phase:
-            case _Phase.OPENING | _Phase.CONTENT:
+            case _MessagePhase.OPENING | _MessagePhase.CONTENT:
                 rest, self._rest = self._rest, ""
                 self._parts.content(rest, self._num_read)
-            case _Phase.REASONING:
+            case _MessagePhase.REASONING:
                 self._parts.reasoning(self._rest)
-            case _Phase.CALL:
+            case _MessagePhase.CALL:
                 self._cut_call()
             case _:  # a header that is not whole says nothing
                 pass
@@ -93,18 +93,18 @@ class HarmonyStream:
     @property
     def begun(self) -> BegunCall | None:
         """The call that is being written, if it is certain to be one."""
-        if self._phase is not _Phase.CALL or self._scan.status is not Status.OPEN:
+        if self._phase is not _MessagePhase.CALL or self._scan.status is not Status.OPEN:
             return None
         return BegunCall("arguments", self._scan.calls[0].name, False, self._num_read - len(self._rest), self._rest)
 
     def _advance(self) -> bool:
         """Decide as much as one phase can; True: there is more to decide."""
         match self._phase:
-            case _Phase.OPENING:
+            case _MessagePhase.OPENING:
                 return self._read_opening()
-            case _Phase.HEADER:
+            case _MessagePhase.HEADER:
                 return self._read_header()
-            case _Phase.CALL:
+            case _MessagePhase.CALL:
                 return self._read_call()
             case _:
                 return self._read_text()
@@ -112,11 +112,11 @@ class HarmonyStream:
     def _read_opening(self) -> bool:
         text = self._rest.lstrip(WHITESPACE)
         if any(text.startswith(word) for word in HEADERS):
-            self._phase = _Phase.HEADER
+            self._phase = _MessagePhase.HEADER
         elif any(word.startswith(text) for word in HEADERS):
             return False
         else:
-            self._phase = _Phase.CONTENT
+            self._phase = _MessagePhase.CONTENT
         return True
 
     def _read_header(self) -> bool:
@@ -125,7 +125,7 @@ class HarmonyStream:
             self._rest = rest
             self._enter(header)
         elif len(header) > MAX_HEADER_CHARACTERS:
-            self._phase = _Phase.CONTENT
+            self._phase = _MessagePhase.CONTENT
         else:
             return False
         return True
@@ -134,36 +134,36 @@ class HarmonyStream:
         """Begin the message after a header."""
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1] in self._names:
-            self._phase, self._num_emitted = _Phase.CALL, 0
+            self._phase, self._num_emitted = _MessagePhase.CALL, 0
             self._scan = CallScan(self._names, 0, [], name=recipient[1], is_trusted=self._is_enforced)
         elif channel is not None and channel[1] == "analysis":
-            self._phase = _Phase.REASONING
+            self._phase = _MessagePhase.REASONING
             self._parts.begin_reasoning()
         else:
-            self._phase = _Phase.CONTENT
+            self._phase = _MessagePhase.CONTENT
 
     def _read_text(self) -> bool:
         text, end, self._rest = split_at_any(self._rest, ENDS)
-        if self._phase is _Phase.REASONING:
+        if self._phase is _MessagePhase.REASONING:
             self._parts.reasoning(text)
         else:
             self._parts.content(text, self._num_read - len(self._rest) - len(end))
         if end:
             self._parts.drop_space()
-            self._phase = _Phase.HEADER
+            self._phase = _MessagePhase.HEADER
         return bool(end)
 
     def _read_call(self) -> bool:
         self._scan.feed(self._rest)
         if self._scan.status is Status.FAILED and not self._num_emitted:
-            self._phase = _Phase.CONTENT
+            self._phase = _MessagePhase.CONTENT
             return True
         if self._is_enforced or self._scan.status is Status.DONE:
             self._emit_call(self._scan.calls[0])
         if self._scan.status is Status.OPEN:
             return False
         self._rest = self._rest[self._scan.at :]
-        self._phase = _Phase.CONTENT  # nothing but white space, usually
+        self._phase = _MessagePhase.CONTENT  # nothing but white space, usually
         return True
 
     def _emit_call(self, call: CallText) -> None:

@@ -20,7 +20,7 @@ class Impossible(Exception):
     """The character at the cursor rules out what is being read."""
 
 
-class Cursor:
+class TextCursor:
     """A growing text and the first character of it that was not read."""
 
     def __init__(self, at: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvarn.formats.strict_json import parse_value
 from kvarn.server.chat.output.call_forms.call_scan import MAX_DEPTH
-from kvarn.server.chat.output.call_forms.cursor import WORD_CHARACTERS, Cursor, Impossible, Reading
+from kvarn.server.chat.output.call_forms.cursor import WORD_CHARACTERS, Impossible, Reading, TextCursor
 from kvarn.server.chat.output.call_forms.form import GEMMA_QUOTE
 
 _CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -39,7 +39,7 @@ PYTHON = LiteralStyle("=", "'\"")
 GEMMA = LiteralStyle(":", '"', GEMMA_QUOTE, has_bare_keys=True)
 
 
-def read_members(cursor: Cursor, style: LiteralStyle, close: str) -> Reading[dict[str, Any]]:
+def read_members(cursor: TextCursor, style: LiteralStyle, close: str) -> Reading[dict[str, Any]]:
     """The arguments of a call up to what closes them, which is read too."""
     members: dict[str, Any] = {}
     while True:
@@ -56,7 +56,7 @@ def read_members(cursor: Cursor, style: LiteralStyle, close: str) -> Reading[dic
             return members
 
 
-def read_value(cursor: Cursor, style: LiteralStyle, depth: int = 0) -> Reading[Any]:
+def read_value(cursor: TextCursor, style: LiteralStyle, depth: int = 0) -> Reading[Any]:
     """One value."""
     yield from cursor.space()
     character = yield from cursor.peek()
@@ -79,7 +79,7 @@ def read_value(cursor: Cursor, style: LiteralStyle, depth: int = 0) -> Reading[A
         raise Impossible from None
 
 
-def _list(cursor: Cursor, style: LiteralStyle, depth: int) -> Reading[list[Any]]:
+def _list(cursor: TextCursor, style: LiteralStyle, depth: int) -> Reading[list[Any]]:
     items: list[Any] = []
     while True:
         yield from cursor.space()
@@ -91,7 +91,7 @@ def _list(cursor: Cursor, style: LiteralStyle, depth: int) -> Reading[list[Any]]
             return items
 
 
-def _object(cursor: Cursor, style: LiteralStyle, depth: int) -> Reading[dict[str, Any]]:
+def _object(cursor: TextCursor, style: LiteralStyle, depth: int) -> Reading[dict[str, Any]]:
     members: dict[str, Any] = {}
     while True:
         yield from cursor.space()
@@ -107,12 +107,12 @@ def _object(cursor: Cursor, style: LiteralStyle, depth: int) -> Reading[dict[str
             return members
 
 
-def _has_ended(cursor: Cursor, close: str) -> Reading[bool]:
+def _has_ended(cursor: TextCursor, close: str) -> Reading[bool]:
     """After a value: a comma, or the end."""
     return (yield from cursor.one_of((",", close))) == 1
 
 
-def _key(cursor: Cursor, style: LiteralStyle) -> Reading[str]:
+def _key(cursor: TextCursor, style: LiteralStyle) -> Reading[str]:
     character = yield from cursor.peek()
     if style.has_bare_keys and (character in style.quotes or character == style.raw_quote[:1]):
         return (yield from _string(cursor, style))
@@ -130,7 +130,7 @@ def _is_identifier(character: str) -> bool:
     return character in WORD_CHARACTERS or character.isidentifier()
 
 
-def _string(cursor: Cursor, style: LiteralStyle) -> Reading[str]:
+def _string(cursor: TextCursor, style: LiteralStyle) -> Reading[str]:
     quote = yield from cursor.peek()
     if quote not in style.quotes:
         yield from cursor.literal(style.raw_quote or style.quotes[0])
@@ -145,7 +145,7 @@ def _string(cursor: Cursor, style: LiteralStyle) -> Reading[str]:
         parts.append((yield from _escape(cursor)))
 
 
-def _escape(cursor: Cursor) -> Reading[str]:
+def _escape(cursor: TextCursor) -> Reading[str]:
     kind = yield from cursor.peek()
     if kind in _SIMPLE_ESCAPES:
         cursor.at += 1

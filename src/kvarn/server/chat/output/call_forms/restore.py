@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvarn.formats.strict_json import parse_value
-from kvarn.server.chat.output.call_forms.cursor import Cursor, Impossible
+from kvarn.server.chat.output.call_forms.cursor import Impossible, TextCursor
 from kvarn.server.chat.output.call_forms.literals import PYTHON, read_value
 from kvarn.server.chat.output.schema_fit import fits
 
@@ -53,7 +53,7 @@ def _parsed(text: str) -> Any:
 
 
 def _python(text: str) -> Any:
-    cursor = Cursor(0)
+    cursor = TextCursor(0)
     cursor.text = text.strip() + _END
     reading = read_value(cursor, PYTHON)
     try:

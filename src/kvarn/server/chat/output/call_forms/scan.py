@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from kvarn.server.chat.output.call_forms.call_scan import WHITESPACE, CallScan, CallText, Status
-from kvarn.server.chat.output.call_forms.cursor import WORD_CHARACTERS, Cursor, Impossible, Reading
+from kvarn.server.chat.output.call_forms.cursor import WORD_CHARACTERS, Impossible, Reading, TextCursor
 from kvarn.server.chat.output.call_forms.form import CallForm, MaybeWord, PairForm, Piece, Word
 from kvarn.server.chat.output.call_forms.literals import GEMMA, PYTHON, read_members
 from kvarn.server.chat.output.call_forms.restore import coerced, restored
@@ -30,7 +30,7 @@ class FormScan:
         self._schemas = schemas
         self._is_trusted = is_trusted
         self._is_in_call = False  # between the name and the end of the arguments
-        self._cursor = Cursor(at)
+        self._cursor = TextCursor(at)
         self._reading = self._read()
 
     @property

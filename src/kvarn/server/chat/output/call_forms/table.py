@@ -216,7 +216,7 @@ FORMS: Mapping[ToolFormat, CallForm] = {
         "python", "<|tool_call_start|>[", (), ("(",), (")",), ", ", ("]", "<|tool_call_end|>"), holds_many=True
     ),
     "python_lines": CallForm(
-        "python", "<function_calls>", (), ("(",), (")",), "\n", ("</function_calls>",), holds_many=True
+        "python", "<function_calls>\n", (), ("(",), (")",), "\n", ("\n</function_calls>",), holds_many=True
     ),
     "python_bare": CallForm("python", "[", (), ("(",), (")",), ", ", ("]",), holds_many=True),
     "functools": _json("functools", holds_many=True, join=", "),
