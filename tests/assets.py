@@ -34,6 +34,8 @@ QWEN_CODER_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c
 GEMMA3_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+TEKKEN_SHA256 = "eccd1665d2e477697c33cb7f0daa6f6dfefc57a0a6bceb66d4be52952f827516"
+
 
 @cache
 def smollm2() -> Path:
@@ -86,6 +88,19 @@ def llama_cpp_models() -> Path:
             raise RuntimeError("the llama-cpp-python source distribution no longer holds vendor/llama.cpp/models")
 
     return cached("llama.cpp-models", fill)
+
+
+@cache
+def tekken() -> Path:
+    """A folder with the tekken.json of Mistral Nemo, from Mistral's own package."""
+
+    def fill(target: Path, downloads: Path) -> None:
+        target.mkdir()
+        with zipfile.ZipFile(_download("mistral-common==1.13.0", downloads)) as wheel:
+            _write(wheel.open("mistral_common/data/tekken_240718.json"), target / "tekken.json")
+        verify(target / "tekken.json", TEKKEN_SHA256)
+
+    return cached("tekken", fill)
 
 
 def cache_folder() -> Path:

@@ -44,6 +44,11 @@ FUNCTION = {
 TOOLS = [{"type": "function", "function": FUNCTION}]
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+NESTED = {"city": 'O\'slo "é"\n', "days": 3, "more": {"a": [1, None, True, 2.5], "b": {}}, "tags": ["x y", "日本"]}
+REASONED = {
+    **{"role": "assistant", "content": "", "reasoning_content": "hm\nso", "thinking": "hm\nso"},
+    "tool_calls": [{**CALL, "function": {"name": "get_weather", "arguments": NESTED}}],
+}
 RESULT = {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_weather", "content": '{"t": 3}'}
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {
@@ -55,6 +60,8 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "tools without system": {"messages": [USER], "tools": TOOLS},
     "tool call": {"messages": [USER, CALLING, RESULT, ANSWER, USER], "tools": TOOLS},
     "tool result": {"messages": [USER, CALLING, RESULT], "tools": TOOLS},
+    "nested call": {"messages": [SYSTEM, USER, REASONED, RESULT], "tools": TOOLS},
+    "several turns": {"messages": [USER, REASONED, RESULT, ANSWER, USER, REASONED, RESULT], "tools": TOOLS},
     "silent call": {"messages": [USER, {**CALLING, "content": None}, RESULT], "tools": TOOLS},
     "thinking": {"messages": [USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes."}, USER]},
     "reasoning": {"messages": [USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}, USER]},

@@ -1,6 +1,6 @@
 """Build a Tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
-A folder that has tokenizer.model instead is read by from_model_file.py.
+A folder that has tokenizer.model instead is read by from_model_file.py, one with a list of ranks by rank_files.py.
 
 The model inside tokenizer.json is run by the tokenizers package; special tokens are taken out of it first,
 because special_tokens.py looks for them (text from users must not become one).
@@ -9,6 +9,7 @@ because special_tokens.py looks for them (text from users must not become one).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,13 +17,14 @@ from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.strict_json import MAX_JSON_BYTES, JsonLimits, read_bytes, read_optional
-from kvarn.tokenizer.encoders.bytelevel import text_bytes
+from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder, text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
 from kvarn.tokenizer.encoders.without_tokens import without_tokens
 from kvarn.tokenizer.fim import find_fim_tokens
 from kvarn.tokenizer.folder_sandbox import try_tokenizer
 from kvarn.tokenizer.from_model_file import tokenizer_from_model_file
+from kvarn.tokenizer.rank_files import RankVocabulary, read_ranks
 from kvarn.tokenizer.sentencepiece_model import FILE
 from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
@@ -47,6 +49,8 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     tokenizer_json = read_optional(path / "tokenizer.json", LIMITS)
     config, generation = (read_optional(path / name) for name in ("tokenizer_config.json", "generation_config.json"))
     if not tokenizer_json:
+        if (ranks := read_ranks(path, config)) is not None:
+            return _from_ranks(ranks, config, generation, _chat_template(path, config), num_rows)
         if not os.path.lexists(path / FILE):
             raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}; get the tokenizer's files")
         return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
@@ -65,6 +69,44 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             rules=_match_rules(added),
         )
     )
+
+
+def _from_ranks(
+    ranks: RankVocabulary,
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    template: str | None,
+    num_rows: int | None,
+) -> Tokenizer:
+    """The tokenizer of a list of ranks and the special tokens around it."""
+    listed = {token_id: _AddedToken.read(entry) for token_id, entry in _listed_tokens(config)}
+    added = [*(_AddedToken.read(entry) for entry in ranks.special if entry["id"] not in listed), *listed.values()]
+    if twice := [token.content for token in added if token.id in ranks.texts]:
+        raise FormatError(f"special token {twice[0][:40]!r} has the id of another token", file="tokenizer_config.json")
+    texts = {**ranks.texts, **{token.id: token.content for token in added}}
+    if len(set(texts.values())) != len(texts):
+        raise FormatError("two tokens have the same text", file="tokenizer_config.json")
+    named = {name: text for name, text in (("bos_token", ranks.bos), ("eos_token", ranks.eos)) if text}
+    vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), {**named, **config}, generation)
+    adds_bos = bool(ranks.bos) and vocabulary.bos_id is not None
+    return Tokenizer(
+        TokenizerParts(
+            vocabulary=vocabulary,
+            encoder=ByteLevelEncoder(vocabulary, None, ranks.rule),
+            prefix_ids=(vocabulary.bos_id,) if adds_bos and vocabulary.bos_id is not None else (),
+            suffix_ids=(),
+            chat_template=template,
+            rules=_match_rules(added),
+        )
+    )
+
+
+def _listed_tokens(config: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    entries = config.get("added_tokens_decoder") or {}
+    is_sound = isinstance(entries, Mapping) and all(isinstance(entry, Mapping) for entry in entries.values())
+    if not is_sound or not all(re.fullmatch("[0-9]{1,7}", key) for key in entries):
+        raise FormatError("added_tokens_decoder is no object of tokens by their ids", file="tokenizer_config.json")
+    return [(int(key), {**entry, "id": int(key)}) for key, entry in entries.items()]
 
 
 class FolderEncoder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
 from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_flag, read_merges, read_vocabulary
+
+log = logging.getLogger("kvarn.tokenizer")
 
 KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
 
@@ -44,7 +47,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
 
 def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> TextEncoder:
     if model == "gpt2":
-        rule = pre_tokenizer_rule(_text(metadata, "tokenizer.ggml.pre"))
+        name = _text(metadata, "tokenizer.ggml.pre")
+        if name is None:
+            log.warning("tokenizer.ggml.pre is missing: text is split by llama.cpp's default; convert the model again")
+        rule = pre_tokenizer_rule(name)
         return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)

@@ -19,7 +19,6 @@ from kvarn.tokenizer.tokenizer import Tokenizer
 from kvarn.tokenizer.vocabulary import MAX_TOKENS, TokenType, unused_text
 
 KEY = "tokenizer.ggml."
-_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 MAX_ENDS = 3  # ids that end generation: eos, eot, eom
 
 
@@ -28,8 +27,6 @@ def tokenizer_from_model_file(
 ) -> Tokenizer:
     """Return the tokenizer; config is tokenizer_config.json, generation generation_config.json."""
     data = read_bytes(folder / FILE, MAX_BYTES)
-    if _TIKTOKEN.match(data):
-        raise UnsupportedModel(f"{FILE} is a list of ranks (tiktoken); convert the tokenizer to tokenizer.json")
     metadata = gguf_metadata(data)
     _add_tokens(metadata, {**_added_file(folder), **_added_in(config)})
     _pad(metadata, num_rows)

@@ -43,6 +43,23 @@ def test_a_developer_is_the_system_where_the_template_knows_none(knows: str, rol
     assert written.text == f"{role}: Be kind.\nuser: Hi\n"
 
 
+@pytest.mark.parametrize(("knows", "written"), [("m", ""), ("message", "hm")])
+def test_reasoning_has_the_name_that_the_template_knows(knows: str, written: str) -> None:
+    tokenizer = with_template(f"{{% for {knows} in messages %}}{{{{ {knows}.thinking }}}}{{% endfor %}}")
+    messages = [*user("Hi"), {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}]
+    assert render_chat(tokenizer, ChatRequest.checked(messages)).text == written
+
+
+def test_calls_beside_an_empty_text_are_written_where_the_template_wants_null() -> None:
+    tokenizer = with_template(
+        "{% for message in messages %}{% if message['role'] == 'assistant' and message['content'] is none %}"
+        "{{ message.tool_calls[0].function.name }}{% endif %}{% endfor %}"
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*user("Hi"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert render_chat(tokenizer, ChatRequest.checked(messages)).text == "f"
+
+
 def test_the_generation_prompt_can_be_left_out() -> None:
     assert controls(CHATML, CHATML.encode_chat(user("a"), add_generation_prompt=False)) == [
         "<|im_start|>",

@@ -39,11 +39,12 @@ def test_an_unknown_rule_is_refused_with_its_name_and_the_known_ones() -> None:
     assert caught.value.fields == ("tokenizer.ggml.pre",)
 
 
-def test_a_missing_rule_is_refused_not_guessed() -> None:
+def test_a_missing_rule_is_llama_cpps_default_and_told(caplog: pytest.LogCaptureFixture) -> None:
     metadata = byte_level()
     del metadata["tokenizer.ggml.pre"]
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is missing"):
-        tokenizer_from_gguf(metadata)
+    text = "It's 12345 words!?"
+    assert tokenizer_from_gguf(metadata).encode(text) == tokenizer_from_gguf(byte_level(pre="default")).encode(text)
+    assert "tokenizer.ggml.pre is missing" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen35"])

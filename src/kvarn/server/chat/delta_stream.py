@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvarn.server.chat.output.deltas import Delta
-from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.chat.output.harmony_stream import AnswerReader
 from kvarn.types import Completion, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class AnswerPart:
     completion: Completion | None = None
 
 
-async def answer_parts(generation: Generation, reader: OutputStream) -> AsyncIterator[AnswerPart]:
+async def answer_parts(generation: Generation, reader: AnswerReader) -> AsyncIterator[AnswerPart]:
     """The answer part by part; one that ran out of time ends with its error."""
     async for batch in generation.batches():
         tokens = [event for _, event in batch]
@@ -36,6 +36,6 @@ async def answer_parts(generation: Generation, reader: OutputStream) -> AsyncIte
         yield AnswerPart(deltas, [token.logprob for token in tokens if token.logprob is not None], last.completion)
 
 
-def whole_answer(completion: Completion, reader: OutputStream) -> AnswerPart:
+def whole_answer(completion: Completion, reader: AnswerReader) -> AnswerPart:
     """A finished answer as one part."""
     return AnswerPart([*reader.push(completion.text), *reader.end()], completion.logprobs or (), completion)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from kvarn.observe.metrics import Metrics
     from kvarn.request import Request
     from kvarn.server.access.keys import Principal
+    from kvarn.server.chat.output.harmony_stream import AnswerReader
     from kvarn.server.chat.output.output_plan import OutputPlan
-    from kvarn.server.chat.output.output_stream import OutputStream
     from kvarn.server.models.model_pool import ServedModel
     from kvarn.server.process.worker_threads import WorkerThreads
     from kvarn.server.request_context import RequestContext
@@ -185,7 +185,7 @@ class Generation:
         done, total = self.prompt_progress
         return f"{self.phase}, {done} of {total} prompt tokens"
 
-    def reader(self, plan: OutputPlan, choice: int = 0) -> OutputStream:
+    def reader(self, plan: OutputPlan, choice: int = 0) -> AnswerReader:
         """What takes one of the answers to the only prompt apart."""
         (submission,) = self.plan.submissions
         return plan.reader(self.model.llm.llm.tokenizer, submission.prompt_ids, f"{self.request.id}.{choice}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +36,9 @@ RESERVED = frozenset(
     | {"conversation", "chat_template", "template", "tokenize", "continue_final_message", "return_dict"}
     | {"raise_exception", "strftime_now", "namespace", "range", "dict", "loop", "self", "debug"}
 )
+
+_THINKING = re.compile(r"message\.thinking|[\"']thinking[\"'] in message|message\[[\"']thinking[\"']\]")
+_SILENT_CALLS = re.compile(r"'assistant' and message\['content'\] is none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,10 @@ def render_chat(tokenizer: Tokenizer, request: ChatRequest, worker: TemplateWork
 
 def _context(request: ChatRequest, template: str) -> dict[str, Any]:
     messages = request.messages if "developer" in template else list(map(_with_known_role, request.messages))
+    if "reasoning_content" not in template and _THINKING.search(template):
+        messages = list(map(_with_thinking, messages))
+    if _SILENT_CALLS.search(template):
+        messages = list(map(_with_silent_calls, messages))
     context = {**request.kwargs, "messages": messages, "add_generation_prompt": request.add_generation_prompt}
     return context if request.tools is None else {**context, "tools": request.tools}  # undefined, not None
 
@@ -110,6 +118,19 @@ def _context(request: ChatRequest, template: str) -> dict[str, Any]:
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
     """Templates without the role `developer`, which is newer than `system`, would drop its messages."""
     return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """Some templates, gpt-oss's for one, have another name for reasoning, and none beside content and calls."""
+    thought = message.get("reasoning_content")
+    is_full = bool(message["content"]) and bool(message.get("tool_calls"))
+    return message if not isinstance(thought, str) or is_full else {"thinking": thought, **message}
+
+
+def _with_silent_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """Some templates, DeepSeek R1's for one, write calls only beside content that is null."""
+    is_silent = message.get("tool_calls") and message["content"] == ""
+    return {**message, "content": None} if is_silent else message
 
 
 def _with_marks(text: str, mark: str, forbidden: SpecialMatcher) -> str:

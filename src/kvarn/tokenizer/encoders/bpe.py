@@ -90,6 +90,12 @@ def rank_by_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> MergeRank:
     return rank
 
 
+def rank_by_token(vocabulary: Vocabulary) -> MergeRank:
+    """Rank a pair by the id of the token that it makes, as lists of ranks have it."""
+    ranks = {vocabulary.tokens[token_id]: token_id for token_id in vocabulary.of_type(TokenType.NORMAL)}
+    return lambda left, right: ranks.get(left + right)
+
+
 def _check_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> None:
     ids = vocabulary.ids
     for left, _, right in (merge.partition(" ") for merge in merges):

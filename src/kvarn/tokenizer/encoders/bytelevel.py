@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from kvarn.tokenizer.encoders.bpe import MERGEABLE_TYPES, WordCache, merge_pieces, rank_by_merges
+from kvarn.tokenizer.encoders.bpe import MERGEABLE_TYPES, WordCache, merge_pieces, rank_by_merges, rank_by_token
 from kvarn.tokenizer.encoders.encoder import vocabulary_errors
 from kvarn.tokenizer.encoders.pretokenize import PreTokenizerRule, build_pre_tokenizer, split_long_text
 from kvarn.tokenizer.vocabulary import Vocabulary, merge_pairs, token_as_bytes
@@ -38,16 +38,20 @@ def text_bytes(token: str) -> bytes:
 
 
 class ByteLevelEncoder:
-    """Splits text into words with the tokenizers package and merges their bytes to tokens."""
+    """Splits text into words with the tokenizers package and merges their bytes to tokens.
+
+    Without merges, the pair that makes the token with the lowest id goes first, and a word that is a token stays whole.
+    """
 
     drops_first_space = False
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], rule: PreTokenizerRule) -> None:
+    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str] | None, rule: PreTokenizerRule) -> None:
         self._ids = vocabulary.ids
         self._token_types = vocabulary.token_types
         self._merges = merges
         self._rule = rule
-        self._rank = rank_by_merges(vocabulary, merges)
+        self._rank = rank_by_token(vocabulary) if merges is None else rank_by_merges(vocabulary, merges)
+        self._keeps_words = rule.ignore_merges or merges is None
         self._words = WordCache(self._encode_word)
         with vocabulary_errors():
             self._splitter = build_pre_tokenizer(rule)
@@ -64,7 +68,7 @@ class ByteLevelEncoder:
         return text_bytes(token)
 
     def _encode_word(self, word: str) -> list[int]:
-        if self._rule.ignore_merges and self._is_token(word):
+        if self._keeps_words and self._is_token(word):
             return [self._ids[word]]
         ids: list[int] = []
         for piece in self._pieces(word):
@@ -73,7 +77,7 @@ class ByteLevelEncoder:
         return ids
 
     def _pieces(self, word: str) -> list[str]:
-        if len(word) <= MAX_WORD_LENGTH:
+        if len(word) <= MAX_WORD_LENGTH or self._merges is None:
             return merge_pieces(word, self._rank)
         return [token.value for token in self._model.tokenize(word)]
 
@@ -85,5 +89,6 @@ class ByteLevelEncoder:
     def _model(self) -> BPE:
         from tokenizers.models import BPE
 
+        assert self._merges is not None
         with vocabulary_errors():
             return BPE(dict(self._ids), merge_pairs(self._merges))

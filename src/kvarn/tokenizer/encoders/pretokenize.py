@@ -35,13 +35,9 @@ class PreTokenizerRule:
 
 
 def pre_tokenizer_rule(name: str | None) -> PreTokenizerRule:
-    """Return the rule of a name in GGUF's tokenizer.ggml.pre."""
+    """Return the rule of a name in GGUF's tokenizer.ggml.pre; a file that has none gets llama.cpp's default."""
     if name is None:
-        raise UnsupportedModel(
-            "the file does not say how to split text (tokenizer.ggml.pre is missing); convert the model again "
-            "with a current converter",
-            fields=("tokenizer.ggml.pre",),
-        )
+        return RULES["default"]
     if name not in RULES:
         raise UnsupportedModel(
             f"tokenizer.ggml.pre is {name[:80]!r}, which is not known here; known are: {', '.join(sorted(RULES))}",
@@ -93,6 +89,13 @@ _TEKKEN = (
 _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+)
+# As above, and a run of Han characters is a word of its own.
+_UPPER_NO_HAN, _LOWER_NO_HAN = (f"{letters[:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER))
+_KIMI = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NO_HAN}*{_LOWER_NO_HAN}+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_NO_HAN}+{_LOWER_NO_HAN}*{_CONTRACTION}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 )
 
 _CJK_KOREAN = r"[一-龥ࠀ-一가-퟿]+"
@@ -175,6 +178,7 @@ RULES: dict[str, PreTokenizerRule] = {
     "kormo": _qwen2_plain,
     "solar-open": _qwen2_plain,
     "tekken": PreTokenizerRule((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "kimi-k2": PreTokenizerRule((_KIMI,)),
     "gpt-4o": _gpt4o,
     "llama4": _gpt4o,
     "kanana2": _gpt4o,

@@ -11,8 +11,9 @@ from kvarn.server.api.openai.logprobs import TextScores
 from kvarn.server.api.responses.response_stream import ResponseStream
 from kvarn.server.api.responses.response_writer import ResponseWriter
 from kvarn.server.chat.delta_stream import AnswerPart
+from kvarn.server.chat.output.call_forms.detect import THINK
 from kvarn.server.chat.output.deltas import ContentDelta
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_stream import OutputStream
 from kvarn.tokenizer.incremental import IncrementalDecoder
 from kvarn.tokenizer.tokenizer import Tokenizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat, Tags, detect_format
+from kvarn.server.chat.output.call_forms.detect import BRACKET_THINK, HARMONY, THINK, Tags
+from kvarn.server.chat.output.formats import OutputFormat, detect_format
 from tests.assets import llama_cpp_models
 
 
@@ -15,12 +16,14 @@ class Words:
         self._controls = controls
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        return (
-            [self._controls[text]] if parse_special and text in self._controls else list(range(1000, 1000 + len(text)))
-        )
+        found = [token_id for marker, token_id in self._controls.items() if parse_special and marker in text]
+        return found or list(range(1000, 1000 + len(text)))
 
     def is_control(self, token_id: int) -> bool:
         return token_id in self._controls.values()
+
+    def token_text(self, token_id: int) -> str:
+        return next(text for text, known in self._controls.items() if known == token_id)
 
 
 PLAIN_CHATML = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}{% endfor %}"
@@ -33,15 +36,15 @@ PLAIN_CHATML = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n
         ("Qwen-Qwen2.5-7B-Instruct", "hermes", None),
         ("Qwen-Qwen3-0.6B", "hermes", THINK),
         ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "hermes", None),
-        ("unsloth-Apriel-1.5", "hermes", None),
+        ("unsloth-Apriel-1.5", "json_list", Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
         ("meta-llama-Llama-3.1-8B-Instruct", "llama3", None),
         ("meta-llama-Llama-3.2-3B-Instruct", "llama3", None),
         ("mistralai-Mistral-Nemo-Instruct-2407", "mistral", None),
-        ("Mistral-Small-3.2-24B-Instruct-2506", "mistral", None),
-        ("mistralai-Ministral-3-14B-Reasoning-2512", "mistral", BRACKET_THINK),
-        ("Qwen3-Coder", None, None),
-        ("GLM-4.6", None, THINK),
-        ("openai-gpt-oss-120b", None, None),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "mistral_names", None),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "mistral_names", BRACKET_THINK),
+        ("Qwen3-Coder", "qwen_xml", None),
+        ("GLM-4.6", "arg_key", THINK),
+        ("openai-gpt-oss-120b", "harmony", HARMONY),
     ],
 )
 def test_templates_with_tools(template: str, tool_format: str | None, reasoning: Tags | None) -> None:
@@ -56,12 +59,6 @@ def test_templates_with_tools(template: str, tool_format: str | None, reasoning:
 def test_templates_without_tools_get_the_generic_format(template: str, takes_system: bool) -> None:
     found = detect_format(_template(template), Words())
     assert (found.tool_format, found.shows_tools, found.takes_system) == ("json", False, takes_system)
-
-
-@pytest.mark.model
-def test_the_newer_form_of_mistral_is_told_from_the_older() -> None:
-    assert detect_format(_template("unsloth-mistral-Devstral-Small-2507"), Words()).names_before_arguments
-    assert not detect_format(_template("mistralai-Mistral-Nemo-Instruct-2407"), Words()).names_before_arguments
 
 
 def test_a_model_without_a_template_has_no_format() -> None:

@@ -14,7 +14,8 @@ from kvarn.engine.engine import Engine
 from kvarn.errors import ConstraintError
 from kvarn.request import Request
 from kvarn.sampling.token_masks import is_allowed
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.call_forms.detect import THINK
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.lazy_grammar import lazy_grammar
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.structured.compiler import ConstraintCompiler
@@ -36,7 +37,7 @@ FORMS = {
     "hermes+think": OutputFormat("hermes", THINK),
     "llama3": OutputFormat("llama3"),
     "mistral": OutputFormat("mistral"),
-    "named": OutputFormat("mistral", names_before_arguments=True),
+    "named": OutputFormat("mistral_names"),
     "json": OutputFormat("json"),
 }
 

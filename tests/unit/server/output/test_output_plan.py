@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from kvarn.server.api.schema import InvalidField
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.call_forms.detect import THINK
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.output.output_stream import AnswerContext
-from kvarn.server.chat.output.tool_prompt import TOOL_PROMPT
+from kvarn.server.chat.output.tool_prompt import JSON_FORM, TOOL_PROMPT
 from kvarn.server.chat.output.tools import NamedFunction
 from kvarn.structured.constraints import Grammar, JsonSchema
 from tests.rules.tree import ROOT
@@ -64,7 +65,7 @@ def test_a_template_that_knows_none_gets_the_documented_text_as_system_message()
     assert plan.template_tools is None
     system, user = plan.messages([USER])
     function = '{"name": "weather", "description": "Tell it.", "parameters": {"type": "object"}}'
-    assert system == {"role": "system", "content": TOOL_PROMPT.format(functions=function)}
+    assert system == {"role": "system", "content": TOOL_PROMPT.format(functions=function, form=JSON_FORM)}
     assert user == USER
 
 
@@ -100,7 +101,7 @@ def test_nothing_is_added_without_tools() -> None:
 
 
 def test_the_documented_text_is_the_one_in_use() -> None:
-    shown = TOOL_PROMPT.replace("{{", "{").replace("}}", "}").splitlines()
+    shown = TOOL_PROMPT.replace("{form}", JSON_FORM).splitlines()
     document = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
     assert all(line in document for line in shown if line != "{functions}")
 

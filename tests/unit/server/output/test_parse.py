@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from kvarn.server.chat.output.call_forms.detect import THINK
 from kvarn.server.chat.output.deltas import ContentDelta, ToolCallArguments, ToolCallStart
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from tests.unit.server.output.texts import FORMATS, ODD_ARGUMENTS, TOOLS, parse_output, read_pieces

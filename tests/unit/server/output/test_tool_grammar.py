@@ -6,7 +6,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from kvarn.errors import InvalidParameter
-from kvarn.server.chat.output.formats import THINK, OutputFormat
+from kvarn.server.chat.output.call_forms.detect import THINK
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.json_repair import is_strict_object
 from kvarn.server.chat.output.output_stream import AnswerContext
 from kvarn.server.chat.output.tool_grammar import (
@@ -31,7 +32,7 @@ HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
 ONE_CALL = {
     "hermes": (OutputFormat("hermes"), HERMES, "\n"),
     "llama3": (OutputFormat("llama3"), CALL.replace("arguments", "parameters"), "; "),
-    "mistral": (OutputFormat("mistral", names_before_arguments=True), f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", ""),
+    "mistral": (OutputFormat("mistral_names"), f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}", ""),
     "json": (OutputFormat("json"), CALL, "\n"),
 }
 
@@ -141,7 +142,7 @@ def test_reasoning_the_prompt_has_opened_is_closed_before_the_call() -> None:
 
 
 def test_markers_that_are_control_tokens_are_named_by_their_id() -> None:
-    format = OutputFormat("mistral", names_before_arguments=True, marker_ids=(("[TOOL_CALLS]", 9), ("[ARGS]", 32)))
+    format = OutputFormat("mistral_names", marker_ids=(("[TOOL_CALLS]", 9), ("[ARGS]", 32)))
     grammar = _grammar(format, "required")
     assert "<[9]>" in grammar.text
     assert "<[32]>" in grammar.text

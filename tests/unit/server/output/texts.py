@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 
+from kvarn.server.chat.output.call_forms.detect import BRACKET_THINK, THINK
 from kvarn.server.chat.output.deltas import Delta, ParsedOutput, joined
-from kvarn.server.chat.output.formats import BRACKET_THINK, THINK, OutputFormat
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 
 TOOLS: dict[str, object] = {
@@ -20,7 +21,7 @@ FORMATS = {
     "hermes+think": OutputFormat("hermes", THINK),
     "llama3": OutputFormat("llama3"),
     "mistral": OutputFormat("mistral"),
-    "mistral+think": OutputFormat("mistral", BRACKET_THINK, names_before_arguments=True),
+    "mistral+think": OutputFormat("mistral_names", BRACKET_THINK),
     "json": OutputFormat("json"),
     "json+think": OutputFormat("json", THINK),
     "reasoning only": OutputFormat(None, THINK),

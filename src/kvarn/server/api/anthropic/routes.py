@@ -23,7 +23,7 @@ from kvarn.server.chat.conversation import Conversation
 from kvarn.server.chat.delta_stream import AnswerPart, answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission, prompt_ids_of
-from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.chat.output.harmony_stream import AnswerReader
 from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.failures import Failure
@@ -76,7 +76,7 @@ def _conversation(request: RequestContext, model: ServedModel, body: CountTokens
     return with_effort(request, model, chat, "output_config.effort")
 
 
-async def _events(generation: Generation, reader: OutputStream, stream: MessageStream) -> AsyncIterator[bytes]:
+async def _events(generation: Generation, reader: AnswerReader, stream: MessageStream) -> AsyncIterator[bytes]:
     yield _write(stream.start())
     async for part in answer_parts(generation, reader):
         events = _push(stream, part)

@@ -11,7 +11,7 @@ from kvarn.server.api.openai.envelope import Envelope, finish_word, usage_fields
 from kvarn.server.api.openai.errors import error_body
 from kvarn.server.api.openai.logprobs import chat_logprobs
 from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.chat.output.harmony_stream import AnswerReader
 from kvarn.server.failures import Failure
 from kvarn.server.http.sse import StreamFormat
 from kvarn.tokenizer.canvas import canvas_text
@@ -86,7 +86,7 @@ class ChatChoiceStream:
         index: int,
         frame: ChunkFrame,
         tokenizer: Tokenizer,
-        reader: OutputStream | None,
+        reader: AnswerReader | None,
         *,
         has_tools: bool = False,
     ) -> None:

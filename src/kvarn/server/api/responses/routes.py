@@ -28,7 +28,7 @@ from kvarn.server.api.validation import parse
 from kvarn.server.chat.delta_stream import answer_parts, whole_answer
 from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
-from kvarn.server.chat.output.output_stream import OutputStream
+from kvarn.server.chat.output.harmony_stream import AnswerReader
 from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, Responses, RunningGenerations, Settings
 from kvarn.server.http.json_body import write_json
@@ -123,7 +123,7 @@ def _decoder(generation: Generation) -> IncrementalDecoder:
 
 
 async def _events(
-    generation: Generation, reader: OutputStream, writer: ResponseWriter, keep: Keep
+    generation: Generation, reader: AnswerReader, writer: ResponseWriter, keep: Keep
 ) -> AsyncIterator[bytes]:
     """A response is stored before its last event is sent: the client may continue it at once."""
     on_body = generation.request.on_body  # the first and the last repeat what the body says

@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvarn.server.chat.output.call_candidate import FENCE, SEPARATOR, Opening
-from kvarn.server.chat.output.call_scan import WHITESPACE
+from kvarn.server.chat.output.call_candidate import FENCE, SEPARATOR
+from kvarn.server.chat.output.call_forms.call_scan import WHITESPACE
+from kvarn.server.chat.output.call_forms.form import CallForm
 
 _FENCE_LINE = re.compile(r"```[A-Za-z0-9_+.-]{0,32}")
 
@@ -31,10 +32,10 @@ class Found:
 class ContentScan:
     """Reads content; told of each candidate how it ended."""
 
-    def __init__(self, opening: Opening, *, is_free: bool) -> None:
-        self._opening = opening
+    def __init__(self, form: CallForm, *, is_free: bool) -> None:
+        self._form = form
         self._is_free = is_free
-        self._is_native = opening.is_bare  # a bare call would stand where the model's own format has it
+        self._is_native = form.is_bare  # a bare call would stand where the model's own format has it
         self._is_line_start = is_free
         self._is_in_fence = False  # of a call
         self._is_in_text_fence = False  # of anything else
@@ -52,8 +53,8 @@ class ContentScan:
         space = text[: len(text) - len(bare)]
         if not bare or self._may_be_marker(bare):
             return Found(space, bare)
-        if self._opening.marker and bare.startswith(self._opening.marker):
-            return Found(space, bare, self._opening.marker)
+        if self._form.marker and bare.startswith(self._form.marker):
+            return Found(space, bare, self._form.marker)
         if bare[0] in "{[":
             return Found(space, bare, "")
         if bare[0] == SEPARATOR and is_after_call and self._is_native:
@@ -67,18 +68,18 @@ class ContentScan:
 
     def after_call(self, marker: str) -> None:
         """What was read before the next text was a call."""
-        self._is_native, self._is_line_start = self._opening.is_bare, self._is_free
+        self._is_native, self._is_line_start = self._form.is_bare, self._is_free
         self._is_in_fence |= marker.startswith(FENCE)
 
     def after_failure(self, marker: str) -> None:
         """It was none; the marker of a call is like a line of its own."""
         self._is_native = self._is_in_fence = False
         self._is_in_text_fence |= marker.startswith(FENCE)
-        self._is_line_start = self._is_free and bool(marker) and marker == self._opening.marker
+        self._is_line_start = self._is_free and bool(marker) and marker == self._form.marker
 
     def _may_be_marker(self, text: str) -> bool:
         """Whether more text decides if the marker stands here."""
-        return len(text) < len(self._opening.marker) and self._opening.marker.startswith(text)
+        return len(text) < len(self._form.marker) and self._form.marker.startswith(text)
 
     def _read_fence(self, space: str, text: str) -> Found | None:
         """A fence that opens or closes; None: there is none."""
@@ -97,9 +98,9 @@ class ContentScan:
     def _read_line(self, text: str) -> Found:
         end = text.find("\n") + 1 if self._is_free else 0
         line = text[:end] if end else text
-        content, is_marked, after = split_at(line, self._opening.marker)
+        content, is_marked, after = split_at(line, self._form.marker)
         if is_marked:
-            return Found(content, self._opening.marker + after + text[len(line) :], self._opening.marker)
+            return Found(content, self._form.marker + after + text[len(line) :], self._form.marker)
         if not end:
             return Found(content, after)
         self._is_line_start = True

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-ToolFormat = Literal["hermes", "llama3", "mistral", "json"]
+from kvarn.server.chat.output.call_forms.detect import Tags, find_reasoning, find_tool_format
+from kvarn.server.chat.output.call_forms.form import CallForm
+from kvarn.server.chat.output.call_forms.table import FORMS, ToolFormat
 
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"  # hermes: Qwen, Hermes and many others
-PYTHON_TAG = "<|python_tag|>"  # llama3
-TOOL_CALLS, CALL_ID, CALL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"  # mistral
-
-MARKERS: dict[ToolFormat, tuple[str, ...]] = {
-    "hermes": (CALL_OPEN, CALL_CLOSE),
-    "llama3": (PYTHON_TAG,),
-    "mistral": (TOOL_CALLS, CALL_ID, CALL_ARGS),
-    "json": (),
-}
+HARMONY_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
 _REFUSES_SYSTEM = re.compile(r"raise_exception\(\s*['\"]System role not supported")
-# Calls inside <tool_call> that are not JSON: <function=name>, <arg_key>, <invoke name=...>.
-_OTHER_CALLS = ("<function=", "<arg_key>", "<invoke", "<parameter=")
-# Plain Llama 3 announces its format to the model in these words, with or without the python tag.
-_LLAMA3_FORMAT = re.compile(r'Respond in the format \{"name": function name, "parameters"')
+
+_SYSTEM_TOOLS = re.compile(r"['\"]tools['\"] in message and message\[['\"]tools['\"]\]")
 
 
 class SpecialTokens(Protocol):
@@ -33,17 +25,7 @@ class SpecialTokens(Protocol):
 
     def is_control(self, token_id: int) -> bool: ...
 
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """The two texts around a model's reasoning."""
-
-    open: str
-    close: str
-
-
-THINK = Tags("<think>", "</think>")
-BRACKET_THINK = Tags("[THINK]", "[/THINK]")
+    def token_text(self, token_id: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +35,26 @@ class OutputFormat:
     tool_format: ToolFormat | None = None  # None: it has none, or one that is not read here
     reasoning: Tags | None = None
     shows_tools: bool = False  # the template writes the tools into the prompt; else Kvarn's documented text does
-    names_before_arguments: bool = False  # the newer Mistral form: name[ARGS]{...}
     takes_system: bool = True  # the template accepts a system message
+    writes_calls: bool = True  # the template writes earlier calls; else they are written into the content
+    wants_system_tools: bool = False  # it takes the tools from the system message, as JSON
     marker_ids: tuple[tuple[str, int], ...] = ()  # markers that are control tokens of the model
+
+    @property
+    def form(self) -> CallForm:
+        """How calls are written."""
+        assert self.tool_format is not None
+        return FORMS[self.tool_format]
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether every part of an answer is a message of its own, with a channel."""
+        return self.tool_format == "harmony"
+
+    @property
+    def is_mistral(self) -> bool:
+        """Whether the ids of calls have nine characters."""
+        return self.tool_format in ("mistral", "mistral_names")
 
     def marker_id(self, marker: str) -> int | None:
         """The control token a marker is, or None where it is plain text."""
@@ -63,10 +62,10 @@ class OutputFormat:
 
     def visible_ids(self, *, has_tools: bool) -> frozenset[int]:
         """Control tokens that must stay in the text, so that calls and reasoning can be found in it."""
-        wanted = set(_tag_texts(self.reasoning))
+        wanted = list(_reasoning_texts(self.reasoning, self.tool_format))
         if has_tools and self.tool_format is not None:
-            wanted.update(MARKERS[self.tool_format])
-        return frozenset(token_id for text, token_id in self.marker_ids if text in wanted)
+            wanted += self.form.texts()
+        return frozenset(token_id for marker, token_id in self.marker_ids if any(marker in text for text in wanted))
 
 
 def detect_format(chat_template: str | None, tokenizer: SpecialTokens) -> OutputFormat:
@@ -74,46 +73,34 @@ def detect_format(chat_template: str | None, tokenizer: SpecialTokens) -> Output
     if chat_template is None:
         return OutputFormat()
     template = _without_comments(chat_template)
-    tool_format, shows_tools = _tool_format(template)
-    reasoning = _reasoning(template)
-    markers = (*(MARKERS[tool_format] if tool_format else ()), *_tag_texts(reasoning))
+    shows_tools = re.search(r"\btools\b", template) is not None
+    tool_format = find_tool_format(template)
+    if tool_format is None and not shows_tools:
+        tool_format = "json"
+    reasoning = find_reasoning(template)
+    texts = [*_reasoning_texts(reasoning, tool_format), *(FORMS[tool_format].texts() if tool_format else ())]
     return OutputFormat(
         tool_format=tool_format,
         reasoning=reasoning,
         shows_tools=shows_tools,
-        names_before_arguments=tool_format == "mistral" and CALL_ARGS in template,
         takes_system=_REFUSES_SYSTEM.search(template) is None,
-        marker_ids=tuple(found for marker in markers for found in _control_token(marker, tokenizer)),
+        writes_calls="tool_calls" in template,
+        wants_system_tools=_SYSTEM_TOOLS.search(template) is not None,
+        marker_ids=tuple(dict.fromkeys(found for text in texts for found in _control_tokens(text, tokenizer))),
     )
 
 
-def _tool_format(template: str) -> tuple[ToolFormat | None, bool]:
-    """The format, and whether the template shows tools itself."""
-    if not re.search(r"\btools\b", template):
-        return "json", False
-    if TOOL_CALLS in template:
-        return "mistral", True
-    if CALL_OPEN in template:
-        return (None if any(form in template for form in _OTHER_CALLS) else "hermes"), True
-    if _LLAMA3_FORMAT.search(template):
-        return "llama3", True
-    return None, True
+def _reasoning_texts(reasoning: Tags | None, tool_format: ToolFormat | None) -> tuple[str, ...]:
+    if tool_format == "harmony":
+        return HARMONY_MARKERS
+    return () if reasoning is None else (reasoning.open, reasoning.close)
 
 
-def _reasoning(template: str) -> Tags | None:
-    for tags in (THINK, BRACKET_THINK):
-        if tags.open in template or tags.close in template:
-            return tags
-    return None
-
-
-def _tag_texts(tags: Tags | None) -> tuple[str, ...]:
-    return () if tags is None else (tags.open, tags.close)
-
-
-def _control_token(marker: str, tokenizer: SpecialTokens) -> list[tuple[str, int]]:
-    ids = tokenizer.encode(marker, add_special=False, parse_special=True)
-    return [(marker, ids[0])] if len(ids) == 1 and tokenizer.is_control(ids[0]) else []
+def _control_tokens(text: str, tokenizer: SpecialTokens) -> Iterator[tuple[str, int]]:
+    """The control tokens in a text."""
+    for token_id in tokenizer.encode(text, add_special=False, parse_special=True):
+        if tokenizer.is_control(token_id) and tokenizer.token_text(token_id) in text:
+            yield tokenizer.token_text(token_id), token_id
 
 
 def _without_comments(template: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvarn.errors import ConstraintError
 from kvarn.server.api.schema import InvalidField, field_at_fault
 from kvarn.server.chat.output.formats import OutputFormat
+from kvarn.server.chat.output.harmony_stream import AnswerReader, HarmonyStream
 from kvarn.server.chat.output.lazy_grammar import Compile, StreamWatch, compile_lazily
 from kvarn.server.chat.output.output_stream import AnswerContext, OutputStream
 from kvarn.server.chat.output.tool_grammar import (
@@ -24,7 +25,13 @@ from kvarn.server.chat.output.tool_grammar import (
     is_enforced,
     tool_constraint,
 )
-from kvarn.server.chat.output.tool_prompt import with_tools
+from kvarn.server.chat.output.tool_prompt import (
+    tool_prompt,
+    with_system_tools,
+    with_text,
+    with_tools,
+    with_written_calls,
+)
 from kvarn.server.chat.output.tool_results import in_order_of_calls
 from kvarn.server.chat.output.tools import ToolChoice, ToolSpec, check_choice, check_tools
 from kvarn.structured.constraints import Constraint, JsonSchema
@@ -81,10 +88,19 @@ class OutputPlan:
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The conversation as the template can write it."""
-        ordered = in_order_of_calls(messages)
-        if self.format.shows_tools:
+        format, ordered = self.format, in_order_of_calls(messages)
+        if format.tool_format is None or (format.tool_format == "json" and format.shows_tools):
             return ordered
-        return with_tools(ordered, self.tools, takes_system=self.format.takes_system)
+        if format.tool_format == "json":
+            return with_tools(ordered, self.tools, takes_system=format.takes_system)
+        if not format.writes_calls:
+            ordered = with_written_calls(ordered, format.form)
+        if self.given and format.wants_system_tools:
+            return with_system_tools(ordered, self.given)
+        if self.tools and not format.shows_tools:
+            text = tool_prompt(self.tools, format.form)
+            return with_text(ordered, text, takes_system=format.takes_system)
+        return ordered
 
     @property
     def is_plain(self) -> bool:
@@ -129,10 +145,11 @@ class OutputPlan:
                 called = compile(loose.grammar(self.format, starts_in_reasoning=is_open))
         return EitherConstraint((called, written))
 
-    def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> OutputStream:
+    def reader(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerReader:
         """What takes one answer apart; give each answer a seed of its own for the ids of its calls."""
         context = self.answer_context(tokenizer, prompt_ids, id_seed)
-        return OutputStream(self.format, {tool.name: tool.parameters for tool in self.tools}, context)
+        schemas = {tool.name: tool.parameters for tool in self.tools}
+        return (HarmonyStream if self.format.is_harmony else OutputStream)(self.format, schemas, context)
 
     def lazy_constraint(
         self, tokenizer: Tokenizer, prompt_ids: Sequence[int], compile: Compile
@@ -162,8 +179,11 @@ class OutputPlan:
         )
 
     def opens_reasoning(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int]) -> bool:
-        """Whether the prompt ends with the tag that opens the reasoning, as some templates have it."""
-        if self.format.reasoning is None:
-            return False
+        """Whether the prompt ends with the tag that opens the reasoning, as some templates have it.
+
+        Where every part of the answer is a message, it always begins with one that may be reasoning.
+        """
+        if self.format.reasoning is None or self.format.is_harmony:
+            return self.format.is_harmony
         tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special=False, at_start=False)
         return tail.rstrip().endswith(self.format.reasoning.open)

@@ -13,21 +13,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvarn.server.chat.output.call_candidate import OPENINGS, SEPARATOR, BegunCall, Candidate, Opening
-from kvarn.server.chat.output.call_scan import WHITESPACE, Status
+from kvarn.server.chat.output.call_candidate import SEPARATOR, BegunCall, Candidate
+from kvarn.server.chat.output.call_forms.call_scan import WHITESPACE, Status
+from kvarn.server.chat.output.call_forms.form import CallForm
+from kvarn.server.chat.output.call_forms.table import FORMS
 from kvarn.server.chat.output.content_scan import ContentScan, split_at
-from kvarn.server.chat.output.deltas import (
-    ContentDelta,
-    Delta,
-    ParsedOutput,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallStart,
-    call_id,
-    joined,
-)
+from kvarn.server.chat.output.delta_writer import DeltaWriter
+from kvarn.server.chat.output.deltas import ContentDelta, Delta, ParsedOutput, joined
 from kvarn.server.chat.output.formats import OutputFormat
-from kvarn.server.chat.output.json_repair import JsonRepair
 
 PIECE_CHARACTERS = 1024
 
@@ -57,27 +50,21 @@ class OutputStream:
         self._context = context or AnswerContext()
         self._names = frozenset(tools)
         self._schemas = tools if isinstance(tools, Mapping) else {}
-        self._is_mistral = format.tool_format == "mistral"
         has_tools = bool(self._names) and format.tool_format is not None
-        self._opening = OPENINGS[format.tool_format] if has_tools and format.tool_format else Opening()
+        self._form = FORMS[format.tool_format] if has_tools and format.tool_format else CallForm()
         self._tags = format.reasoning
         self._phase = _Phase.OPENING if self._tags is not None else _Phase.CONTENT
         self._is_plain = self._tags is None and not has_tools
         self._num_read = 0  # characters of the answer
         self._rest = ""  # text not decided yet: the end of what was read
-        self._deltas: list[Delta] = []
+        self._parts = DeltaWriter(
+            self._context.id_seed, is_mistral=format.is_mistral, is_repaired=self._context.is_enforced
+        )
         self._candidate: Candidate | None = None
-        self._content = ContentScan(self._opening, is_free=has_tools and not self._context.is_enforced)
+        self._content = ContentScan(self._form, is_free=has_tools and not self._context.is_enforced)
         self._must_fit = False  # the candidate is a call only if its arguments fit the schema
-        self._space = ""  # white space that counts only if content follows
-        self._has_content = False
-        self._has_reasoning = False
-        self._has_parts = False  # reasoning or a call came out: white space around those is not content
-        self._is_after_call = False
-        self._num_calls = 0
         self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
-        self._emitted_to = 0  # arguments of that one came out up to here
-        self._repair = JsonRepair()  # of that one
+        self._num_emitted = 0  # characters of the arguments of that one that came out
 
     def parse(self, text: str) -> ParsedOutput:
         """A whole answer: reasoning, content and calls."""
@@ -95,7 +82,7 @@ class OutputStream:
             self._rest += piece
             while self._advance():
                 pass
-        return self._take_deltas()
+        return self._parts.take()
 
     def end(self) -> list[Delta]:
         """What was held back, now that no more will come."""
@@ -103,25 +90,19 @@ class OutputStream:
             self._give_up()
             while self._advance():
                 pass
-        if self._space and not self._is_after_call and (self._has_content or not self._has_parts):
-            self._deltas.append(ContentDelta(self._space, self._num_read - len(self._space)))
-        self._space = ""
-        return self._take_deltas()
+        self._parts.end(self._num_read)
+        return self._parts.take()
 
     @property
     def num_calls(self) -> int:
         """Calls so far."""
-        return self._num_calls
+        return self._parts.num_calls
 
     @property
     def begun(self) -> BegunCall | None:
         """The call that is being written, if it is certain to be one."""
         candidate = self._candidate
         return None if candidate is None else candidate.begun(self._num_read - len(candidate.text))
-
-    def _take_deltas(self) -> list[Delta]:
-        taken, self._deltas = self._deltas, []
-        return taken
 
     def _advance(self) -> bool:
         """Decide as much as one phase can; True: another phase goes on with the rest."""
@@ -144,7 +125,7 @@ class OutputStream:
         elif self._phase is _Phase.OPENING:
             self._leave_opening()
         elif self._phase is _Phase.REASONING:
-            self._emit_reasoning(self._rest)
+            self._parts.reasoning(self._rest)
             self._rest = ""
         else:
             content, self._rest = self._rest, ""
@@ -177,29 +158,31 @@ class OutputStream:
             self._phase = _Phase.CONTENT
 
     def _enter_reasoning(self) -> None:
-        self._phase, self._has_parts = _Phase.REASONING, True
+        self._phase = _Phase.REASONING
+        self._parts.begin_reasoning()
 
     def _read_reasoning(self) -> bool:
         assert self._tags is not None
         thought, is_closed, self._rest = split_at(self._rest, self._tags.close)
-        self._emit_reasoning(thought)
+        self._parts.reasoning(thought)
         if is_closed:
-            self._phase, self._space = _Phase.CONTENT, ""
+            self._phase = _Phase.CONTENT
+            self._parts.drop_space()
         return is_closed
 
     def _read_content(self) -> bool:
-        found = self._content.read(self._rest, is_after_call=self._is_after_call)
+        found = self._content.read(self._rest, is_after_call=self._parts.is_after_call)
         self._rest = found.rest
         if found.is_closed_fence:
-            self._space = ""
+            self._parts.drop_space()
         self._emit_content(found.content)
         return found.has_more if found.opening is None else self._open_candidate(found.opening)
 
     def _open_candidate(self, marker: str) -> bool:
-        is_marked = bool(marker) and marker == self._opening.marker
-        opening = self._opening if is_marked else Opening()
+        is_marked = bool(marker) and marker == self._form.marker
+        form = self._form if is_marked else CallForm()
         self._must_fit = not is_marked and ((bool(marker) and marker != SEPARATOR) or not self._content.is_native)
-        self._candidate = Candidate(opening, marker, self._names, is_trusted=self._context.is_enforced)
+        self._candidate = Candidate(form, marker, self._names, self._schemas, is_trusted=self._context.is_enforced)
         self._num_started = 0
         self._phase = _Phase.CANDIDATE
         return True
@@ -209,7 +192,7 @@ class OutputStream:
         candidate = self._candidate
         candidate.feed(self._rest)
         self._rest = ""
-        is_call = candidate.status is Status.DONE and (not self._must_fit or candidate.fits(self._schemas))
+        is_call = candidate.status is Status.DONE and (not self._must_fit or candidate.fits)
         if self._context.is_enforced or is_call:
             self._emit_calls(candidate)
         if is_call:
@@ -221,39 +204,24 @@ class OutputStream:
     def _emit_calls(self, candidate: Candidate) -> None:
         """Give out what is known of the candidate's calls and has not come out yet."""
         for position, call in enumerate(candidate.calls):
-            if call.name is None or call.start is None or position + 1 < self._num_started:
+            if call.name is None or not call.has_arguments or position + 1 < self._num_started:
                 continue
             if position == self._num_started:
-                self._begin_call(call.name, call.start)
-            end = candidate.at if call.end is None else call.end
-            if end > self._emitted_to:
-                self._emit_arguments(self._repaired(candidate.text[self._emitted_to : end]))
-                self._emitted_to = end
-
-    def _repaired(self, text: str) -> str:
-        return self._repair.push(text) if self._context.is_enforced else text
-
-    def _emit_arguments(self, text: str) -> None:
-        if text:
-            self._deltas.append(ToolCallArguments(self._num_calls - 1, text))
-
-    def _begin_call(self, name: str, at: int) -> None:
-        identity = call_id(self._context.id_seed, self._num_calls, is_mistral=self._is_mistral)
-        self._deltas.append(ToolCallStart(self._num_calls, identity, name))
-        self._num_calls += 1
-        self._num_started += 1
-        self._emitted_to, self._repair = at, JsonRepair()
-        self._space, self._has_parts, self._is_after_call = "", True, True
+                self._parts.begin_call(call.name)
+                self._num_started += 1
+                self._num_emitted = 0
+            more = call.arguments(candidate.text, candidate.at, self._num_emitted)
+            self._parts.arguments(more)
+            self._num_emitted += len(more)
 
     def _drop_candidate(self, at: int) -> None:
         """What was read is content, unless calls of it came out already."""
         assert self._candidate is not None
         candidate = self._candidate
-        has_open_call = not candidate.calls or candidate.calls[-1].end is None
-        self.is_cut |= self._context.is_enforced and has_open_call
+        self.is_cut |= self._context.is_enforced and candidate.has_open_call
         if self._num_started:
             self._close_candidate(at)
-            self._emit_arguments(self._repair.end())
+            self._parts.cut_arguments()
             return
         if not self._context.is_enforced and candidate.num_certain is not None:
             at = candidate.num_certain
@@ -270,27 +238,5 @@ class OutputStream:
         self._phase = _Phase.CONTENT
 
     def _emit_content(self, text: str) -> None:
-        """Content that ends where the rest begins; white space that waited stands right before it."""
-        text = self._space + text
-        content = text.rstrip(WHITESPACE)
-        self._space = text[len(content) :]
-        if self._has_parts and not self._has_content:
-            content = content.lstrip(WHITESPACE)
-        if content:
-            at = self._num_read - len(self._rest) - len(self._space) - len(content)
-            last = self._deltas[-1] if self._deltas else None
-            if isinstance(last, ContentDelta):  # one chunk costs less than two
-                self._deltas[-1] = ContentDelta(last.text + content, last.at)
-            else:
-                self._deltas.append(ContentDelta(content, at))
-            self._has_content, self._is_after_call = True, False
-
-    def _emit_reasoning(self, text: str) -> None:
-        text = self._space + text
-        thought = text.rstrip(WHITESPACE)
-        self._space = text[len(thought) :]
-        if not self._has_reasoning:
-            thought = thought.lstrip(WHITESPACE)
-        if thought:
-            self._deltas.append(ReasoningDelta(thought))
-            self._has_reasoning = True
+        """Content that ends where the rest begins."""
+        self._parts.content(text, self._num_read - len(self._rest))

@@ -22,10 +22,10 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def fits(schema: object, value: object) -> bool:
-    """Whether a parsed JSON value follows a schema, as far as it is checked."""
+def fits(schema: object, value: object, *, root: object = None) -> bool:
+    """Whether a parsed JSON value follows a schema, as far as it is checked; root: of which the schema is a part."""
     try:
-        return _Checker(schema).fits(schema, value)
+        return _Checker(schema if root is None else root).fits(schema, value)
     except (_TooMuch, RecursionError):
         return False
 

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.errors import InvalidParameter
-from kvarn.server.chat.output.formats import CALL_ARGS, CALL_CLOSE, CALL_OPEN, TOOL_CALLS, OutputFormat
+from kvarn.server.chat.output.call_forms.form import Piece, Word
+from kvarn.server.chat.output.call_forms.grammar import ArgumentsGrammar, literal_rules
+from kvarn.server.chat.output.call_forms.lark import json_value, marked, quoted, text_until
+from kvarn.server.chat.output.call_forms.writer import is_json
+from kvarn.server.chat.output.formats import OutputFormat
 from kvarn.server.chat.output.tools import NamedFunction, ToolChoice, ToolSpec
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.structured.schema_width import check_width
@@ -23,18 +27,6 @@ MAX_PARALLEL_CALLS = 16  # in one enforced answer: a small model may not stop by
 # Models write JSON as Python's json.dumps does; free white space would let a small one write nothing else.
 _WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _LENIENT = {**_WRITTEN, "lenient": True, "coerce_one_of": True}
-_ANY = r"/(.|\n)*/"
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How calls are written, in Lark: marker first unit (join unit)* last."""
-
-    marker: str | None = None  # the text before all calls; None: they are the whole answer
-    first: str = ""
-    unit: str = "call"
-    join: str = ""
-    last: str = ""
 
 
 def is_enforced(tools: Sequence[ToolSpec], choice: ToolChoice) -> bool:
@@ -55,7 +47,7 @@ def tool_constraint(
         return None
     wanted = [tool for tool in tools if not isinstance(choice, NamedFunction) or tool.name == choice.name]
     is_single = isinstance(choice, NamedFunction) or not is_parallel
-    arguments = [_json(tool.arguments_schema, _WRITTEN) for tool in wanted]
+    arguments = [(tool.arguments_schema, _WRITTEN) for tool in wanted]
     start = _start(format, starts_in_reasoning=starts_in_reasoning)
     return _grammar(*start, "answer: called", *_called(format, wanted, arguments, is_single=is_single))
 
@@ -74,10 +66,11 @@ class OptionalCalls:
         called = _called(format, self.tools, arguments, is_single=not self.is_parallel)
         return _grammar(*_start(format, starts_in_reasoning=starts_in_reasoning), "answer: called", *called)
 
-    def _arguments(self, tool: ToolSpec) -> str:
+    def _arguments(self, tool: ToolSpec) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The schema, and how closely it is followed."""
         if tool.is_strict:
-            return _json(tool.arguments_schema, _WRITTEN)
-        return _json({"type": "object"} if self.is_loose else tool.arguments_schema, _LENIENT)
+            return tool.arguments_schema, _WRITTEN
+        return {"type": "object"} if self.is_loose else tool.arguments_schema, _LENIENT
 
 
 def after_reasoning(format: OutputFormat, constraint: Constraint) -> Grammar:
@@ -94,7 +87,8 @@ def after_reasoning(format: OutputFormat, constraint: Constraint) -> Grammar:
 def formatted_text(format: OutputFormat, schema: JsonSchema, *, starts_in_reasoning: bool) -> Grammar:
     """JSON on one line, so that no part of it can be taken for a call, which begins a line."""
     start = _start(format, starts_in_reasoning=starts_in_reasoning)
-    return _grammar(*start, f"answer: {_json(json.loads(schema.text), _WRITTEN)}")
+    final = marked(format, "<|channel|>final<|message|>") if format.is_harmony else ""
+    return _grammar(*start, f"answer: {final} text", f"text: {_json(json.loads(schema.text), _WRITTEN)}")
 
 
 def _grammar(*rules: str) -> Grammar:
@@ -103,64 +97,73 @@ def _grammar(*rules: str) -> Grammar:
 
 def _json(schema: Mapping[str, Any], guidance: Mapping[str, Any]) -> str:
     check_width(schema)
-    return f"%json {json.dumps({**schema, 'x-guidance': guidance})}"
+    return json_value(schema, guidance)
 
 
-def _called(format: OutputFormat, tools: Sequence[ToolSpec], arguments: Sequence[str], *, is_single: bool) -> list[str]:
+def _called(
+    format: OutputFormat,
+    tools: Sequence[ToolSpec],
+    arguments: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    is_single: bool,
+) -> list[str]:
     """The rules of calls with everything around them."""
-    assert format.tool_format is not None
-    form = _form(format)
-    more = "" if is_single else f"({form.join} {form.unit}){{0,{MAX_PARALLEL_CALLS - 1}}}"
-    return [
-        f"called: {marked(format, form.marker)} calls",
-        f"calls: {form.first} {form.unit} {more} {form.last}",
+    rules = [
+        *_calls(format, is_single=is_single or format.is_harmony),
         "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
         *(_call(format, index, tool.name) for index, tool in enumerate(tools)),
-        *(f"arguments_{index}: {one}" for index, one in enumerate(arguments)),
     ]
+    for index, (schema, guidance) in enumerate(arguments):
+        check_width(schema)
+        rules += ArgumentsGrammar(format, f"arguments_{index}", schema, guidance).rules()
+    return rules + (literal_rules(format) if format.form.body in ("python", "gemma") else [])
 
 
-def _form(format: OutputFormat) -> _Form:
-    match format.tool_format:
-        case "hermes":
-            close = marked(format, CALL_CLOSE)
-            return _Form(CALL_OPEN, unit=rf'"\n" call "\n" {close}', join=rf'"\n" {marked(format, CALL_OPEN)}')
-        case "mistral" if format.names_before_arguments:
-            return _Form(TOOL_CALLS, join=marked(format, TOOL_CALLS))
-        case "mistral":
-            return _Form(TOOL_CALLS, first='"["', join='", "', last='"]"')
-        case "llama3":
-            return _Form(join='"; "')
-        case _:
-            return _Form(join=r'"\n"')
+def _calls(format: OutputFormat, *, is_single: bool) -> list[str]:
+    """begin call (join call)* end, or (begin call end) (between begin call end)*."""
+    form = format.form
+    begin, end = "" if form.is_bare else marked(format, form.begin), marked(format, "".join(form.end))
+    is_list = is_json(format.form) and form.join == ", "
+    first, last = ('"["', '"]"') if is_list else ("", "")
+    more = "" if is_single else "({0} {1}){{0,{2}}}"
+    if form.holds_many or form.is_bare:
+        more = more.format(marked(format, form.join), "call", MAX_PARALLEL_CALLS - 1)
+        return [f"called: {begin} {first} call {more} {last} {end}"]
+    more = more.format(marked(format, form.between), "section", MAX_PARALLEL_CALLS - 1)
+    return [f"called: section {more}", f"section: {begin} call {end}"]
 
 
 def _start(format: OutputFormat, *, starts_in_reasoning: bool) -> list[str]:
     """Forced calls begin at once, unless the prompt has opened the reasoning: that is closed first."""
+    if format.is_harmony:
+        return _harmony_start(format)
     if format.reasoning is None or not starts_in_reasoning:
         return ["start: answer"]
-    closed, rules = format.reasoning.close, ["start: thought answer", r"WHITE: /[\r\n]*/"]
-    if format.marker_id(closed) is None:
-        return [*rules, "thought: reasoning WHITE", f"reasoning[lazy]: {_ANY} {quoted(closed)}"]
-    return [*rules, f"thought: THOUGHT {marked(format, closed)} WHITE", f"THOUGHT: {_ANY}"]
+    rule, thought = text_until(format, "reasoning", format.reasoning.close)
+    return ["start: thought answer", r"WHITE: /[\r\n]*/", f"thought: {thought} WHITE", rule]
+
+
+def _harmony_start(format: OutputFormat) -> list[str]:
+    """A message of reasoning may stand before the one that is wanted."""
+    rule, thought = text_until(format, "reasoning", "<|end|>")
+    opening, again = marked(format, "<|channel|>analysis<|message|>"), marked(format, "<|start|>assistant")
+    return ["start: thought? answer", f"thought: {opening} {thought} {again}", rule]
 
 
 def _call(format: OutputFormat, index: int, name: str) -> str:
-    if format.names_before_arguments:
-        return f"call_{index}: {quoted(name)} {marked(format, CALL_ARGS)} arguments_{index}"
-    key = "parameters" if format.tool_format == "llama3" else "arguments"
-    head = quoted(f'{{"name": "{name}", "{key}": ')
-    return f'call_{index}: {head} arguments_{index} "}}"'
+    form = format.form
+    head, after = (" ".join(_piece(format, piece) for piece in pieces) for pieces in (form.head, form.after_name))
+    if is_json(form):
+        named = quoted(f'"{form.name_key}": "{name}", "{form.arguments_key}": ')
+        return f'call_{index}: "{{" {head} {named} arguments_{index} "}}"'
+    return f"call_{index}: {head} {quoted(name)} {after} arguments_{index} {marked(format, ''.join(form.tail))}"
 
 
-def marked(format: OutputFormat, marker: str | None) -> str:
-    """A control token by its id, anything else as text."""
-    if marker is None:
-        return ""
-    token_id = format.marker_id(marker)
-    return quoted(marker) if token_id is None else f"<[{token_id}]>"
-
-
-def quoted(text: str) -> str:
-    """A text in Lark."""
-    return json.dumps(text)
+def _piece(format: OutputFormat, piece: Piece) -> str:
+    match piece:
+        case str():
+            return marked(format, piece)
+        case Word():
+            return "/[0-9]{1,4}/"
+        case _:
+            return ""

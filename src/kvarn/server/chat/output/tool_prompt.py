@@ -1,4 +1,4 @@
-"""Tools for models whose chat template knows none: a documented text, and earlier calls and results as plain messages.
+"""Tools for models whose chat template knows none, or only half: a documented text, and earlier calls as plain text.
 
 The text is printed in docs/tools.md and shown by /apply-template; it is used only where a request gives tools.
 """
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvarn.server.api.schema import InvalidField
+from kvarn.server.chat.output.call_forms.form import CallForm
+from kvarn.server.chat.output.call_forms.writer import written
 from kvarn.server.chat.output.deltas import ToolCall
 from kvarn.server.chat.output.tools import ToolSpec
 
@@ -17,17 +19,23 @@ TOOL_PROMPT = """\
 You can call these functions:
 {functions}
 
-To call one, answer with nothing but one JSON object per call, each on a line of its own:
-{{"name": "<function>", "arguments": {{<arguments>}}}}
+To call one, answer with nothing but {form}
 To call none, answer in plain text."""
+
+JSON_FORM = """\
+one JSON object per call, each on a line of its own:
+{"name": "<function>", "arguments": {<arguments>}}"""
+OWN_FORM = "calls in this form:\n{example}"
 
 RESULT = "The function {name} returned:\n{content}"
 
 
-def tool_prompt(tools: Sequence[ToolSpec]) -> str:
-    """The text that tells a model which functions it may call, and how."""
+def tool_prompt(tools: Sequence[ToolSpec], form: CallForm | None = None) -> str:
+    """The text that tells a model which functions it may call, and how; form: of its own."""
     functions = ({"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools)
-    return TOOL_PROMPT.format(functions="\n".join(_json(function) for function in functions))
+    example = written(form, [("<function>", {"<argument>": "<value>"})]) if form else ""
+    asked = OWN_FORM.format(example=example) if form else JSON_FORM
+    return TOOL_PROMPT.format(functions="\n".join(_json(function) for function in functions), form=asked)
 
 
 def with_tools(
@@ -38,9 +46,34 @@ def with_tools(
     Where the template takes no system message, the text stands before the first message.
     """
     plain = _without_tool_roles(messages)
-    if not tools:
-        return plain
-    text = tool_prompt(tools)
+    return with_text(plain, tool_prompt(tools), takes_system=takes_system) if tools else plain
+
+
+def with_written_calls(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[Mapping[str, Any]]:
+    """Earlier calls as content, in the model's form, for a template that does not write them."""
+    plain: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        calls = [(call.name, _parsed(call.arguments_json)) for call in _calls(index, message)]
+        said = _text(message.get("content"))
+        lines = [*([said] if said else []), written(form, calls)] if calls else []
+        others = {key: value for key, value in message.items() if key != "tool_calls"}
+        plain.append({**others, "content": "\n".join(lines)} if calls else message)
+    return plain
+
+
+def with_system_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The tools as a member of the system message."""
+    functions = _json([tool["function"] for tool in tools])
+    first = messages[0] if messages and messages[0].get("role") == "system" else {"role": "system", "content": ""}
+    others = messages[1:] if messages and messages[0] is first else messages
+    return [{**first, "tools": functions}, *others]
+
+
+def with_text(messages: Sequence[Mapping[str, Any]], text: str, *, takes_system: bool) -> list[Mapping[str, Any]]:
+    """The conversation with a text in its system message, or before the first message where there can be none."""
+    plain = list(messages)
     first, *others = plain
     is_system = first.get("role") in ("system", "developer")
     if is_system:
@@ -83,6 +116,15 @@ def _calls(index: int, message: Mapping[str, Any]) -> list[ToolCall]:
         raise InvalidField(
             f'{where} is not a list of calls; give {{"id": ..., "function": {{"name": ..., "arguments": ...}}}}', where
         ) from None
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Arguments as an object; what is none is shown as it came."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}
 
 
 def _arguments(arguments: object) -> str:

@@ -16,7 +16,8 @@ from kvarn.server.chat.output.json_repair import is_strict_object
 MAX_DEPTH = 64
 WHITESPACE = " \t\r\n"
 ARGUMENT_KEYS = ("arguments", "parameters")
-STRING_KEYS = ("name", "type", "id")
+NAME_KEYS = ("name", "tool_name")
+STRING_KEYS = (*NAME_KEYS, "type", "id", "tool_call_id")
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _LITERAL = re.compile(r"[-+.0-9A-Za-z]+")
@@ -33,13 +34,31 @@ class Status(Enum):
 
 @dataclass(slots=True)
 class CallText:
-    """One call as far as it has been read; its arguments are text[start:end]."""
+    """One call as far as it has been read; its arguments are text[start:end], or converted."""
 
     name: str | None = None
     opened_at: int | None = None  # right after the { of {"name": ...}
     named_at: int | None = None  # right after its name
     start: int | None = None
     end: int | None = None
+    converted: str | None = None  # arguments that were not written as JSON
+
+    @property
+    def has_arguments(self) -> bool:
+        """Whether the arguments have begun."""
+        return self.start is not None or self.converted is not None
+
+    @property
+    def has_whole_arguments(self) -> bool:
+        """Whether the arguments have ended; those that are converted are told by their reader."""
+        return self.end is not None or self.converted is not None
+
+    def arguments(self, text: str, at: int, num_known: int = 0) -> str:
+        """The arguments as JSON, as far as text was read, without the first characters of them."""
+        if self.converted is not None:
+            return self.converted[num_known:]
+        assert self.start is not None
+        return text[self.start + num_known : at if self.end is None else self.end]
 
 
 class _Expect(Enum):
@@ -57,11 +76,23 @@ class _Expect(Enum):
 class CallScan:
     """Feed the growing text; at is the first character not consumed."""
 
-    def __init__(self, names: Collection[str], at: int, *, name: str | None = None, is_trusted: bool = False) -> None:
-        """name: what follows is the arguments of this call, not a call. is_trusted: a grammar wrote the JSON."""
+    def __init__(
+        self,
+        names: Collection[str],
+        at: int,
+        calls: list[CallText],
+        *,
+        name: str | None = None,
+        is_trusted: bool = False,
+    ) -> None:
+        """calls: to which those that are read are added. name: what follows is the arguments of this call, not a call.
+
+        is_trusted: a grammar wrote the JSON.
+        """
         self.status = Status.OPEN
         self.at = at
-        self.calls: list[CallText] = []
+        self.calls = calls
+        self._num_before = len(calls)
         self._names = names
         self._is_trusted = is_trusted
         self._is_arguments_only = name is not None
@@ -164,7 +195,7 @@ class CallScan:
             return False
         if self._is_in_call and not self._is_whole(self.calls[-1], text):
             return False
-        if self._stack == ["["] and not self.calls:
+        if self._stack == ["["] and len(self.calls) == self._num_before:
             return False
         self._stack.pop()
         self._expect = _Expect.AFTER
@@ -212,12 +243,12 @@ class CallScan:
         if not self._is_in_call:
             return True
         if is_key:
-            role = "arguments" if raw in ARGUMENT_KEYS else raw
+            role = "arguments" if raw in ARGUMENT_KEYS else "name" if raw in NAME_KEYS else raw
             is_new = role not in self._keys
             self._keys.add(role)
             self._key = raw
             return is_new and raw in ARGUMENT_KEYS + STRING_KEYS
-        if self._key == "name":
+        if self._key in NAME_KEYS:
             self.calls[-1].name, self.calls[-1].named_at = raw, self.at + 1
             return raw in self._names
         return True
