@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LOCALHOST = "127.0.0.1"
+Answers = list["StreamedAnswer | str"]  # or why there was none
 NOT_TEXT = 2  # events of a stream: the usage and [DONE]
 
 
@@ -22,17 +23,17 @@ class StreamedAnswer:
     num_events: int  # with text
 
 
-def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> list[StreamedAnswer | str]:
+def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> Answers:
     """Some clients at once, each asks once, or until its time is over: each answer, or why there was none."""
 
-    async def ask(index: int) -> list[StreamedAnswer | str]:
+    async def ask(index: int) -> Answers:
         end, found = time.monotonic() + soak_s, []
         while not found or time.monotonic() < end:
             body = {"model": model, "prompt": random_prompt(prompt, (index, time.time())), "max_tokens": answer}
             found.append(await _stream(port, body | {"temperature": 0, "ignore_eos": True}))
         return found
 
-    async def ask_all() -> list[StreamedAnswer | str]:
+    async def ask_all() -> Answers:
         return [one for found in await asyncio.gather(*map(ask, indices)) for one in found]
 
     model = _model(port)

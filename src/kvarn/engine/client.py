@@ -18,17 +18,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvarn.checks import check_parameter
+from kvarn.engine.delivery.async_answers import AsyncAnswers, OnArrival, Submit
+from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
-from kvarn.engine.handle import (
-    AsyncAnswers,
-    EventLoopBridge,
-    OnArrival,
-    OnEvent,
-    OutputCollector,
-    RequestHandle,
-    Submit,
-)
+from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
 from kvarn.errors import BackendError, Cancelled, RequestError
@@ -119,9 +113,15 @@ class EngineClient:
                 collector.cancel()
             raise
 
-    def stream_async(self, num_submissions: int, on_arrival: OnArrival | None = None) -> AsyncAnswers:
-        """The answers to so many submissions, for the running event loop; AsyncAnswers.submit() queues them."""
-        return AsyncAnswers(self._bridge(), self._thread.submit, num_submissions, on_arrival)
+    def stream_async(
+        self, num_submissions: int, on_arrival: OnArrival | None = None, *, polls_tokens: bool = False
+    ) -> AsyncAnswers:
+        """The answers to so many submissions, for the running event loop; AsyncAnswers.submit() queues them.
+
+        polls_tokens: an event may tell of several tokens, where the event loop is behind.
+        """
+        submit = self._thread.submit
+        return AsyncAnswers(self._bridge(), submit, num_submissions, on_arrival, polls_tokens=polls_tokens)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Run a function on the engine's thread between two steps; nothing that computes, see compute()."""
@@ -159,6 +159,7 @@ class EngineClient:
         with self._bridges_lock:
             if loop not in self._bridges:
                 self._bridges[loop] = EventLoopBridge(loop)
+                self._thread.on_step = tuple(bridge.end_step for bridge in self._bridges.values())
             return self._bridges[loop]
 
 

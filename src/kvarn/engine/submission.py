@@ -32,4 +32,5 @@ class Submission:
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
     is_streamed: bool = True  # somebody reads its tokens as they come
+    is_polled: bool = False  # who takes them from the request; of what only its text is wanted, see Request.is_silent
     admitted: Admitted | None = None  # set by Admission.admit

@@ -49,6 +49,7 @@ class EngineThread:
         self.heartbeat = time.monotonic()  # the last sign of life
         self.collectors: dict[str, OutputCollector] = {}  # by request id
         self.is_draining = False
+        self.on_step: tuple[Callable[[], None], ...] = ()  # called after each
         self._engine = engine
         self._release = release
         self.turn = EngineTurn(arbiter, engine, weakref.proxy(self))  # no cycle: a dropped model is freed at once
@@ -159,8 +160,7 @@ class EngineThread:
             raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
         try:
             for submission, collector in zip(submissions, collectors, strict=True):
-                is_streamed = submission.is_streamed and collector.reads_tokens
-                requests = engine.submit(replace(submission, is_streamed=is_streamed))
+                requests = engine.submit(_as_read(submission, collector))
                 self.collectors.update(dict.fromkeys([request.id for request in requests], collector))
                 collector.open(requests)
         except BaseException:
@@ -232,6 +232,8 @@ class EngineThread:
         except Exception as error:
             self._fail_step(error)
         self._deliver(events)
+        for end_step in self.on_step:
+            end_step()
         self._recover()
         if not self._engine.has_work:
             self._idle_memory.plan(self.heartbeat)
@@ -293,3 +295,11 @@ class EngineThread:
         if self._failure is not None:
             log.warning("a step that was stuck has come back after all")
             self._failure = None
+
+
+def _as_read(submission: Submission, collector: OutputCollector) -> Submission:
+    """A submission with what its reader makes of the tokens."""
+    is_streamed = submission.is_streamed and collector.reads_tokens
+    params = submission.params
+    has_more = params.stop or params.logprobs is not None or params.diffusion is not None
+    return replace(submission, is_streamed=is_streamed, is_polled=collector.polls_tokens and not has_more)

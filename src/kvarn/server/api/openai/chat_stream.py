@@ -47,8 +47,8 @@ class ChunkFrame:
         self._num_tokens = 0
 
     def take(self, event: TokenEvent, usage: Usage) -> None:
-        """Count one more token for the chunks that follow; usage: what the generation has read."""
-        self._num_tokens += event.token_id is not None
+        """Count its tokens for the chunks that follow; usage: what the generation has read."""
+        self._num_tokens += event.num_more + (event.token_id is not None)
         so_far = Usage(usage.prompt_tokens, self._num_tokens, usage.cached_tokens)
         self._tail = f'],"usage":{_json(usage_fields(so_far))}}}\n\n'
 

@@ -1,0 +1,174 @@
+"""The answers to submissions, read in an event loop. Knows events; knows nothing of scheduling or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+
+from kvarn.decoding.decoder import failed_commit
+from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
+from kvarn.engine.delivery.polled_text import PolledText
+from kvarn.engine.handle import OutputCollector
+from kvarn.engine.submission import Submission
+from kvarn.request import Request
+from kvarn.types import Completion, TokenEvent
+
+IndexedEvent = tuple[int, TokenEvent]  # which of the submissions it belongs to
+OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: the event is not kept for readers
+Submit = Callable[[Sequence[Submission], Sequence[OutputCollector]], "Future[None]"]
+
+
+class AsyncAnswers:
+    """The answers to submissions sent together, read in one event loop as their events arrive."""
+
+    def __init__(
+        self,
+        bridge: EventLoopBridge,
+        submit: Submit,
+        number: int,
+        on_arrival: OnArrival | None,
+        *,
+        polls_tokens: bool = False,
+    ) -> None:
+        """polls_tokens: an event may tell of several tokens, where the event loop is behind."""
+        self.error: BaseException | None = None
+        self.num_open = number
+        self.collectors: list[OutputCollector] = []
+        self._submit = submit
+        self._on_arrival = on_arrival
+        self._ready: deque[IndexedEvent] = deque()
+        self._arrival = asyncio.Event()  # wakes every reader
+        self._bridge = bridge
+        self._polls_tokens = polls_tokens
+        self._texts: dict[str, PolledText] = {}  # by request id
+        for index in range(number):
+            on_event = None if on_arrival is drop_event else partial(bridge.post, self._add, index)
+            collector = OutputCollector(on_event, keeps_events=False, polls_tokens=polls_tokens)
+            collector.done.add_done_callback(partial(_post_end, bridge, self._end))
+            self.collectors.append(collector)
+
+    async def submit(self, submissions: Sequence[Submission]) -> None:
+        """Queue the submissions all together, or raise why none of them is accepted."""
+        if self._polls_tokens:
+            self._bridge.polling[self] = None
+        await asyncio.wrap_future(self._submit(submissions, self.collectors))
+
+    def __aiter__(self) -> AsyncIterator[IndexedEvent]:
+        return self
+
+    async def __anext__(self) -> IndexedEvent:
+        await self._arrived()
+        return self._ready.popleft()
+
+    async def batches(self) -> AsyncIterator[list[IndexedEvent]]:
+        """Events as they arrive, all that are ready at once together."""
+        while True:
+            try:
+                await self._arrived()
+            except StopAsyncIteration:
+                return
+            batch = list(self._ready)
+            self._ready.clear()
+            yield batch
+
+    async def results(self) -> list[Completion]:
+        """Wait for all results, one for each submission."""
+        async for _ in self:
+            pass
+        return [collector.done.result() for collector in self.collectors]
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._ready)
+
+    def cancel(self) -> None:
+        """Ask for the end: what was said so far is the result. Safe on any thread."""
+        for collector in self.collectors:
+            collector.cancel()
+
+    def release(self) -> None:
+        """Cancel what still runs and let go of it: a cycle would keep it in memory until the garbage collector runs."""
+        self.cancel()
+        self._bridge.polling.pop(self, None)
+        self.collectors = []
+        self._on_arrival = drop_event
+
+    def fail(self, error: BaseException | None) -> None:
+        """End with an error, once the events that are ready have been read."""
+        if self.error is None and self.num_open:
+            self.error = error
+        self.cancel()
+        self._arrival.set()
+
+    async def _arrived(self) -> None:
+        """Wait until an event is ready; raise the error, or StopAsyncIteration when all is over."""
+        if asyncio.get_running_loop() is not self._bridge.loop():
+            raise RuntimeError("the answers of one event loop are read in a different event loop")
+        while not self._ready:
+            if self.error is not None:
+                raise self.error
+            if self.num_open == 0:
+                raise StopAsyncIteration
+            self._arrival.clear()
+            await self._arrival.wait()
+
+    def poll(self) -> None:
+        """Look for new tokens of all answers. Called in the event loop after a step."""
+        for index, collector in enumerate(self.collectors):
+            for request in collector.requests:
+                if request.is_polled and not request.text.is_closed:
+                    self._poll(index, request)
+
+    def _poll(self, index: int, request: Request) -> None:
+        try:
+            event = self._text_of(request).poll()
+        except BaseException as error:  # the answers of others are polled through the same bridge
+            self.fail(failed_commit(request, "the text of this answer could not be read", error).error)
+            return
+        if event is not None:
+            self._keep(index, event)
+
+    def _text_of(self, request: Request) -> PolledText:
+        if request.id not in self._texts:
+            self._texts[request.id] = PolledText(request)
+        return self._texts[request.id]
+
+    def _add(self, index: int, event: TokenEvent) -> None:
+        requests = self.collectors[index].requests if self.collectors else ()
+        if event.finish_reason is not None and requests and requests[event.choice].is_polled:
+            event = self._text_of(requests[event.choice]).last(event)
+        self._keep(index, event)
+
+    def _keep(self, index: int, event: TokenEvent) -> None:
+        try:
+            is_kept = self._on_arrival is None or self._on_arrival(index, event)
+        except Exception as error:  # the events of other answers come through the same bridge
+            self.fail(error)
+            return
+        if is_kept:
+            self._ready.append((index, event))
+            self._arrival.set()
+
+    def _end(self, error: BaseException | None) -> None:
+        """One of the collectors is settled."""
+        self.num_open = max(self.num_open - 1, 0)
+        if self.num_open == 0:
+            self._bridge.polling.pop(self, None)
+        if error is not None:
+            self.error = self.error or error
+            self.cancel()
+        self._arrival.set()
+
+
+def drop_event(_: int, __: TokenEvent) -> bool:
+    """An OnArrival of readers that want the results alone."""
+    return False
+
+
+def _post_end(bridge: EventLoopBridge, end: Callable[[BaseException | None], None], done: Future[Completion]) -> None:
+    with suppress(RuntimeError):  # the event loop is closed: no reader is left
+        bridge.post(end, done.exception())

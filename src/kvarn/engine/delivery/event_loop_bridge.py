@@ -1,0 +1,73 @@
+"""From the engine's thread into one event loop. A whole step costs one wake-up, or less where the loop is behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from kvarn.engine.delivery.drain_pacing import DrainPacing
+
+
+class Polling(Protocol):
+    """A reader that looks for new tokens by itself."""
+
+    def poll(self) -> None: ...
+
+
+class EventLoopBridge:
+    """Calls what was posted, and lets readers look for tokens, all in one drain."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self.polling: dict[Polling, None] = {}  # changed in the event loop alone
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_scheduled = False
+        self._num_steps = 0
+        self._pacing = DrainPacing()
+        self._due_at = 0.0
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have function(*args) called in the event loop; RuntimeError when that is closed."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
+            self._posted.clear()
+            raise RuntimeError("the event loop is closed")
+        self._posted.append((function, args))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon_threadsafe(self._drain_when_due)
+
+    def end_step(self) -> None:
+        """Let readers look for tokens. Called on the engine's thread after every step."""
+        self._num_steps += 1
+        if self.polling and not self._is_scheduled and (loop := self.loop()) is not None:
+            self._is_scheduled = True
+            with suppress(RuntimeError):  # the event loop is closed: no reader is left
+                loop.call_soon_threadsafe(self._drain_when_due)
+
+    def _drain_when_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due_at:
+            loop.call_at(self._due_at, self._drain)
+        else:
+            self._drain()
+
+    def _drain(self) -> None:
+        # Cleared first: a post or a token while this runs is either seen below or schedules another drain.
+        self._is_scheduled = False
+        loop = asyncio.get_running_loop()
+        began_at, num_steps, cpu_s = loop.time(), self._num_steps, time.thread_time()
+        while self._posted:
+            function, args = self._posted.popleft()
+            function(*args)
+        for reader in tuple(self.polling):
+            reader.poll()
+        loop.call_soon(self._end_drain, began_at, num_steps, cpu_s)  # after the tasks that this has woken
+
+    def _end_drain(self, began_at: float, num_steps: int, cpu_s: float) -> None:
+        self._due_at = self._pacing.next_at(began_at, time.thread_time() - cpu_s, num_steps)
