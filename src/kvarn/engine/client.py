@@ -25,7 +25,7 @@ from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
-from kvarn.errors import BackendError, Cancelled, RequestError
+from kvarn.errors import BackendError, Cancelled, CapacityError, RequestError
 from kvarn.types import Completion, TokenEvent
 
 T = TypeVar("T")
@@ -97,11 +97,12 @@ class EngineClient:
     ) -> list[Completion]:
         """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them.
 
-        All are checked before one is started; more than a share of the queue enter it as others end.
+        All are checked before one is started; more than a share of the queue enter it as others end, and wait where
+        others have filled it or a rate is used up.
         """
         admitted = [self._admission.admit(submission) for submission in submissions]
         collectors = [OutputCollector(keeps_events=False) for _ in admitted]
-        waves = Waves(self._thread.submit, admitted, collectors)
+        waves = Waves(self._thread.submit, admitted, collectors, lambda: not self._thread.is_draining)
         try:
             waves.start(max(1, self._wave_size // max(one.params.n for one in admitted))).result()
             if watch is not None:
@@ -167,9 +168,15 @@ class Waves:
     """More submissions than an engine should queue: some at once, and one more for each that ends, by whom it ends."""
 
     def __init__(
-        self, submit: Submit, submissions: Sequence[Submission], collectors: Sequence[OutputCollector]
+        self,
+        submit: Submit,
+        submissions: Sequence[Submission],
+        collectors: Sequence[OutputCollector],
+        may_retry: Callable[[], bool],
     ) -> None:
+        """may_retry: whether the engine will have room again."""
         self._submit = submit
+        self._may_retry = may_retry
         self._left = deque(zip(submissions, collectors, strict=True))
 
     def start(self, count: int) -> Future[None]:
@@ -186,14 +193,23 @@ class Waves:
     def _submit_next(self, ended: Future[Any]) -> None:
         if (error := ended.exception()) is not None:
             self._give_up(error)
+        self._submit_one()
+
+    def _submit_one(self) -> None:
         try:
             submission, collector = self._left.popleft()
         except IndexError:  # all are submitted, or another thread has stopped it
             return
-        self._submit([submission], [collector]).add_done_callback(partial(self._accepted, collector))
+        self._submit([submission], [collector]).add_done_callback(partial(self._accepted, submission, collector))
 
-    def _accepted(self, collector: OutputCollector, accepted: Future[None]) -> None:
-        if (error := accepted.exception()) is not None:
+    def _accepted(self, submission: Submission, collector: OutputCollector, accepted: Future[None]) -> None:
+        error = accepted.exception()
+        if isinstance(error, CapacityError) and self._may_retry():  # later: what has been answered is not lost
+            self._left.appendleft((submission, collector))
+            retry = threading.Timer(error.retry_after_s, self._submit_one)
+            retry.daemon = True
+            retry.start()
+        elif error is not None:
             collector.fail(error)  # and the rest with it, as that ends it
 
     def _give_up(self, error: BaseException) -> None:

@@ -125,7 +125,6 @@ class Engine:
             number=number,
             constraint=submission.constraint,
             is_streamed=submission.is_streamed,
-            is_polled=submission.is_polled,
             token_ids=list(admitted.prompt_ids),
             priority=params.priority,
             submitted_at=now,

@@ -52,7 +52,7 @@ class Stream:
 
     def open(self, request: Request, submission: Submission) -> None:
         """Prepare the text of an answer."""
-        stop = request.params.stop
+        request.is_polled, stop = submission.is_polled, request.params.stop
         assert isinstance(stop, tuple)
         # What a constraint allows is the text as it is: the space before its first word is kept.
         starts_text = submission.starts_text and submission.params.constraint is None

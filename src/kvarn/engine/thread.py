@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty
 from typing import Any, TypeVar
 
@@ -160,12 +159,13 @@ class EngineThread:
             raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
         try:
             for submission, collector in zip(submissions, collectors, strict=True):
-                requests = engine.submit(_as_read(submission, collector))
+                requests = engine.submit(collector.as_read(submission))
                 self.collectors.update(dict.fromkeys([request.id for request in requests], collector))
                 collector.open(requests)
         except BaseException:
             for collector in collectors:
-                collector.cancel()
+                if collector.requests:  # else nothing of it was accepted, and it may be submitted again
+                    collector.cancel()
             self._deliver(engine.reap())
             raise
 
@@ -232,8 +232,8 @@ class EngineThread:
         except Exception as error:
             self._fail_step(error)
         self._deliver(events)
-        for end_step in self.on_step:
-            end_step()
+        for tell in self.on_step:
+            tell()
         self._recover()
         if not self._engine.has_work:
             self._idle_memory.plan(self.heartbeat)
@@ -295,11 +295,3 @@ class EngineThread:
         if self._failure is not None:
             log.warning("a step that was stuck has come back after all")
             self._failure = None
-
-
-def _as_read(submission: Submission, collector: OutputCollector) -> Submission:
-    """A submission with what its reader makes of the tokens."""
-    is_streamed = submission.is_streamed and collector.reads_tokens
-    params = submission.params
-    has_more = params.stop or params.logprobs is not None or params.diffusion is not None
-    return replace(submission, is_streamed=is_streamed, is_polled=collector.polls_tokens and not has_more)

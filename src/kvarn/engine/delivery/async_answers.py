@@ -150,8 +150,15 @@ class AsyncAnswers:
             self.fail(error)
             return
         if is_kept:
-            self._ready.append((index, event))
+            last = self._ready[-1] if self._ready and self._joins_events else None
+            if last is None or last[0] != index or not _joined(last[1], event):
+                self._ready.append((index, event))
             self._arrival.set()
+
+    @property
+    def _joins_events(self) -> bool:
+        """Whether an event that was not read yet may tell of a later token too."""
+        return self._polls_tokens and (self._bridge.is_behind or bool(self._texts))
 
     def _end(self, error: BaseException | None) -> None:
         """One of the collectors is settled."""
@@ -162,6 +169,17 @@ class AsyncAnswers:
             self.error = self.error or error
             self.cancel()
         self._arrival.set()
+
+
+def _joined(event: TokenEvent, later: TokenEvent) -> bool:
+    """Make one event of two, if both are text and nothing else."""
+    has_more = event.canvas or later.canvas or event.logprob or later.logprob or event.finish_reason
+    if has_more or later.finish_reason or event.choice != later.choice or event.token_id is None:
+        return False
+    event.text += later.text
+    event.num_more += 1 + later.num_more
+    event.token_id, event.index = later.token_id, later.index
+    return True
 
 
 def drop_event(_: int, __: TokenEvent) -> bool:

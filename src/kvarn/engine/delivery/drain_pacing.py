@@ -11,7 +11,7 @@ from __future__ import annotations
 
 BEHIND_SHARE = 0.25  # of a step: more work for its tokens than this, and the loop counts as behind
 DRAIN_SHARE = 0.08  # of the time that a loop which is behind spends on draining
-MAX_DELAY_S = 0.02  # that a token waits for at most because of it
+MAX_DELAY_S = 0.025  # that a token waits for at most because of it
 OLD_SHARE = 0.5  # of the average that the last drain does not change
 
 

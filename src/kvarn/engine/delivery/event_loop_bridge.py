@@ -30,6 +30,7 @@ class EventLoopBridge:
         self._num_steps = 0
         self._pacing = DrainPacing()
         self._due_at = 0.0
+        self.is_behind = False  # what comes waits for the next drain
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
         """Have function(*args) called in the event loop; RuntimeError when that is closed."""
@@ -71,3 +72,4 @@ class EventLoopBridge:
 
     def _end_drain(self, began_at: float, num_steps: int, cpu_s: float) -> None:
         self._due_at = self._pacing.next_at(began_at, time.thread_time() - cpu_s, num_steps)
+        self.is_behind = self._due_at > began_at
