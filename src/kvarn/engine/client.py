@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvarn.checks import check_parameter
-from kvarn.engine.delivery.async_answers import AsyncAnswers, OnArrival, Submit
-from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
+from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, OnArrival, Submit
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle

@@ -14,7 +14,6 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from kvarn.checks import check_parameter
-from kvarn.engine.submission import Submission
 from kvarn.errors import BackendError, KvarnError, RequestError
 from kvarn.request import Request, RequestState
 from kvarn.types import Completion, FinishReason, TokenEvent
@@ -43,12 +42,6 @@ class OutputCollector:
     @property
     def is_settled(self) -> bool:
         return self.done.done()
-
-    def as_read(self, submission: Submission) -> Submission:
-        """A submission with what becomes of its tokens here."""
-        params, is_streamed = submission.params, submission.is_streamed and self.reads_tokens
-        has_more = params.stop or params.logprobs is not None or params.diffusion is not None
-        return replace(submission, is_streamed=is_streamed, is_polled=self.polls_tokens and not has_more)
 
     def open(self, requests: tuple[Request, ...]) -> None:
         """Take the engine's requests, one per choice; a cancellation that came first counts."""

@@ -38,7 +38,7 @@ class AnswerText:
     matcher: StopMatcher
     is_deferred: bool = False  # read when the answer ends
     parts: list[str] = field(default_factory=list)
-    reader: TextDecoder | None = None  # for engine.delivery.polled_text, on another thread
+    reader: TextDecoder | None = None  # for a reader on another thread: engine.delivery
     is_closed: bool = False  # it ends with the next token, or has ended
 
 
@@ -139,6 +139,8 @@ class Stream:
             if finish is not None:
                 answer.is_closed = True
                 break
+        if answer.is_deferred and finish is None:
+            return commit
         _, num_computed, _, prompt_logprobs, error, is_late, canvas, *_ = commit
         told = (prompt_logprobs, error, is_late, canvas, tuple(texts), finish)
         return Commit(request, num_computed, tokens[: len(texts)], *told)

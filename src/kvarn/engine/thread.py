@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty
 from typing import Any, TypeVar
 
@@ -159,7 +160,9 @@ class EngineThread:
             raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
         try:
             for submission, collector in zip(submissions, collectors, strict=True):
-                requests = engine.submit(collector.as_read(submission))
+                is_streamed = submission.is_streamed and collector.reads_tokens
+                is_polled = collector.polls_tokens and submission.wants_text_alone
+                requests = engine.submit(replace(submission, is_streamed=is_streamed, is_polled=is_polled))
                 self.collectors.update(dict.fromkeys([request.id for request in requests], collector))
                 collector.open(requests)
         except BaseException:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from kvarn.engine.client import EngineClient
+from kvarn.engine.delivery.async_answers import PolledText
 from kvarn.engine.delivery.drain_pacing import BEHIND_SHARE, MAX_DELAY_S, DrainPacing
-from kvarn.engine.delivery.polled_text import PolledText
 from kvarn.engine.submission import Submission
 from kvarn.errors import AnswerError
 from kvarn.types import FinishReason, SamplingParams, TokenEvent

@@ -1,18 +1,30 @@
-"""The answers to submissions, read in an event loop. Knows events; knows nothing of scheduling or HTTP."""
+"""From the engine's thread to the readers in an event loop: answers as they come, or whole.
+
+    engine's thread    appends to request.token_ids; closes request.text before the token that ends the answer;
+                       end_step() once a step, which wakes the event loop unless that is awake or behind
+    event loop         a drain: what was posted, then every answer takes the tokens that are there, as text, unless it
+                       is closed: the rest comes with its last event
+
+Knows events; knows nothing of scheduling or HTTP.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from kvarn.decoding.decoder import failed_commit
-from kvarn.engine.delivery.event_loop_bridge import EventLoopBridge
-from kvarn.engine.delivery.polled_text import PolledText
+from kvarn.engine.delivery.drain_pacing import DrainPacing
 from kvarn.engine.handle import OutputCollector
+from kvarn.engine.stream import AnswerText
 from kvarn.engine.submission import Submission
 from kvarn.request import Request
 from kvarn.types import Completion, TokenEvent
@@ -20,6 +32,93 @@ from kvarn.types import Completion, TokenEvent
 IndexedEvent = tuple[int, TokenEvent]  # which of the submissions it belongs to
 OnArrival = Callable[[int, TokenEvent], bool]  # called in the event loop; False: the event is not kept for readers
 Submit = Callable[[Sequence[Submission], Sequence[OutputCollector]], "Future[None]"]
+
+
+class EventLoopBridge:
+    """Calls what was posted, and lets readers look for tokens, all in one drain."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = weakref.ref(loop)
+        self.polling: dict[AsyncAnswers, None] = {}  # changed in the event loop alone
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._is_scheduled = False
+        self._num_steps = 0
+        self._pacing = DrainPacing()
+        self._due_at = 0.0
+        self.is_behind = False  # what comes waits for the next drain
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have function(*args) called in the event loop; RuntimeError when that is closed."""
+        loop = self.loop()
+        if loop is None or loop.is_closed():  # asked each time: a call it took before may never have been made
+            self._posted.clear()
+            raise RuntimeError("the event loop is closed")
+        self._posted.append((function, args))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon_threadsafe(self._drain_when_due)
+
+    def end_step(self) -> None:
+        """Let readers look for tokens. Called on the engine's thread after every step."""
+        self._num_steps += 1
+        if self.polling and not self._is_scheduled and (loop := self.loop()) is not None:
+            self._is_scheduled = True
+            with suppress(RuntimeError):  # the event loop is closed: no reader is left
+                loop.call_soon_threadsafe(self._drain_when_due)
+
+    def _drain_when_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._due_at:
+            loop.call_at(self._due_at, self._drain)
+        else:
+            self._drain()
+
+    def _drain(self) -> None:
+        # Cleared first: a post or a token while this runs is either seen below or schedules another drain.
+        self._is_scheduled = False
+        loop = asyncio.get_running_loop()
+        began_at, num_steps, cpu_s = loop.time(), self._num_steps, time.thread_time()
+        while self._posted:
+            function, args = self._posted.popleft()
+            function(*args)
+        for reader in tuple(self.polling):
+            reader.poll()
+        loop.call_soon(self._end_drain, began_at, num_steps, cpu_s)  # after the tasks that this has woken
+
+    def _end_drain(self, began_at: float, num_steps: int, cpu_s: float) -> None:
+        self._due_at = self._pacing.next_at(began_at, time.thread_time() - cpu_s, num_steps)
+        self.is_behind = self._due_at > began_at
+
+
+class PolledText:
+    """How far one request has been read."""
+
+    __slots__ = ("_decoder", "_num_characters", "_num_read", "_request")
+
+    def __init__(self, request: Request) -> None:
+        answer: AnswerText = request.text
+        assert answer.reader is not None
+        self._request = request
+        self._decoder = answer.reader
+        self._num_read = len(request.prompt_ids)
+        self._num_characters = 0
+
+    def poll(self) -> TokenEvent | None:
+        """All that was said since the last time, as one event."""
+        request = self._request
+        ids = request.token_ids[self._num_read :]
+        if not ids or request.text.is_closed:  # asked after the ids were taken: none of them is a stop token then
+            return None
+        self._num_read += len(ids)
+        text = self._decoder.push_all(ids)
+        self._num_characters += len(text)
+        index = self._num_read - len(request.prompt_ids) - 1
+        return TokenEvent(text, ids[-1], index, None, None, None, request.id, request.choice, None, len(ids) - 1)
+
+    def last(self, event: TokenEvent) -> TokenEvent:
+        """The last event, which has the whole text, with what is left of it."""
+        num_left = len(self._request.token_ids) - self._num_read - (event.token_id is not None)
+        return replace(event, text=event.text[self._num_characters :], num_more=max(num_left, 0))
 
 
 class AsyncAnswers:

@@ -24,9 +24,9 @@ from kvarn.server.http.connections import Connections
 from kvarn.server.http.limits import MAX_PIPELINED, ConnectionLimits, fit_descriptors
 from kvarn.server.http.refusals import Refusal, Refused
 from kvarn.server.http.request_head import check_headers, read_target, without_prefix, without_upgrade
-from kvarn.server.http.sse import WRITE_CHUNK
+from kvarn.server.http.sse import WRITE_CHUNK, chunk_writer
 from kvarn.server.http.traffic import Traffic
-from kvarn.server.http.transport import chunk_writer, end_with_connection
+from kvarn.server.http.transport import end_with_connection
 from kvarn.server.process.lifecycle import Lifecycle, is_probe
 from kvarn.server.process.settings import ServerConfig
 

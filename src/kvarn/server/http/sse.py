@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from starlette.types import Receive, Scope, Send
 from kvarn.server.failures import ClientGone, Failure, failure_of, report
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from kvarn.server.request_context import RequestContext
 
-WRITE_CHUNK = "kvarn.write_chunk"  # in the scope of a server of ours, see transport.chunk_writer
+WRITE_CHUNK = "kvarn.write_chunk"  # in the scope of a server of ours, see chunk_writer()
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -97,6 +100,23 @@ class EventStreamResponse(Response):
             self._written_at = time.monotonic()
             comment = f": {self._comment()}\n\n".encode()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
+
+
+def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    """What writes a piece of a growing response past the coroutines that send() is wrapped in.
+
+    False: it did not, because the client is behind or gone, or takes no chunks; then send() knows what to do.
+    """
+    held = weakref.ref(cycle)  # the scope, which has the result, belongs to it
+
+    def write(data: bytes) -> bool:
+        cycle = held()
+        if cycle is None or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write
 
 
 def _never(_: bytes) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -145,23 +144,6 @@ def end_with_connection(cycle: RequestResponseCycle) -> None:
         await send(message)
 
     cycle.send = send_plain  # type: ignore[method-assign]
-
-
-def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
-    """What writes a piece of a growing response past the coroutines that send() is wrapped in.
-
-    False: it did not, because the client is behind or gone, or takes no chunks; then send() knows what to do.
-    """
-    held = weakref.ref(cycle)  # the scope, which has the result, belongs to it
-
-    def write(data: bytes) -> bool:
-        cycle = held()
-        if cycle is None or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
-    return write
 
 
 def is_stream(cycle: RequestResponseCycle) -> bool:
