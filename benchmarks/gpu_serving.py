@@ -1,17 +1,22 @@
 """`kvarn serve` on a GPU beside the engine alone: many streaming clients, nothing lost in a while, a lost GPU.
 
     python -m benchmarks.gpu_serving [--backend cuda] [--shape qwen3-0.6b] [--shape llama-3.1-8b] [--soak-s 120]
+                                     [--only http] [--only soak] [--only lost]
 
 For each shape, random weights: `engine`: llm.generate of as many prompts of 128 tokens, 256 answered; `http`: the same
 as streams from client processes, one connection each; `soak`: 64 clients for a while, memory before and after; `lost`:
-an error in a kernel while 8 clients read. The last line is JSON. --shape tiny --backend torch tries it on a CPU.
+an error in a kernel while 8 clients read. Rates are medians of the runs, with the best and all of them beside. The last
+line is JSON. --shape tiny --backend torch tries it on a CPU. Packages may lie in a folder on PYTHONPATH (pip install
+--target): every process that this starts finds what this one has found.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +30,8 @@ from typing import Any
 from benchmarks.stream_clients import random_prompt, run_clients
 
 CLIENT_PROCESSES = 8
+SERVER_PACKAGES = ("fastapi", "uvicorn", "httptools", "typer", "tokenizers")
+PARTS = ("http", "soak", "lost")
 TINY = ("qwen3", 2, 64, 128, 2, 1, 4096, 4096, 1e6, 1e-6, "qwen2")
 CONTEXT, BATCH_TOKENS = 2304, 8192
 LONG_ANSWER = 2000  # tokens, while the GPU is lost
@@ -39,15 +46,18 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--soak-s", type=float, default=120.0)
+    parser.add_argument("--only", choices=PARTS, action="append", help="of http (with the engine alone), soak and lost")
     parser.add_argument("--kv-bytes", type=int, default=40 << 30)
     parser.add_argument("--engine", metavar="MODEL", help=argparse.SUPPRESS)  # the engine alone, in a process
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)  # a server that SIGUSR1 takes the GPU from
     given = parser.parse_args()
-    given.clients = given.clients or [64, 256]
+    given.clients, given.only = given.clients or [64, 256], given.only or PARTS
     if given.engine:
         return print(json.dumps(_engine_alone(given)))
     if given.serve:
         return _serve(given)
+    if missing := [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]:
+        sys.exit(f"{', '.join(missing)} cannot be imported; put a folder of `pip install --target` on PYTHONPATH")
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(CLIENT_PROCESSES) as pool:
         for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
@@ -67,20 +77,37 @@ def _write(path: Path, shape: str) -> Path:
 
 
 def _measure(given: argparse.Namespace, model: Path, pool: ProcessPoolExecutor) -> dict[str, Any]:
-    alone = subprocess.run(_self(given, "--engine", model), stdout=subprocess.PIPE, text=True, check=True).stdout
-    found: dict[str, Any] = {"engine": json.loads(alone.splitlines()[-1]), "http": {}}
+    found: dict[str, Any] = {}
+    if "http" in given.only:
+        alone = subprocess.run(_self(given, "--engine", model), stdout=subprocess.PIPE, text=True, check=True).stdout
+        found["engine"] = json.loads(alone.splitlines()[-1])
     with _server(given, model) as (process, port):
-        for clients in given.clients:
-            rates = [_http_rate(given, pool, port, clients) for _ in range(given.runs + 1)][1:]
-            rate, engine = max(rates), found["engine"][str(clients)]
-            row = {"tokens_per_s": rate, "all": rates, "of_engine": round(rate / engine, 3)}
-            found["http"][str(clients)] = row
-            print(model.stem, clients, "clients:", row, "engine:", engine, flush=True)
-        found["soak"] = _soak(given, pool, port, process.pid)
-        print(model.stem, "soak:", found["soak"], flush=True)
-        found["lost"] = _lose(given, port, process)
-        print(model.stem, "lost:", found["lost"], flush=True)
+        if "http" in given.only:
+            found["http"] = _http_rates(given, pool, port, found["engine"], model.stem)
+        if "soak" in given.only:
+            found["soak"] = _soak(given, pool, port, process.pid)
+            print(model.stem, "soak:", found["soak"], flush=True)
+        if "lost" in given.only:
+            found["lost"] = _lose(given, port, process)
+            print(model.stem, "lost:", found["lost"], flush=True)
     return found
+
+
+def _http_rates(
+    given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, engine: dict[str, Any], name: str
+) -> dict[str, Any]:
+    found = {}
+    for clients in given.clients:
+        rates = [_http_rate(given, pool, port, clients) for _ in range(given.runs + 1)][1:]
+        alone = engine[str(clients)]
+        row = _figures(rates) | {"of_engine": round(statistics.median(rates) / alone["tokens_per_s"], 3)}
+        found[str(clients)] = row | {"best_of_best": round(max(rates) / alone["best"], 3)}
+        print(name, clients, "clients:", found[str(clients)], "engine:", alone, flush=True)
+    return found
+
+
+def _figures(rates: list[float]) -> dict[str, Any]:
+    return {"tokens_per_s": round(statistics.median(rates), 1), "best": max(rates), "all": rates}
 
 
 def _self(given: argparse.Namespace, mode: str, model: Path) -> list[str]:
@@ -90,7 +117,7 @@ def _self(given: argparse.Namespace, mode: str, model: Path) -> list[str]:
     return [sys.executable, "-m", "benchmarks.gpu_serving", *numbers, *clients, kv_bytes, mode, str(model)]
 
 
-def _engine_alone(given: argparse.Namespace) -> dict[str, float]:
+def _engine_alone(given: argparse.Namespace) -> dict[str, Any]:
     import kvarn
 
     config = kvarn.EngineConfig(
@@ -106,7 +133,7 @@ def _engine_alone(given: argparse.Namespace) -> dict[str, float]:
                 started = time.perf_counter()
                 llm.generate(prompts, params)
                 rates.append(round(clients * given.answer / (time.perf_counter() - started), 1))
-            found[str(clients)] = max(rates[1:])
+            found[str(clients)] = _figures(rates[1:])
     return found
 
 
@@ -178,7 +205,7 @@ def _ask(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, client
     jobs = [pool.submit(run_clients, port, one, given.prompt, given.answer, soak_s) for one in shares]
     found = [answer for job in jobs for answer in job.result()]
     return {
-        "tokens": [one for one in found if isinstance(one, int)],
+        "tokens": [one.num_tokens for one in found if not isinstance(one, str)],
         "failures": [one for one in found if isinstance(one, str)],
     }
 

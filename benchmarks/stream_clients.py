@@ -7,22 +7,33 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 LOCALHOST = "127.0.0.1"
+Answers = list["StreamedAnswer | str"]  # or why there was none
+NOT_TEXT = 2  # events of a stream: the usage and [DONE]
 
 
-def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> list[int | str]:
-    """Some clients at once, each asks once, or until its time is over: tokens of each answer, or why there was none."""
+@dataclass(frozen=True, slots=True)
+class StreamedAnswer:
+    """What one stream brought."""
 
-    async def ask(index: int) -> list[int | str]:
+    num_tokens: int
+    num_events: int  # with text
+
+
+def run_clients(port: int, indices: Sequence[int], prompt: int, answer: int, soak_s: float = 0.0) -> Answers:
+    """Some clients at once, each asks once, or until its time is over: each answer, or why there was none."""
+
+    async def ask(index: int) -> Answers:
         end, found = time.monotonic() + soak_s, []
         while not found or time.monotonic() < end:
             body = {"model": model, "prompt": random_prompt(prompt, (index, time.time())), "max_tokens": answer}
             found.append(await _stream(port, body | {"temperature": 0, "ignore_eos": True}))
         return found
 
-    async def ask_all() -> list[int | str]:
+    async def ask_all() -> Answers:
         return [one for found in await asyncio.gather(*map(ask, indices)) for one in found]
 
     model = _model(port)
@@ -42,14 +53,15 @@ def _model(port: int) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
-async def _stream(port: int, body: dict[str, Any]) -> int | str:
+async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
     content = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json"
     reader, writer = await asyncio.open_connection(LOCALHOST, port)
     writer.write(head + b"\r\ncontent-length: %d\r\n\r\n" % len(content) + content)
-    tail = b""
+    tail, num_events = b"", 0
     try:
         while part := await reader.read(1 << 16):
+            num_events += part.count(b"data: ")  # of one cut in two at most, which matters little
             tail = (tail + part)[-2048:]
     except OSError as error:
         return f"the connection broke: {error}"
@@ -58,4 +70,4 @@ async def _stream(port: int, body: dict[str, Any]) -> int | str:
     _, found, rest = tail.rpartition(b'"completion_tokens":')
     if not found or b"[DONE]" not in tail:
         return tail[-300:].decode(errors="replace")
-    return int(rest.lstrip().split(b",")[0].split(b"}")[0])
+    return StreamedAnswer(int(rest.lstrip().split(b",")[0].split(b"}")[0]), num_events - NOT_TEXT)

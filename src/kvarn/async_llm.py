@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, overload
 
 from kvarn.config import DEFAULT_MODEL, EngineConfig
-from kvarn.engine.handle import AsyncAnswers, drop_event
+from kvarn.engine.delivery.async_answers import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
 from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError

@@ -71,6 +71,7 @@ class Request:
     number: int = 0  # in order of submission
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
     is_streamed: bool = True  # somebody reads its tokens as they come
+    is_polled: bool = False  # who takes them from token_ids: its only event is the last
     # What the parts of the engine keep about this request, each for itself; it ends with the request.
     queue_position: int | None = None  # engine.scheduling.queue: where it lies in the heap while it waits
     text: Any = None  # engine.stream: the answer as text so far
@@ -132,8 +133,8 @@ class Request:
 
     @property
     def is_silent(self) -> bool:
-        """Nobody reads along, and no stop string is looked for: its text is read when it ends."""
-        return not self.is_streamed and not self.params.stop
+        """Nobody is told of its tokens, and no stop string is looked for: its text is read when it ends."""
+        return (self.is_polled or not self.is_streamed) and not self.params.stop
 
     @property
     def is_ended(self) -> bool:

@@ -183,6 +183,7 @@ class TokenEvent:
     request_id: str = ""
     choice: int = 0  # which of the n answers
     canvas: CanvasView | None = None  # set on events without text: a diffusion step, for diffusion.events
+    num_more: int = 0  # tokens told of before token_id: only in a server that is behind
 
 
 @dataclass(frozen=True, slots=True)

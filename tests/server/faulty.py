@@ -4,6 +4,7 @@ POST /fault/raise?step=K&count=N   forward passes K .. K + N - 1 from now raise
 POST /fault/nan?step=K&count=N     ... compute NaN for their first row
 POST /fault/unreadable?token=K&where=W  the bytes of token K cannot be read by the engine (text) or the server (scores)
 POST /fault/slow?seconds=S         every pass from now on takes S longer, in Python; 0: no longer
+POST /fault/behind?seconds=S       the event loop takes tokens only so often, as if it were behind; 0: as usual
 POST /fault/slow-load?seconds=S    every load of a model from now on takes S longer
 POST /fault/close                  the prefix warm-up and the collections will not close without an error
 POST /fault/full-threads?seconds=S every thread in which requests are read or worked for sleeps for S
@@ -30,6 +31,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kvarn.engine.delivery import drain_pacing
 from kvarn.engine.engine import Engine
 from kvarn.llm import LLM
 from kvarn.server.access.priority_semaphore import Claim
@@ -37,6 +39,8 @@ from kvarn.server.models import model_pool
 from kvarn.server.process import serve as serving
 from kvarn.server.process import worker_threads
 from kvarn.server.state import ServerState
+
+_NEXT_AT = drain_pacing.DrainPacing.next_at
 
 
 class FaultRoutes:
@@ -71,6 +75,8 @@ class FaultRoutes:
             _make_unreadable(llm, int(query["token"]), query["where"])
         elif kind == "slow":
             await _on_engine(llm, lambda engine: _slow_down(engine, float(query["seconds"])))
+        elif kind == "behind":
+            _fall_behind(float(query["seconds"]))
         elif kind == "close":
             _break_close(self._state.prefix_warmup)
             _break_close(self._state.collections)
@@ -166,6 +172,13 @@ def _slow_down(engine: Engine, seconds: float) -> None:
         return real(batch)
 
     backend.forward = forward if seconds > 0 else real
+
+
+def _fall_behind(seconds: float) -> None:
+    def later(_: Any, began_at: float, *__: Any) -> float:
+        return began_at + seconds
+
+    drain_pacing.DrainPacing.next_at = later if seconds > 0 else _NEXT_AT  # type: ignore[method-assign]
 
 
 def _slow_down_loads(seconds: float) -> None:

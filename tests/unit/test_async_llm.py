@@ -13,7 +13,8 @@ import pytest
 
 import kvarn
 from kvarn import AsyncEventStream, AsyncLLM, FinishReason, SamplingParams
-from kvarn.engine.handle import AsyncAnswers, OutputCollector
+from kvarn.engine.delivery.async_answers import AsyncAnswers
+from kvarn.engine.handle import OutputCollector
 from tests.chat_model import write_chat_model
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

@@ -18,20 +18,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvarn.checks import check_parameter
+from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, OnArrival, Submit
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
-from kvarn.engine.handle import (
-    AsyncAnswers,
-    EventLoopBridge,
-    OnArrival,
-    OnEvent,
-    OutputCollector,
-    RequestHandle,
-    Submit,
-)
+from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
-from kvarn.errors import BackendError, Cancelled, RequestError
+from kvarn.errors import BackendError, Cancelled, CapacityError, RequestError
 from kvarn.types import Completion, TokenEvent
 
 T = TypeVar("T")
@@ -103,11 +96,12 @@ class EngineClient:
     ) -> list[Completion]:
         """Wait for all answers; when the wait is interrupted, they are cancelled. watch: may wait with them.
 
-        All are checked before one is started; more than a share of the queue enter it as others end.
+        All are checked before one is started; more than a share of the queue enter it as others end, and wait where
+        others have filled it or a rate is used up.
         """
         admitted = [self._admission.admit(submission) for submission in submissions]
         collectors = [OutputCollector(keeps_events=False) for _ in admitted]
-        waves = Waves(self._thread.submit, admitted, collectors)
+        waves = Waves(self._thread.submit, admitted, collectors, lambda: not self._thread.is_draining)
         try:
             waves.start(max(1, self._wave_size // max(one.params.n for one in admitted))).result()
             if watch is not None:
@@ -119,9 +113,15 @@ class EngineClient:
                 collector.cancel()
             raise
 
-    def stream_async(self, num_submissions: int, on_arrival: OnArrival | None = None) -> AsyncAnswers:
-        """The answers to so many submissions, for the running event loop; AsyncAnswers.submit() queues them."""
-        return AsyncAnswers(self._bridge(), self._thread.submit, num_submissions, on_arrival)
+    def stream_async(
+        self, num_submissions: int, on_arrival: OnArrival | None = None, *, polls_tokens: bool = False
+    ) -> AsyncAnswers:
+        """The answers to so many submissions, for the running event loop; AsyncAnswers.submit() queues them.
+
+        polls_tokens: an event may tell of several tokens, where the event loop is behind.
+        """
+        submit = self._thread.submit
+        return AsyncAnswers(self._bridge(), submit, num_submissions, on_arrival, polls_tokens=polls_tokens)
 
     def call(self, function: Callable[[Engine], T]) -> Future[T]:
         """Run a function on the engine's thread between two steps; nothing that computes, see compute()."""
@@ -159,6 +159,7 @@ class EngineClient:
         with self._bridges_lock:
             if loop not in self._bridges:
                 self._bridges[loop] = EventLoopBridge(loop)
+                self._thread.on_step = tuple(bridge.end_step for bridge in self._bridges.values())
             return self._bridges[loop]
 
 
@@ -166,9 +167,15 @@ class Waves:
     """More submissions than an engine should queue: some at once, and one more for each that ends, by whom it ends."""
 
     def __init__(
-        self, submit: Submit, submissions: Sequence[Submission], collectors: Sequence[OutputCollector]
+        self,
+        submit: Submit,
+        submissions: Sequence[Submission],
+        collectors: Sequence[OutputCollector],
+        may_retry: Callable[[], bool],
     ) -> None:
+        """may_retry: whether the engine will have room again."""
         self._submit = submit
+        self._may_retry = may_retry
         self._left = deque(zip(submissions, collectors, strict=True))
 
     def start(self, count: int) -> Future[None]:
@@ -185,14 +192,23 @@ class Waves:
     def _submit_next(self, ended: Future[Any]) -> None:
         if (error := ended.exception()) is not None:
             self._give_up(error)
+        self._submit_one()
+
+    def _submit_one(self) -> None:
         try:
             submission, collector = self._left.popleft()
         except IndexError:  # all are submitted, or another thread has stopped it
             return
-        self._submit([submission], [collector]).add_done_callback(partial(self._accepted, collector))
+        self._submit([submission], [collector]).add_done_callback(partial(self._accepted, submission, collector))
 
-    def _accepted(self, collector: OutputCollector, accepted: Future[None]) -> None:
-        if (error := accepted.exception()) is not None:
+    def _accepted(self, submission: Submission, collector: OutputCollector, accepted: Future[None]) -> None:
+        error = accepted.exception()
+        if isinstance(error, CapacityError) and self._may_retry():  # later: what has been answered is not lost
+            self._left.appendleft((submission, collector))
+            retry = threading.Timer(error.retry_after_s, self._submit_one)
+            retry.daemon = True
+            retry.start()
+        elif error is not None:
             collector.fail(error)  # and the rest with it, as that ends it
 
     def _give_up(self, error: BaseException) -> None:

@@ -38,6 +38,8 @@ class AnswerText:
     matcher: StopMatcher
     is_deferred: bool = False  # read when the answer ends
     parts: list[str] = field(default_factory=list)
+    reader: TextDecoder | None = None  # for a reader on another thread: engine.delivery
+    is_closed: bool = False  # it ends with the next token, or has ended
 
 
 class Stream:
@@ -50,12 +52,14 @@ class Stream:
 
     def open(self, request: Request, submission: Submission) -> None:
         """Prepare the text of an answer."""
-        stop = request.params.stop
+        request.is_polled, stop = submission.is_polled, request.params.stop
         assert isinstance(stop, tuple)
         # What a constraint allows is the text as it is: the space before its first word is kept.
         starts_text = submission.starts_text and submission.params.constraint is None
         decoder = self._make_decoder(starts_text, submission.visible_ids)
         request.text = AnswerText(decoder, StopMatcher(stop), is_deferred=request.is_silent)
+        if request.is_polled:
+            request.text.reader = self._make_decoder(starts_text, submission.visible_ids)
 
     def tell(
         self, commits: Iterable[Commit], apply: Callable[[Iterable[Commit]], None]
@@ -133,7 +137,10 @@ class Stream:
             text, finish = self._advance(answer, token, finish, is_early=index < request.params.min_tokens)
             texts.append(before + text)
             if finish is not None:
+                answer.is_closed = True
                 break
+        if answer.is_deferred and finish is None:
+            return commit
         _, num_computed, _, prompt_logprobs, error, is_late, canvas, *_ = commit
         told = (prompt_logprobs, error, is_late, canvas, tuple(texts), finish)
         return Commit(request, num_computed, tokens[: len(texts)], *told)

@@ -32,4 +32,11 @@ class Submission:
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
     is_streamed: bool = True  # somebody reads its tokens as they come
+    is_polled: bool = False  # who takes them from the request
     admitted: Admitted | None = None  # set by Admission.admit
+
+    @property
+    def wants_text_alone(self) -> bool:
+        """Whether text is all that is told of a token, and no stop string is looked for in it."""
+        params = self.params
+        return not params.stop and params.logprobs is None and params.diffusion is None

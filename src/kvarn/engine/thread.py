@@ -49,6 +49,7 @@ class EngineThread:
         self.heartbeat = time.monotonic()  # the last sign of life
         self.collectors: dict[str, OutputCollector] = {}  # by request id
         self.is_draining = False
+        self.on_step: tuple[Callable[[], None], ...] = ()  # called after each
         self._engine = engine
         self._release = release
         self.turn = EngineTurn(arbiter, engine, weakref.proxy(self))  # no cycle: a dropped model is freed at once
@@ -160,12 +161,14 @@ class EngineThread:
         try:
             for submission, collector in zip(submissions, collectors, strict=True):
                 is_streamed = submission.is_streamed and collector.reads_tokens
-                requests = engine.submit(replace(submission, is_streamed=is_streamed))
+                is_polled = collector.polls_tokens and submission.wants_text_alone
+                requests = engine.submit(replace(submission, is_streamed=is_streamed, is_polled=is_polled))
                 self.collectors.update(dict.fromkeys([request.id for request in requests], collector))
                 collector.open(requests)
         except BaseException:
             for collector in collectors:
-                collector.cancel()
+                if collector.requests:  # else nothing of it was accepted, and it may be submitted again
+                    collector.cancel()
             self._deliver(engine.reap())
             raise
 
@@ -232,6 +235,8 @@ class EngineThread:
         except Exception as error:
             self._fail_step(error)
         self._deliver(events)
+        for tell in self.on_step:
+            tell()
         self._recover()
         if not self._engine.has_work:
             self._idle_memory.plan(self.heartbeat)

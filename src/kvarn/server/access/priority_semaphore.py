@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 
@@ -38,7 +38,7 @@ class PrioritySemaphore:
         self._num_reserved = num_reserved
         self._max_per_owner = max_per_owner
         self._held: Counter[Claim] = Counter()  # slots
-        self._waiting: list[_Waiter] = []
+        self._waiting: dict[Claim, deque[_Waiter]] = {}  # in order of arrival
         self._served_at: dict[str | None, int] = {}  # by owner: when it last got a slot, while anybody waits
         self._ticks = itertools.count(1)
 
@@ -48,14 +48,14 @@ class PrioritySemaphore:
             self._take(claim)
             return
         waiter = _Waiter(claim, next(self._ticks), asyncio.get_running_loop().create_future())
-        self._waiting.append(waiter)
+        self._waiting.setdefault(claim, deque()).append(waiter)
         try:
             await waiter.granted
         except asyncio.CancelledError:
             if not waiter.granted.cancelled():  # granted and cancelled at the same moment
                 self.release(claim)
-            elif waiter in self._waiting:
-                self._waiting.remove(waiter)
+            else:
+                self._leave(waiter)
             raise
 
     def release(self, claim: Claim) -> None:
@@ -64,7 +64,7 @@ class PrioritySemaphore:
         if not self._held[claim]:
             del self._held[claim]
         while (waiter := self._next()) is not None:
-            self._waiting.remove(waiter)
+            self._leave(waiter)
             if not waiter.granted.done():
                 self._take(waiter.claim)
                 waiter.granted.set_result(None)
@@ -73,8 +73,16 @@ class PrioritySemaphore:
 
     def _next(self) -> _Waiter | None:
         """The first of those that may have a slot now."""
-        able = [waiter for waiter in self._waiting if self._is_free(waiter.claim)]
+        able = [waiters[0] for claim, waiters in self._waiting.items() if self._is_free(claim)]
         return min(able, key=self._order, default=None)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Take a waiter out of the queue, if it is in it."""
+        waiters = self._waiting.get(waiter.claim, deque())
+        if waiter in waiters:
+            waiters.remove(waiter)
+        if not waiters:
+            self._waiting.pop(waiter.claim, None)
 
     def _order(self, waiter: _Waiter) -> tuple[int, int, int]:
         return -waiter.claim.priority, self._served_at.get(waiter.claim.owner, 0), waiter.arrival

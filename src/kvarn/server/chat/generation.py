@@ -35,7 +35,8 @@ from kvarn.server.process.worker_threads import work_for
 from kvarn.types import Completion, FinishReason, TokenEvent, Usage
 
 if TYPE_CHECKING:
-    from kvarn.engine.handle import IndexedEvent, OutputCollector
+    from kvarn.engine.delivery.async_answers import IndexedEvent
+    from kvarn.engine.handle import OutputCollector
     from kvarn.observe.metrics import Metrics
     from kvarn.request import Request
     from kvarn.server.access.keys import Principal
@@ -134,7 +135,8 @@ class Generation:
         self._is_accepted = False  # by the engine
         self._is_closed = False
         self._gaps = TokenGaps(generations.metrics.token_gaps(model.id))
-        self._answers = model.llm.llm.client.stream_async(len(plan.submissions), self._on_arrival)
+        client, number = model.llm.llm.client, len(plan.submissions)
+        self._answers = client.stream_async(number, self._on_arrival, polls_tokens=True)
         self._watch = asyncio.create_task(self._watch_client())
 
     @property

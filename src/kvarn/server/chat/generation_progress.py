@@ -26,11 +26,11 @@ class TokenGaps:
         self._last_at: dict[tuple[int, int], float] = {}  # by prompt and choice
 
     def observe(self, prompt_index: int, token: TokenEvent) -> None:
-        """A token of an answer has come just now."""
+        """A token of an answer has come just now, perhaps with some before it."""
         now, answer = time.monotonic(), (prompt_index, token.choice)
-        before = self._last_at.get(answer)
-        if before is not None and token.token_id is not None:
-            self._histogram.observe(now - before)
+        before, num_tokens = self._last_at.get(answer), token.num_more + (token.token_id is not None)
+        if before is not None and num_tokens:
+            self._histogram.observe((now - before) / num_tokens, num_tokens)
         self._last_at[answer] = now
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,8 +19,11 @@ from starlette.types import Receive, Scope, Send
 from kvarn.server.failures import ClientGone, Failure, failure_of, report
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from kvarn.server.request_context import RequestContext
 
+WRITE_CHUNK = "kvarn.write_chunk"  # in the scope of a server of ours, see chunk_writer()
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -32,7 +36,10 @@ class StreamFormat:
 
 
 class EventStreamResponse(Response):
-    """Streams without a task group: one task writes events as they come, one fills silence with comments."""
+    """Streams without a task group: a task of its own writes events, the request's fills silence with comments.
+
+    That of the request is many coroutines deep, and each would be resumed for every event.
+    """
 
     media_type = "text/event-stream"
 
@@ -57,21 +64,23 @@ class EventStreamResponse(Response):
         self._ping_s = ping_s
         self._written_at = time.monotonic()
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        pings = asyncio.create_task(self._ping(send))
+        writing = asyncio.create_task(self._write_events(send, scope.get(WRITE_CHUNK, _never)))
         try:
-            last = await self._write_events(send)
+            await self._ping_beside(writing, send)
+            last = await writing
         finally:
-            pings.cancel()
+            writing.cancel()  # without effect on one that has ended
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _write_events(self, send: Send) -> bytes:
+    async def _write_events(self, send: Send, write: Callable[[bytes], bool]) -> bytes:
         """Send events as they come; returns the bytes that end the stream."""
         try:
             async for data in self._events:
                 self._written_at = time.monotonic()
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                if not write(data):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
         except ClientGone:
             return b""
         except Exception as error:
@@ -81,12 +90,34 @@ class EventStreamResponse(Response):
             return self._format.error_event(failure) + self._format.done
         return self._format.done
 
-    async def _ping(self, send: Send) -> None:
-        while True:
+    async def _ping_beside(self, writing: asyncio.Task[bytes], send: Send) -> None:
+        """Send a comment after every ping_s without an event, until the last one is written."""
+        while not writing.done():
             silent_s = time.monotonic() - self._written_at
             if silent_s < self._ping_s:
-                await asyncio.sleep(self._ping_s - silent_s)
+                await asyncio.wait({writing}, timeout=self._ping_s - silent_s)
                 continue
             self._written_at = time.monotonic()
             comment = f": {self._comment()}\n\n".encode()
             await send({"type": "http.response.body", "body": comment, "more_body": True})
+
+
+def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    """What writes a piece of a growing response past the coroutines that send() is wrapped in.
+
+    False: it did not, because the client is behind or gone, or takes no chunks; then send() knows what to do.
+    """
+    held = weakref.ref(cycle)  # the scope, which has the result, belongs to it
+
+    def write(data: bytes) -> bool:
+        cycle = held()
+        if cycle is None or cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return write
+
+
+def _never(_: bytes) -> bool:
+    return False

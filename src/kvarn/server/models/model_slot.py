@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kvarn.errors import KvarnError
 from kvarn.observe.logs import with_fields
 from kvarn.server.models.catalog import LoadPlan
+from kvarn.server.process.interpreter import collect_everything_again
 
 if TYPE_CHECKING:
     from kvarn.server.models.model_pool import ServedModel
@@ -59,5 +60,6 @@ class ModelSlot:
             return
         try:
             await model.llm.close()
+            collect_everything_again()
         except KvarnError:
             log.exception("model was not unloaded cleanly", extra=with_fields(model=self.id))

@@ -39,6 +39,7 @@ from kvarn.server.http.connections import Listener
 from kvarn.server.http.traffic import Traffic
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.process.http_server import make_http_server
+from kvarn.server.process.interpreter import tune_for_serving
 from kvarn.server.process.lifecycle import Lifecycle, ShuttingDown
 from kvarn.server.process.listening import listening, remove_file, shown_address
 from kvarn.server.process.service_manager import ServiceManager
@@ -135,6 +136,7 @@ class ServerRun:
             self._exit_now(0)  # nothing was accepted, and a load cannot be interrupted
         loading.result()
         self._watchdog.start()
+        tune_for_serving()
         self._lifecycle.become_ready()
         _print_line(f"kvarn: {self._status}")
         self._manager.tell_ready(self._status)

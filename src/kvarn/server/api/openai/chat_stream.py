@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.diffusion import CanvasView
@@ -47,8 +48,8 @@ class ChunkFrame:
         self._num_tokens = 0
 
     def take(self, event: TokenEvent, usage: Usage) -> None:
-        """Count one more token for the chunks that follow; usage: what the generation has read."""
-        self._num_tokens += event.token_id is not None
+        """Count its tokens for the chunks that follow; usage: what the generation has read."""
+        self._num_tokens += event.num_more + (event.token_id is not None)
         so_far = Usage(usage.prompt_tokens, self._num_tokens, usage.cached_tokens)
         self._tail = f'],"usage":{_json(usage_fields(so_far))}}}\n\n'
 
@@ -106,7 +107,7 @@ class ChatChoiceStream:
         if event.canvas is not None:
             return self._frame.canvas_chunk(self._index, event.canvas, self._tokenizer)
         if self._is_plain(event):
-            return f"{self._before}{json.dumps(event.text)}{self._after}" if event.text else ""
+            return f"{self._before}{quoted(event.text)}{self._after}" if event.text else ""
         logprobs = "null"
         if event.logprob is not None:
             logprobs = _json({"content": chat_logprobs(self._tokenizer, [event.logprob])})
@@ -141,7 +142,7 @@ class ChatChoiceStream:
 
     def _deltas(self, event: TokenEvent) -> list[str]:
         if self._reader is None:
-            return ['{"content":' + json.dumps(event.text) + "}"] if event.text else []
+            return ['{"content":' + quoted(event.text) + "}"] if event.text else []
         deltas = list(self._reader.push(event.text)) if event.text else []
         if event.finish_reason is not None:
             deltas += self._reader.end()

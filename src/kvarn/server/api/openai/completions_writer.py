@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any
 
 from kvarn.server.api.openai.chat_stream import ChunkFrame, written_batches
@@ -89,7 +90,7 @@ class TextChoiceStream:
         finish = "null" if reason in (None, FinishReason.DEADLINE) else f'"{finish_word(reason)}"'
         if not text and logprobs == finish == "null":
             return ""
-        written = json.dumps(text)
+        written = quoted(text)
         return self._frame.chunk(
             f'{{"index":{self._index},"text":{written},"logprobs":{logprobs},"finish_reason":{finish}}}'
         )
