@@ -21,17 +21,8 @@ from kvarn.backends.native.backend import NativeBackend
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.recurrent import kv_layers, state_layers
-from kvarn.models.spec import (
-    Attention,
-    Autoregressive,
-    Block,
-    FeedForward,
-    GatedDeltaNet,
-    InputEmbedding,
-    ModelSpec,
-    Norm,
-    ShortConv,
-)
+from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, InputEmbedding, ModelSpec, Norm
+from kvarn.models.state_layers import GatedDeltaNet, ShortConv
 from kvarn.models.tensors.shapes import expected_tensors
 
 WIDTH, VOCAB, CONTEXT = 1024, 256, 17_000

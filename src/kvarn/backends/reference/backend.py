@@ -31,7 +31,9 @@ from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.models.recurrent import recurrent_of
 from kvarn.models.spec import Attention, Block, LatentAttention, ModelSpec, Pooling
+from kvarn.models.state_layers import NoMixer
 
 
 class ReferenceBackend:
@@ -139,12 +141,15 @@ class ReferenceBackend:
             return normalise(y, weights, f"{stem}.{name}", block.norm)
 
         def attention(y: Float32) -> Float32:
+            found = np.zeros_like(y)
             if isinstance(block.mixer, Attention):
-                return attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
+                found = attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
             if isinstance(block.mixer, LatentAttention):
-                return attend_latent(y, weights, LatentLayer(layer, block.mixer, self._cache), batch)
-            slots = self._states[layer] if self._states else None
-            return recur(y, weights, RecurrentLayer(stem, block.mixer, slots), batch)
+                found = attend_latent(y, weights, LatentLayer(layer, block.mixer, self._cache), batch)
+            if state := recurrent_of(block):
+                slots = self._states[layer] if self._states else None
+                found = found + recur(y, weights, RecurrentLayer(stem, state, slots), batch)
+            return found
 
         def ffn(y: Float32) -> Float32:
             if block.beside is not None:
@@ -169,8 +174,8 @@ class ReferenceBackend:
         if block.placement == "parallel":
             found = attention(norm(x, "attn_norm")) + ffn(norm(x, "ffn_norm"))
             return x + scale * found
-        x = x + scale * attention(norm(x, "attn_norm"))
-        return x + scale * ffn(norm(x, "ffn_norm"))
+        x = x if isinstance(block.mixer, NoMixer) else x + scale * attention(norm(x, "attn_norm"))
+        return x + scale * ffn(norm(x, "ffn_norm")) if block.feed_forward.hidden else x
 
     def _loaded(self) -> ModelSpec:
         if self._spec is None:

@@ -18,8 +18,16 @@ from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.torch.streams.per_layer import add_beside, add_laurel, gated_part, layer_part
-from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    ExpertWeights,
+    Linear,
+    ModelWeights,
+    NormWeights,
+    StateSpaceWeights,
+)
 from kvarn.models.spec import FeedForward, MixtureOfExperts
+from kvarn.models.state_layers import NoMixer
 
 
 class Ops(Protocol):
@@ -145,7 +153,7 @@ class Model:
         block, ops = self.weights.blocks[index], self.ops
 
         def attention(y: Tensor) -> Tensor:
-            if block.recurrent is not None:
+            if block.recurrent is not None and block.spec.state is None:
                 return ops.recur(y, block, step, cache.states[index] if cache.states else None)
             if block.latent is not None:
                 row_ops = RowOps(ops.linear, ops.normalise)
@@ -159,6 +167,8 @@ class Model:
             return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
 
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
+        if isinstance(block.spec.mixer, NoMixer):
+            return self._add_feed_forward(x, ops.normalise(x, norms["ffn_norm"]), block, step)
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
             return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
@@ -175,8 +185,13 @@ class Model:
             found = self._feed_forward(read, block, step)
             found = found if block.beside is None else add_beside(found, x, block, ops, step)
             return x + scale * ops.normalise(found, norms["post_ffw_norm"])
+        if isinstance(block.recurrent, StateSpaceWeights) and block.spec.state is not None:
+            state = ops.recur(normed, block, step, cache.states[index] if cache.states else None)
+            x = x + scale * ops.linear(state, block.recurrent.output)
         before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
         x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
+        if not block.spec.feed_forward.hidden:
+            return x
         before = ops.normalise(x, norms["ffn_norm"]) if before is None else before
         return self._add_feed_forward(x, before, block, step)
 
