@@ -126,6 +126,10 @@ class NativeBackend:
         for block_id in block_ids:
             self._core.return_block(block_id, bool(group))
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._core.return_state(slot)
+
     def forward(self, batch: Batch) -> Float32:
         """Run one step; the result is (output rows, width)."""
         hidden = np.empty((len(batch.output_rows), self._width), np.float32)

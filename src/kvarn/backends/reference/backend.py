@@ -84,6 +84,9 @@ class ReferenceBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: the arrays stay until close, their values are never read again."""
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        """Do nothing, as with blocks."""
+
     def begin(self, batch: Batch) -> SingleShotForward:
         """The forward pass is computed in one piece here."""
         return SingleShotForward(self, batch)
