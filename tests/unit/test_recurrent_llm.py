@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,9 @@ import kvarn
 from kvarn import LLM, EngineConfig, SamplingParams
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.errors import UnsupportedModel
+from kvarn.formats.open import open_weights
+from kvarn.models.describe import describe
+from kvarn.quantization.plan import recipe_model
 from tests.recurrent_model import write_recurrent_model, write_state_space_model
 
 STORY = "The mill stood by the river, and every morning the miller opened the gate. "
@@ -111,3 +115,9 @@ def test_quantising_says_why_not(method: str, path: Path, tmp_path: Path) -> Non
     with pytest.raises(UnsupportedModel, match="recurrent layers"):
         kvarn.quantize(path, "Q4_0", out, options=options)
     assert not out.exists()
+
+
+def test_a_model_whose_first_layer_has_attention_is_not_quantised_either(tmp_path: Path) -> None:
+    spec = describe(open_weights(write_recurrent_model(tmp_path / "tiny.gguf"))).spec
+    with pytest.raises(UnsupportedModel, match="recurrent layers"):
+        recipe_model(replace(spec, blocks=spec.blocks[::-1]))

@@ -197,7 +197,8 @@ class Block:
         """The mixer of a layer that has attention; for what can do with nothing else."""
         if not isinstance(self.mixer, Attention) or self.state is not None:
             kind = type(self.state or self.mixer).__name__
-            name = "latent attention" if isinstance(self.mixer, LatentAttention) else "recurrent layers"
+            names = {"LatentAttention": "latent attention", "NoMixer": "layers without attention"}
+            name = names.get(kind, "recurrent layers")
             raise UnsupportedModel(f"the model has {name} ({kind}); this works for models without it only")
         return self.mixer
 

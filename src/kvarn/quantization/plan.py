@@ -152,7 +152,7 @@ def refuse_requantizing(source: ModelSource, infos: list[TensorInfo], *, confirm
 
 def recipe_model(spec: ModelSpec) -> RecipeModel:
     """What recipes look at."""
-    attention, ffn = spec.blocks[0].attention, spec.blocks[0].feed_forward
+    (attention, *_), ffn = [block.attention for block in spec.blocks], spec.blocks[0].feed_forward
     return RecipeModel(
         num_layers=len(spec.blocks),
         queries_per_kv_head=attention.num_heads // attention.num_kv_heads,

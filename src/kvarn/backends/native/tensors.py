@@ -183,6 +183,16 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
         yield f"{name}.bias", size
 
 
+def read_vector(weights: WeightSource, name: str, size: int) -> npt.NDArray[np.float32]:
+    """A tensor of vector_names()."""
+    if name not in weights.tensors:
+        return np.zeros(size, np.float32)  # the bias of a layer norm that has none
+    values = weights.array(name)
+    if values.ndim == 2 and "conv" in name:  # the core reads it row by row of the kernel
+        values = values.T
+    return np.ascontiguousarray(values.reshape(-1)[:size], np.float32)
+
+
 class SegmentedWeights(WeightProxy):
     """A WeightSource with token_embd = [E, E + types[1] - types[0]], always F32; types[0] is added to both later."""
 

@@ -137,6 +137,18 @@ class ReferenceBackend:
         x[:, 1:] += added[:, None]
         return x
 
+    def _mix(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
+        """Attention, or what stands in its place or beside it."""
+        found, weights = np.zeros_like(x), self._weights
+        if isinstance(block.mixer, Attention):
+            found = attend(x, weights, Layer(layer, block.mixer, self._cache), batch)
+        if isinstance(block.mixer, LatentAttention):
+            found = attend_latent(x, weights, LatentLayer(layer, block.mixer, self._cache), batch)
+        if state := recurrent_of(block):
+            slots = self._states[layer] if self._states else None
+            found = found + recur(x, weights, RecurrentLayer(f"blk.{layer}", state, slots), batch)
+        return found
+
     def _sublayers(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
         stem, weights = f"blk.{layer}", self._weights
 
@@ -144,15 +156,7 @@ class ReferenceBackend:
             return normalise(y, weights, f"{stem}.{name}", block.norm)
 
         def attention(y: Float32) -> Float32:
-            found = np.zeros_like(y)
-            if isinstance(block.mixer, Attention):
-                found = attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
-            if isinstance(block.mixer, LatentAttention):
-                found = attend_latent(y, weights, LatentLayer(layer, block.mixer, self._cache), batch)
-            if state := recurrent_of(block):
-                slots = self._states[layer] if self._states else None
-                found = found + recur(y, weights, RecurrentLayer(stem, state, slots), batch)
-            return found
+            return self._mix(y, layer, block, batch)
 
         def ffn(y: Float32) -> Float32:
             if block.beside is not None:

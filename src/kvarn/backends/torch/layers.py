@@ -149,22 +149,23 @@ class Model:
         part = layer_part(self.embed(step), step.token_ids, index, self.weights.per_layer, self.ops)
         return gated_part(x, part, self.weights.blocks[index], self.ops)
 
+    def _mix(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
+        """What the output projection of attention, or of what stands in its place, reads."""
+        block, ops, rope = self.weights.blocks[index], self.ops, self.block_ropes[index]
+        if block.recurrent is not None and block.spec.state is None:
+            return ops.recur(x, block, step, cache.states[index] if cache.states else None)
+        if block.latent is not None:
+            return attend_latent(x, block, RowOps(ops.linear, ops.normalise), step, cache, rope=rope)
+        found = ops.attend(ops.linear(x, block.qkv), block, rope, step, cache)
+        if block.output_gate is None:
+            return found
+        return (found.float() * sigmoid(ops.linear(x, block.output_gate).float())).to(found.dtype)
+
     def _run_sublayers(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
         block, ops = self.weights.blocks[index], self.ops
 
         def attention(y: Tensor) -> Tensor:
-            if block.recurrent is not None and block.spec.state is None:
-                return ops.recur(y, block, step, cache.states[index] if cache.states else None)
-            if block.latent is not None:
-                row_ops = RowOps(ops.linear, ops.normalise)
-                return attend_latent(y, block, row_ops, step, cache, rope=self.block_ropes[index])
-            found = attend(y)
-            if block.output_gate is None:
-                return found
-            return (found.float() * sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
-
-        def attend(y: Tensor) -> Tensor:
-            return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
+            return self._mix(y, index, step, cache)
 
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
         if isinstance(block.spec.mixer, NoMixer):
