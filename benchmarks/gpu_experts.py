@@ -33,7 +33,8 @@ from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.describe import describe
 from kvarn.models.recurrent import conv_channels, state_floats
-from kvarn.models.spec import Block, FeedForward, GatedDeltaNet, MixtureOfExperts, Norm
+from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, Norm
+from kvarn.models.state_layers import GatedDeltaNet
 
 REPLAYS = 4
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16

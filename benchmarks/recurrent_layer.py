@@ -1,8 +1,10 @@
 """How long layers with a state take: decoding far into a text, and prompts, beside attention of the same width.
 
-    python -m benchmarks.recurrent_layer [--threads N] [--rounds N]
+    python -m benchmarks.recurrent_layer [--threads N] [--rounds N] [--cpu]
 
-One layer of each kind with the shape of a Qwen3.5 of 0.8B parameters, random Q8_0 weights, native backend.
+One layer of each kind with the shape of a Qwen3.5 of 0.8B parameters or, of state spaces, of a Mamba of the same width,
+random Q8_0 weights, native backend. --cpu: processor time instead of the clock, for a machine that is shared; of one
+thread, since idle threads of a pool spin.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,23 +23,16 @@ from kvarn.backends.native.backend import NativeBackend
 from kvarn.formats.quants import quantize
 from kvarn.formats.weights import TensorInfo, TensorType
 from kvarn.models.recurrent import kv_layers, state_layers
-from kvarn.models.spec import (
-    Attention,
-    Autoregressive,
-    Block,
-    FeedForward,
-    GatedDeltaNet,
-    InputEmbedding,
-    ModelSpec,
-    Norm,
-    ShortConv,
-)
+from kvarn.models.spec import Attention, Autoregressive, Block, FeedForward, InputEmbedding, ModelSpec, Norm
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from kvarn.models.tensors.shapes import expected_tensors
 
 WIDTH, VOCAB, CONTEXT = 1024, 256, 17_000
 NORM = Norm("rms", 1e-6)
 MIXERS = {
     "gated delta net": GatedDeltaNet(16, 16, 128, 128, 4, NORM),
+    "Mamba-2": Mamba2(32, 64, 1, 128, 4, NORM),
+    "Mamba": Mamba(2 * WIDTH, 16, WIDTH // 16, 4),
     "short convolution": ShortConv(WIDTH, 3),
     "attention": Attention(num_heads=8, num_kv_heads=2, head_dim=256, scale=0.0625, rope=None),
 }
@@ -69,26 +64,30 @@ class RandomWeights:
 
 
 def _type_of(name: str, shape: tuple[int, ...]) -> TensorType:
-    return TensorType.Q8_0 if len(shape) == 2 and "conv1d" not in name and "conv.conv" not in name else TensorType.F32
+    is_matrix = len(shape) == 2 and not any(part in name for part in ("conv1d", "conv.conv", "ssm_a"))
+    return TensorType.Q8_0 if is_matrix else TensorType.F32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    clock = time.process_time if options.cpu else time.perf_counter
+    threads = 1 if options.cpu else options.threads
     for name, mixer in MIXERS.items():
         block = Block(mixer, FeedForward(32, "silu"), NORM)
         spec = ModelSpec(
             "random", name, WIDTH, VOCAB, CONTEXT, InputEmbedding(), (block,), None, None, Autoregressive()
         )
-        times = measure(spec, options.threads, options.rounds)
+        times = measure(spec, threads, options.rounds, clock)
         ratio = times["decode at 16k"] / times["decode at 1k"]
         shown = ", ".join(f"{what} {1e6 * seconds:,.0f} us" for what, seconds in times.items())
         print(f"{name}: {shown}; 16k / 1k = {ratio:.2f}", flush=True)
 
 
-def measure(spec: ModelSpec, threads: int, rounds: int) -> dict[str, float]:
+def measure(spec: ModelSpec, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     """Medians of interleaved rounds."""
     backend = NativeBackend(threads)
     backend.load(spec, RandomWeights(spec))
@@ -102,9 +101,9 @@ def measure(spec: ModelSpec, threads: int, rounds: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, batch in cases.items():
-            started = time.perf_counter()
+            started = clock()
             backend.forward(batch)
-            times[name].append(time.perf_counter() - started)
+            times[name].append(clock() - started)
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
+from tests.state_space_gguf import has_state_space, state_space_facts, state_space_tensors
 from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
 
 ARCHITECTURES = {
@@ -38,11 +39,27 @@ ARCHITECTURES = {
     "ernie4_5_moe": "ernie4_5-moe",
     "hunyuan_v1_moe": "hunyuan-moe",
     "gemma3n_text": "gemma3n",
+    "falcon_h1": "falcon-h1",
+    "granitemoehybrid": "granitehybrid",
+    "falcon_mamba": "mamba",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
-PERMUTED = ("smollm3", "granite", "granitemoe", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
+PERMUTED = (
+    "smollm3",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "ministral3",
+    "arcee",
+)  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
+    ("falcon_mamba", 2): "two epsilons are not written",
+    **{("bamba", shape): "its architecture is that of Granite" for shape in range(3)},
+    ("falcon_h1", 1): "biases and norms before the gate are not written",
+    ("falcon_h1", 2): "biases and norms before the gate are not written",
+    ("nemotron_h", 2): "the least time step is not written",
+    ("mamba2", 2): "limits of the time step are not written",
     ("gemma", 1): "the base of its rope is not written",
     ("starcoder2", 1): "its window is not written",
     ("cohere2", 2): "which layers have windows is not written",
@@ -104,6 +121,7 @@ KEYS = GGUF_KEYS | {
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
 }
+STATE_SPACES = ("mamba2", "mamba", "falcon_mamba")
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
 
@@ -111,6 +129,8 @@ def family_gguf(folder: Path, type: TensorType = TensorType.F32) -> Path:
     """Write the GGUF file beside the folder."""
     config = json.loads((folder / "config.json").read_text())
     arch = gguf_architecture(config["model_type"])
+    if "moe" in config.get("layers_block_type", ()):
+        arch = "nemotron_h_moe"
     config |= config.get("text_config", {})
     texts = {name: values for name, values in load_file(folder / "model.safetensors").items() if "visual" not in name}
     tensors = _gguf_tensors(config, texts, arch)
@@ -135,7 +155,7 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts |= {"attention.key_length": c["head_dim"], "attention.value_length": c["head_dim"]}
     if "rope_theta" in rope and "rope_theta" not in unwritten:
         facts["rope.freq_base"] = _rope_base(c, rope)
-    if family != "gpt2":
+    if family != "gpt2" and family not in STATE_SPACES:
         head_dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         facts["rope.dimension_count"] = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     if rope.get("rope_type") == "yarn":
@@ -181,6 +201,18 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
         facts["rope.freq_base_swa"] = c["rope_parameters"]["sliding_attention"]["rope_theta"]
     if "kv_lora_rank" in c:
         facts |= _latent_facts(c, rope)
+    if has_state_space(c):
+        facts |= state_space_facts(c)
+        facts.pop("attention.layer_norm_epsilon", None)
+    if family == "falcon_h1":
+        facts.pop("embedding_scale")
+    if family == "nemotron_h" and "moe" not in c["layers_block_type"]:
+        facts = {key: value for key, value in facts.items() if not key.startswith("expert_")}
+    if family == "nemotron_h":
+        facts.pop("rope.dimension_count")
+    if family in STATE_SPACES:
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            facts.pop(key, None)
     if family == "ministral3":
         facts |= {"attention.temperature_scale": rope["llama_4_scaling_beta"]}
         facts["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
@@ -254,18 +286,22 @@ def _rope_base(c: dict[str, Any], rope: dict[str, Any]) -> float:
 
 def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     number = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, 1 + (c.get("num_hidden_layers") or c["n_layer"]))
+    names = gguf.get_tensor_name_map(
+        number, 1 + (c.get("num_hidden_layers") or c.get("n_layer") or len(c["layers_block_type"]))
+    )
     found: Tensors = {}
     tensors = _apart(tensors) if arch == "gpt-oss" else tensors
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     if c["model_type"] == "gemma4_text":
         found["rope_freqs.weight"] = _proportional_factors(c)
-    if c["model_type"] == "granitemoe":
+    if c["model_type"] in ("granitemoe", "granitemoehybrid"):
         stacked = _split_granite(stacked)
     if c["model_type"] == "gemma3n_text":
         stacked = _stacked_streams(stacked)
     if "linear_num_value_heads" in c:
         stacked = delta_net_tensors(c, stacked)
+    if has_state_space(c):
+        stacked = state_space_tensors(c, stacked)
     if "kv_lora_rank" in c:
         stacked = _cut_latents(c, stacked)
     for theirs, values in stacked.items():
@@ -282,7 +318,7 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
 def _split_granite(tensors: Tensors) -> Tensors:
     found: Tensors = {}
     for name, values in tensors.items():
-        if name.endswith("input_linear.weight"):
+        if name.endswith("moe.input_linear.weight"):
             layer = name.removeprefix("model.layers.").split(".")[0]
             gate, up = np.split(values, 2, axis=1)
             found |= {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}

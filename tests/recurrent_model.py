@@ -1,4 +1,5 @@
-"""The tiny model that can be talked to, with recurrent layers: a Qwen3.5 of random weights, half of it delta nets."""
+"""Tiny models that can be talked to, with recurrent layers and random weights: a Qwen3.5, half of it delta nets, and a
+Mamba-2."""
 
 from __future__ import annotations
 
@@ -40,6 +41,10 @@ REST = {
     "ffn_up.weight": (HIDDEN, WIDTH),
     "ffn_down.weight": (WIDTH, HIDDEN),
 }
+EMBEDDING: dict[str, tuple[int, ...]] = {
+    "token_embd.weight": (256 + len(CONTROLS), WIDTH),
+    "output_norm.weight": (WIDTH,),
+}
 
 
 def write_recurrent_model(path: Path) -> Path:
@@ -71,19 +76,55 @@ def write_recurrent_model(path: Path) -> Path:
 
 
 def _tensors() -> dict[str, Stored]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (256 + len(CONTROLS), WIDTH),
-        "output_norm.weight": (WIDTH,),
-    }
+    shapes: dict[str, tuple[int, ...]] = dict(EMBEDDING)
     for layer in range(LAYERS):
         own = REST | (ATTENTION if layer % 2 else DELTA_NET)
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in own.items()}
+    return _drawn(shapes)
+
+
+def _drawn(shapes: dict[str, tuple[int, ...]]) -> dict[str, Stored]:
     rng, found = np.random.default_rng(11), {}
     for name, shape in shapes.items():
         values = rng.standard_normal(shape)
-        if len(shape) == 1:
+        if len(shape) == 1 or "ssm_norm" in name or name.endswith(("ssm_a", "ssm_d")):
             values = -np.exp(values) if name.endswith("ssm_a") else 1.0 + 0.1 * values
         elif "conv1d" not in name:
             values *= 1.5 / np.sqrt(shape[-1])
         found[name] = Stored.quantized(values.astype(np.float32), TensorType.F32)
     return found
+
+
+def write_state_space_model(path: Path) -> Path:
+    """Write a Mamba-2 that can be talked to: it has no attention, and nothing is cached for each token."""
+    heads, groups = 4, 2
+    values, channels = heads * STATE_DIM, heads * STATE_DIM + 2 * groups * STATE_DIM
+    sizes = {
+        "embedding_length": WIDTH,
+        "block_count": LAYERS,
+        "feed_forward_length": 0,
+        "context_length": 2**20,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.conv_kernel": KERNEL,
+        "ssm.state_size": STATE_DIM,
+        "ssm.group_count": groups,
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": values,
+    }
+    layer = {
+        "attn_norm.weight": (WIDTH,),
+        "ssm_in.weight": (values + channels + heads, WIDTH),
+        "ssm_conv1d.weight": (channels, KERNEL),
+        "ssm_conv1d.bias": (channels,),
+        "ssm_dt.bias": (heads,),
+        "ssm_a": (heads, 1),
+        "ssm_d": (heads, 1),
+        "ssm_norm.weight": (groups, values // groups),
+        "ssm_out.weight": (WIDTH, values),
+    }
+    shapes = EMBEDDING | {f"blk.{number}.{name}": shape for number in range(LAYERS) for name, shape in layer.items()}
+    kept = {key: value for key, value in chat_metadata().items() if not key.startswith("llama.")}
+    metadata = kept | {"general.architecture": "mamba2", "general.name": "tiny state space"}
+    write_gguf(path, metadata | {f"mamba2.{key}": value for key, value in sizes.items()}, _drawn(shapes))
+    return path

@@ -51,6 +51,11 @@ GEMMA3N = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "sliding_window": WINDOW,
 }
+HYBRID = {"mamba_d_state": 12, "mamba_chunk_size": 8}
+GRANITE = HYBRID | {"mamba_n_heads": 4, "mamba_expand": 1, "attention_multiplier": 0.3}
+NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n_groups": 2, "chunk_size": 8} | {
+    "time_step_min": 1e-9
+}
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.6}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
@@ -254,6 +259,70 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         LATENT | {"scale_emb": 3.0, "scale_depth": 0.7, "dim_model_base": 24, "v_head_dim": None},
         WIDE_LATENT | {"scale_depth": None, "dim_model_base": None, "rope_parameters": YARN | {"mscale_all_dim": 1.3}},
     ),
+    "mamba": (
+        {"state_size": 8, "time_step_rank": 6, "tie_word_embeddings": False},
+        {"state_size": 5, "conv_kernel": 3, "use_bias": True, "use_conv_bias": False},
+        {"state_size": 16, "conv_kernel": 2, "expand": 3, "layer_norm_epsilon": 1e-3, "tie_word_embeddings": False},
+    ),
+    "falcon_mamba": (
+        {"state_size": 8, "time_step_rank": 6, "tie_word_embeddings": False, "mixer_rms_eps": 1e-5},
+        {
+            "state_size": 5,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "mixer_rms_eps": 1e-3,
+            "layer_norm_epsilon": 1e-3,
+        },
+        {"state_size": 9, "conv_kernel": 2, "expand": 2, "tie_word_embeddings": False, "mixer_rms_eps": 1e-1},
+    ),
+    "falcon_h1": (
+        HYBRID
+        | {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_rms_norm": True}
+        | {"mamba_norm_before_gate": False, "mlp_multipliers": [0.7, 1.3], "ssm_multipliers": [0.6, 0.7, 0.8, 1.2, 1.4]}
+        | {"key_multiplier": 0.6, "attention_in_multiplier": 1.3, "attention_out_multiplier": 0.9}
+        | {"ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "embedding_multiplier": 2.5, "lm_head_multiplier": 0.6},
+        HYBRID
+        | {"mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_expand": 1, "attention_bias": True, "mlp_bias": True}
+        | {"mamba_proj_bias": True, "projectors_bias": True, "key_multiplier": 0.5, "attention_in_multiplier": 1.5},
+        HYBRID
+        | {"mamba_d_ssm": 30, "mamba_n_heads": 3, "mamba_n_groups": 3, "mamba_rms_norm": True, "mamba_d_conv": 2}
+        | {"rms_norm_eps": 1e-2},
+    ),
+    "granitemoehybrid": (
+        GRANITE
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]}
+        | {"num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 24, "mamba_n_groups": 2},
+        GRANITE
+        | {"layer_types": ["linear_attention", "linear_attention", "full_attention"], "num_local_experts": 0}
+        | {"shared_intermediate_size": 56, "residual_multiplier": 0.6, "embedding_multiplier": 3.0}
+        | {"logits_scaling": 1.7, "attention_bias": True},
+        GRANITE
+        | {"layer_types": ["full_attention", "linear_attention"] * 2 + ["linear_attention"]}
+        | {"num_local_experts": 4, "num_experts_per_tok": 1, "shared_intermediate_size": 40}
+        | {"position_embedding_type": "rope", "mamba_n_heads": 5, "mamba_conv_bias": False, "mamba_proj_bias": True},
+    ),
+    "bamba": (
+        HYBRID | {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+        HYBRID | {"mamba_n_heads": 6, "attn_layer_indices": [2], "attention_bias": True, "mamba_n_groups": 3},
+        HYBRID | {"mamba_n_heads": 5, "attn_layer_indices": [0, 3], "mlp_bias": True, "mamba_proj_bias": True},
+    ),
+    "nemotron_h": (
+        NEMOTRON | {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"]},
+        NEMOTRON
+        | {"layers_block_type": ["moe", "linear_attention", "full_attention", "moe"], "n_routed_experts": 6}
+        | {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5},
+        NEMOTRON
+        | {"layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"], "time_step_min": 0.8}
+        | {"use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+    ),
+    "mamba2": (
+        {"state_size": 16, "n_groups": 2, "chunk_size": 8},
+        {"state_size": 24, "n_groups": 1, "conv_kernel": 3, "use_bias": True, "use_conv_bias": False}
+        | {"tie_word_embeddings": True},
+        {"state_size": 8, "n_groups": 5, "conv_kernel": 2, "time_step_limit": [0.4, 0.9]}
+        | {"layer_norm_epsilon": 1e-2},
+    ),
     "qwen2_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [4, 4, 4]}}, SHORT_MROPE),
     "qwen2_5_vl": ({"rope_parameters": MROPE}, {"rope_parameters": MROPE | {"mrope_section": [2, 5, 5]}}, SHORT_MROPE),
     "qwen3_vl": (
@@ -281,6 +350,8 @@ NO_HEAD_DIM = {
 } | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 NO_HEAD_DIM |= {*LATENTS}
+STATE_SPACES = ("mamba", "falcon_mamba", "mamba2")
+NO_HEAD_DIM |= {*STATE_SPACES, "falcon_h1", "bamba", "granitemoehybrid"}
 ONE_TO_ONE = ("phi", "gpt_neox", *LATENTS)  # no shared KV heads
 VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES = tuple(VARIANTS)
@@ -300,9 +371,15 @@ def family_config(family: str, shape: int) -> dict[str, Any]:
     }
     if family == "gpt2":
         sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": 64}
+    if family in STATE_SPACES:
+        sizes = {"hidden_size": width, "num_hidden_layers": layers}
+    if family == "nemotron_h":
+        del sizes["num_hidden_layers"]
+    if family == "mamba2":
+        sizes |= {"num_heads": heads, "head_dim": head_dim, "expand": 1}
     if family == "falcon":
         del sizes["num_key_value_heads"], sizes["intermediate_size"]
-    if family not in NO_HEAD_DIM:
+    if family not in NO_HEAD_DIM and family not in STATE_SPACES:
         sizes["head_dim"] = head_dim
     return BASE | sizes | EXTRA.get(family, {}) | VARIANTS[family][shape]
 

@@ -42,6 +42,7 @@ NB_MODULE(_native, m) {
         .def("restore_matrices", &NativeModel::restore_matrices)
         .def("reserve_kv", &NativeModel::reserve_kv)
         .def("reserve_states", &NativeModel::reserve_states)
+        .def("return_state", &NativeModel::return_state, "slot"_a)
         .def("copy_block", &NativeModel::copy_block)
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)

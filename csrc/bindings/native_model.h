@@ -89,6 +89,11 @@ public:
         model_.states().reserve(floats, num_slots);
     }
 
+    void return_state(int slot) {
+        require(slot >= 0 && slot < model_.states().num_slots(), "a state's slot is outside the store");
+        model_.states().release(slot);
+    }
+
     void copy_block(int source, int target, bool is_windowed) {
         KVCache& cache = model_.cache(is_windowed);
         cache.check_block(source);

@@ -4,29 +4,11 @@
 #include <nanobind/stl/vector.h>
 
 #include "../base/check.h"
-#include "arrays.h"
+#include "spec_recurrent.h"
 
 namespace kvarn {
 
 namespace {
-
-// A number that is 0 where Python has None.
-template <class T>
-T or_zero(nb::handle object, const char* name) {
-    nb::object value = object.attr(name);
-    return value.is_none() ? T{0} : nb::cast<T>(value);
-}
-
-NormSpec read_norm(nb::handle norm) {
-    bool is_rms = field<std::string>(norm, "kind") == "rms";
-    return {is_rms, field<float>(norm, "eps"), !is_rms};  // the kernel of layer norms always adds a bias
-}
-
-std::optional<NormSpec> read_optional_norm(nb::handle object, const char* name) {
-    nb::object norm = object.attr(name);
-    if (norm.is_none()) return std::nullopt;
-    return read_norm(norm);
-}
 
 std::optional<RopeSpec> read_rope(nb::handle rope) {
     if (rope.is_none()) return std::nullopt;
@@ -138,10 +120,10 @@ FeedForwardSpec read_feed_forward(nb::handle object) {
     FeedForwardSpec f;
     f.hidden = field<int>(object, "hidden");
     f.activation = read_activation(object);
+    f.is_gated = field<bool>(object, "gated");
     if (nb::hasattr(object, "num_experts")) {
         read_experts(object, f);
     } else {
-        f.is_gated = field<bool>(object, "gated");
         f.has_bias = field<bool>(object, "bias");
         f.has_gate_cutoff = f.is_gated && !object.attr("gate_cutoff").is_none();
         f.gate_cutoff = or_zero<float>(object, "gate_cutoff");
@@ -158,37 +140,22 @@ Placement read_placement(nb::handle block) {
                                 : Placement::parallel;
 }
 
-RecurrentSpec read_recurrent(nb::handle mixer) {
-    RecurrentSpec r;
-    r.kernel = field<int>(mixer, "kernel");
-    if (nb::hasattr(mixer, "width")) {
-        r.conv_width = field<int>(mixer, "width");
-    } else {
-        r.num_key_heads = field<int>(mixer, "num_key_heads");
-        r.num_value_heads = field<int>(mixer, "num_value_heads");
-        r.key_dim = field<int>(mixer, "key_dim");
-        r.value_dim = field<int>(mixer, "value_dim");
-        r.is_tiled = field<bool>(mixer, "tiled");
-        r.norm = read_norm(mixer.attr("norm"));
-        require(r.num_key_heads > 0 && r.num_value_heads > 0 && r.num_value_heads % r.num_key_heads == 0 &&
-                    r.key_dim > 0 && r.value_dim > 0,
-                "value heads do not divide evenly over the key heads");
-    }
-    require(r.kernel > 0 && r.kernel <= kMaxConvKernel && r.channels() > 0, "a convolution of 1 to 64 rows is needed");
-    return r;
-}
-
 BlockSpec read_block(nb::handle block) {
     nb::object mixer = block.attr("mixer");
     const bool has_state = nb::hasattr(mixer, "kernel");
     const bool is_latent = nb::hasattr(mixer, "rank");
     BlockSpec b;
     if (has_state) b.recurrent = read_recurrent(mixer);
-    else b.attention = is_latent ? read_latent_attention(mixer) : read_attention(mixer);
+    else if (nb::hasattr(mixer, "num_heads"))
+        b.attention = is_latent ? read_latent_attention(mixer) : read_attention(mixer);
+    if (nb::object state = block.attr("state"); !state.is_none()) b.recurrent = read_recurrent(state);
     b.feed_forward = read_feed_forward(block.attr("feed_forward"));
     b.norm = read_norm(block.attr("norm"));
     b.placement = read_placement(block);
     b.residual_scale = field<float>(block, "residual_scale");
+    const bool is_whole = b.attention.exists() != b.recurrent.exists() && b.feed_forward.exists();
+    require(is_whole || b.placement == Placement::pre,
+            "only layers with norms before their sublayers may lack one, or have a state beside attention");
     if (nb::object beside = block.attr("beside"); !beside.is_none()) {
         b.beside = read_feed_forward(beside);
         require(b.placement == Placement::sandwich && b.feed_forward.num_experts == 0 && b.beside.num_experts > 0,

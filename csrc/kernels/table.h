@@ -125,8 +125,10 @@ struct KernelTable {
     // y[i] = sigmoid(gate[i]) * x[i]; tolerance: exp. y may be x.
     void (*sigmoid_mul)(const float* gate, const float* x, int n, float* y) noexcept;
 
-    // y[c] = sum over i of rows[i][c] * w[i * n + c], in ascending i, then silu of it if wanted. tolerance: exp
-    void (*convolve)(const float* const* rows, const float* w, int kernel, int n, bool silu, float* y) noexcept;
+    // y[c] = sum over i of rows[i][c] * w[i * n + c], in ascending i, plus bias[c] (null: none), then silu of it if
+    // wanted. tolerance: exp
+    void (*convolve)(const float* const* rows, const float* w, const float* bias, int kernel, int n, bool silu,
+                     float* y) noexcept;
 
     // One token of one head of a gated delta net, S and next (key_dim, value_dim), next may be S:
     //   next = decay * S + k (v - decay * k S) * beta,  out = q next; sums over the keys in ascending order, one fma
@@ -134,6 +136,18 @@ struct KernelTable {
     // tolerance: f32
     void (*delta_step)(const float* S, const float* q, const float* k, const float* v, float decay, float beta,
                        int key_dim, int value_dim, float* next, float* out) noexcept;
+
+    // One token of one head of a state space, S and next (key_dim, value_dim), next may be S:
+    //   next = decay * S + k (v * step),  out = q next; sums over the keys in ascending order, one fma each
+    // tolerance: f32
+    void (*state_step)(const float* S, const float* q, const float* k, const float* v, float decay, float step,
+                       int key_dim, int value_dim, float* next, float* out) noexcept;
+
+    // The same where every value of the state has a decay of its own and every column a step of its own:
+    //   next = exp(a * steps) * S + k (v * steps),  out = q next; a (key_dim, value_dim), steps (value_dim)
+    // tolerance: exp
+    void (*selective_step)(const float* S, const float* a, const float* q, const float* k, const float* v,
+                           const float* steps, int key_dim, int value_dim, float* next, float* out) noexcept;
 
     // y[i] = exact (erf) gelu(x[i]); tolerance: exp. y may be x.
     void (*gelu)(const float* x, int n, float* y) noexcept;

@@ -97,8 +97,10 @@ Activations expand(const Compute& compute, const FeedForwardSpec& spec, std::spa
 void add_shared_expert(const Compute& compute, const LayerPlan& layer, const StepBuffers& buffers, const float* values,
                        const Activations& in) {
     size_t hidden = static_cast<size_t>(layer.feed_forward.shared_hidden), columns = static_cast<size_t>(in.k);
-    Projection gated[] = {{layer.shared_gate, buffers.gate, hidden, nullptr},
-                          {layer.shared_up, buffers.up, hidden, nullptr}};
+    const bool is_gated = layer.feed_forward.is_gated;
+    Projection both[] = {{layer.shared_gate, buffers.gate, hidden, nullptr},
+                         {layer.shared_up, is_gated ? buffers.up : buffers.gate, hidden, nullptr}};
+    const std::span<const Projection> gated = std::span(both).subspan(is_gated ? 0 : 1);
     Projection down{layer.shared_down, buffers.expert_out, columns, nullptr};
     Activations all = prepare(compute, buffers.quants, values, in.n, in.k, gated);
     project(compute, expand(compute, layer.feed_forward, gated, buffers, all, down), {&down, 1});
@@ -168,8 +170,11 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         if (count == 0) continue;
         size_t part = static_cast<size_t>(e);
         auto bias = [part](const float* all, size_t size) { return all == nullptr ? nullptr : all + part * size; };
-        Projection gated[] = {{&(*layer.gate_experts)[part], buffers.gate, hidden, bias(layer.gate_bias, hidden)},
-                              {&(*layer.up_experts)[part], buffers.up, hidden, bias(layer.up_bias, hidden)}};
+        Projection both[] = {{nullptr, buffers.gate, hidden, bias(layer.gate_bias, hidden)},
+                             {&(*layer.up_experts)[part], spec.is_gated ? buffers.up : buffers.gate, hidden,
+                              bias(layer.up_bias, hidden)}};
+        if (spec.is_gated) both[0].weight = &(*layer.gate_experts)[part];
+        const std::span<const Projection> gated = std::span(both).subspan(spec.is_gated ? 0 : 1);
         Activations chosen = prepare(compute, buffers.quants, buffers.expert_in, count, width, gated);
         Projection down{&(*layer.down_experts)[part], buffers.expert_out, columns, bias(layer.down_bias, columns)};
         Activations inner = expand(compute, spec, gated, buffers, chosen, down);

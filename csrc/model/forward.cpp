@@ -55,7 +55,7 @@ void Model::observe_inputs() {
         const FeedForwardSpec& ffn = layer.feed_forward;
         const int experts = ffn.num_experts, width = spec_.width;
         observed_.push_back({.qkv = {1, width},
-                             .attention_output = {1, layer.o->columns},
+                             .attention_output = {1, layer.o == nullptr ? 0 : layer.o->columns},
                              .ffn_in = {1, width},
                              .expert_in = experts > 0 ? ColumnSums(experts, width) : ColumnSums(),
                              .ffn_down = {std::max(experts, 1), ffn.hidden}});
@@ -110,6 +110,7 @@ void Model::embed(const BatchView& batch, float* out) const {
 
 void Model::run_feed_forward(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
+    if (!layer.feed_forward.exists()) return;
     if (layer.beside) return run_beside(index, batch, buffers);
     int n = batch.num_tokens, width = spec_.width;
     float* residual = residual_of(layer, buffers);
@@ -142,27 +143,12 @@ Activations Model::normed(const float* x, const NormPlan& norm, const StepBuffer
     return in;
 }
 
-// All of a layer with a state but its output projection.
-void Model::compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers) {
-    const LayerPlan& layer = plan_.layers[index];
-    const RecurrentSpec& spec = layer.recurrent;
-    const size_t heads = static_cast<size_t>(spec.num_value_heads), values = static_cast<size_t>(spec.values());
-    Projection inputs[] = {{layer.q, buffers.q, static_cast<size_t>(spec.input_width()), nullptr},
-                           {layer.output_gate, buffers.output_gate, values, nullptr},
-                           {layer.beta, buffers.beta, heads, nullptr},
-                           {layer.alpha, buffers.decay, heads, nullptr}};
-    const size_t count = spec.is_short_conv() ? 1 : 4;
-    Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, {inputs, count});
-    if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
-    project(compute(), in, {inputs, count});
-    run_recurrent(compute(), layer, states_, index, batch, buffers, mixed(index, batch, buffers));
-}
-
 // Queries, keys and values of the batch's rows; keys and values go into the cache.
 void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
     if (buffers.streams != nullptr) predict_streams(index, batch.num_tokens, buffers);
-    if (layer.recurrent.exists()) return compute_recurrent(index, batch, buffers);
+    if (layer.recurrent.exists()) compute_recurrent(index, batch, buffers);
+    if (!layer.attention.exists()) return;
     if (layer.attention.latent.exists()) return compute_latent(index, batch, buffers);
     const AttentionSpec& spec = layer.attention;
     size_t query = static_cast<size_t>(spec.num_heads * spec.head_dim);
@@ -186,7 +172,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
 void Model::run_attention(size_t index, const BatchView& batch, const StepBuffers& buffers,
                           std::span<const QueryRun> runs) const {
     const LayerPlan& layer = plan_.layers[index];
-    if (layer.recurrent.exists()) return;
+    if (!layer.attention.exists()) return;
     float* out = layer.attention.latent.exists() ? buffers.latent : buffers.mixed;
     const size_t source = layer.attention.kv_layer(index);
     attend(compute(), layer.attention, layer.sinks, cache_of(source), source, batch, runs, buffers.q, out,
@@ -195,6 +181,8 @@ void Model::run_attention(size_t index, const BatchView& batch, const StepBuffer
 
 void Model::finish_attention(size_t index, const BatchView& batch, const StepBuffers& buffers) {
     const LayerPlan& layer = plan_.layers[index];
+    if (layer.o == nullptr) return;
+    const bool has_both = layer.attention.exists() && layer.recurrent.exists();
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
     int width = spec_.width;
@@ -209,10 +197,10 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
         });
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
     project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
-        if (residual == nullptr) return;
         for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = offset(row, width) + static_cast<size_t>(begin);
-            kernels_.add(buffers.result + at, end - begin, residual + at);
+            if (has_both) kernels_.add(buffers.entry + at, end - begin, buffers.result + at);
+            if (residual != nullptr) kernels_.add(buffers.result + at, end - begin, residual + at);
         }
     });
     add_residual(layer, layer.attention_out, buffers, batch.num_tokens);

@@ -7,11 +7,6 @@ namespace kvarn {
 
 namespace {
 
-NormPlan make_norm(const NormSpec& spec, const Weights& weights, const std::string& name, int size) {
-    const float* bias = spec.has_bias ? weights.vector(name + ".bias", size) : nullptr;
-    return {spec.is_rms, spec.eps, weights.vector(name + ".weight", size), bias};
-}
-
 class LayerPlanner {
 public:
     LayerPlanner(const ModelSpec& spec, const BlockSpec& block, const Weights& weights, size_t index)
@@ -27,11 +22,10 @@ public:
         layer.residual_scale = block_.residual_scale;
         add_norms(layer);
         if (block_.attention.latent.exists()) add_latent_attention(layer);
-        else if (!block_.recurrent.exists()) add_attention(layer);
-        else if (block_.recurrent.is_short_conv()) add_short_conv(layer);
-        else add_delta_net(layer);
+        else if (block_.attention.exists()) add_attention(layer);
+        if (block_.recurrent.exists()) add_recurrent(layer, weights_, prefix_, width_);
         if (block_.feed_forward.num_experts > 0) add_experts(layer);
-        else add_feed_forward(layer);
+        else if (block_.feed_forward.exists()) add_feed_forward(layer);
         if (block_.beside.num_experts > 0) add_beside(layer);
         if (block_.per_layer_length > 0) add_per_layer(layer);
         if (block_.laurel_rank > 0) add_laurel(layer);
@@ -56,8 +50,8 @@ private:
             return;
         }
         if (block_.placement != Placement::post) {
-            layer.attention_in = norm("attn_norm");
-            layer.ffn_in = norm("ffn_norm");
+            if (block_.has_mixer()) layer.attention_in = norm("attn_norm");
+            if (block_.feed_forward.exists()) layer.ffn_in = norm("ffn_norm");
         }
         if (block_.placement == Placement::sandwich || block_.placement == Placement::post) {
             layer.attention_out = norm("post_attention_norm");
@@ -143,29 +137,6 @@ private:
         layer.o = matrix("attn_output", width_, a.num_heads * l.value_dim);
     }
 
-    void add_short_conv(LayerPlan& layer) const {
-        const RecurrentSpec& r = block_.recurrent;
-        layer.q = matrix("shortconv.in_proj", 3 * r.conv_width, width_);
-        layer.o = matrix("shortconv.out_proj", width_, r.conv_width);
-        layer.conv = weights_.vector(prefix_ + "shortconv.conv.weight", r.kernel * r.conv_width);
-    }
-
-    void add_delta_net(LayerPlan& layer) const {
-        const RecurrentSpec& r = block_.recurrent;
-        layer.q = matrix("attn_qkv", r.channels(), width_);
-        layer.o = matrix("ssm_out", width_, r.values());
-        layer.output_gate = matrix("attn_gate", r.values(), width_);
-        layer.beta = matrix("ssm_beta", r.num_value_heads, width_);
-        layer.alpha = matrix("ssm_alpha", r.num_value_heads, width_);
-        layer.conv = weights_.vector(prefix_ + "ssm_conv1d.weight", r.kernel * r.channels());
-        layer.dt = weights_.vector(prefix_ + "ssm_dt.bias", r.num_value_heads);
-        layer.a = weights_.vector(prefix_ + "ssm_a", r.num_value_heads);
-        layer.state_norm = make_norm(r.norm, weights_, prefix_ + "ssm_norm", r.value_dim);
-        const size_t size = static_cast<size_t>(r.key_dim);
-        layer.key_unit.assign(size, 1.0f / std::sqrt(static_cast<float>(r.key_dim)));
-        layer.query_unit.assign(size, 1.0f / static_cast<float>(r.key_dim));
-    }
-
     void add_feed_forward(LayerPlan& layer) const {
         const FeedForwardSpec& f = block_.feed_forward;
         if (f.is_gated) layer.gate = matrix("ffn_gate", f.hidden, width_);
@@ -180,16 +151,17 @@ private:
         const FeedForwardSpec& f = layer.feed_forward;
         if (f.has_expert_scale) layer.expert_scale = weights_.vector(prefix_ + "ffn_down_exps.scale", f.num_experts);
         layer.router = matrix("ffn_gate_inp", f.num_experts, width_);
-        layer.gate_experts = &weights_.matrices(prefix_ + "ffn_gate_exps.weight", f.num_experts, f.hidden, width_);
+        if (f.is_gated)
+            layer.gate_experts = &weights_.matrices(prefix_ + "ffn_gate_exps.weight", f.num_experts, f.hidden, width_);
         layer.up_experts = &weights_.matrices(prefix_ + "ffn_up_exps.weight", f.num_experts, f.hidden, width_);
         layer.down_experts = &weights_.matrices(prefix_ + "ffn_down_exps.weight", f.num_experts, width_, f.hidden);
-        layer.gate_bias = bias(f.has_expert_bias, "ffn_gate_exps", f.num_experts * f.hidden);
+        layer.gate_bias = bias(f.has_expert_bias && f.is_gated, "ffn_gate_exps", f.num_experts * f.hidden);
         layer.up_bias = bias(f.has_expert_bias, "ffn_up_exps", f.num_experts * f.hidden);
         layer.down_bias = bias(f.has_expert_bias, "ffn_down_exps", f.num_experts * width_);
         layer.router_bias = bias(f.has_router_bias, "ffn_gate_inp", f.num_experts);
         layer.selection_bias = bias(f.has_selection_bias, "exp_probs_b", f.num_experts);
         if (f.shared_hidden == 0) return;
-        layer.shared_gate = matrix("ffn_gate_shexp", f.shared_hidden, width_);
+        if (f.is_gated) layer.shared_gate = matrix("ffn_gate_shexp", f.shared_hidden, width_);
         layer.shared_up = matrix("ffn_up_shexp", f.shared_hidden, width_);
         layer.shared_down = matrix("ffn_down_shexp", width_, f.shared_hidden);
         if (f.has_shared_gate) layer.shared_share = weights_.vector(prefix_ + "ffn_gate_inp_shexp.weight", width_);
@@ -223,7 +195,10 @@ void widen(ModelPlan& plan, const LayerPlan& layer) {
     plan.max_kv = std::max({plan.max_kv, a.num_kv_heads * a.head_dim, a.latent.query_rank});
     plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden,
                                 layer.per_layer_length, layer.laurel_in == nullptr ? 0 : layer.laurel_in->rows});
-    plan.has_parallel = plan.has_parallel || layer.placement == Placement::parallel;
+    const bool is_parallel = layer.placement == Placement::parallel || (a.exists() && r.exists());
+    plan.needs_entry = plan.needs_entry || is_parallel;
+    plan.max_parameters = std::max(plan.max_parameters, r.parameters());
+    if (r.is(RecurrentKind::selective)) plan.max_steps = std::max(plan.max_steps, r.values());
     plan.max_experts = std::max(plan.max_experts, layer.feed_forward.num_experts);
     plan.max_active = std::max(plan.max_active, layer.feed_forward.num_active);
     if (layer.beside) widen(plan, *layer.beside);

@@ -41,11 +41,16 @@ struct LayerPlan {
     const Matrix* output_gate;            // of attention, or of a delta net
     const float* output_gate_bias;
 
-    // of a layer with a state: q is what its convolution reads, o its output
-    const Matrix *beta, *alpha;
-    const float *conv, *dt, *a;  // (kernel, channels), (value heads)
+    // of a layer with a state; where there is no attention o is its output, too
+    const Matrix *state_in, *state_out;
+    const float *state_in_bias, *state_out_bias;
+    const Matrix *beta, *alpha;                  // of a delta net
+    const float *conv, *conv_bias, *dt, *a, *d;  // (kernel, channels), (channels), (value heads)
     NormPlan state_norm;
-    std::vector<float> query_unit, key_unit;  // weights of rms norms that make unit vectors
+    const Matrix *parameters, *steps;  // of a selective layer
+    const float* steps_bias;
+    std::vector<float> decays, parameter_unit;  // by head (key_dim, columns); weights of an rms norm: ones
+    std::vector<float> query_unit, key_unit;    // weights of rms norms that make unit vectors
 
     const Matrix *gate, *up, *down, *router;
     const std::vector<Matrix>*gate_experts, *up_experts, *down_experts;
@@ -81,7 +86,7 @@ struct ModelPlan {
     NormPlan embedding_norm{}, output_norm{};
     const Matrix* head = nullptr;
     const float* head_bias = nullptr;
-    bool has_parallel = false, has_beside = false;
+    bool needs_entry = false, has_beside = false;
 
     const Matrix *per_layer_tokens = nullptr, *per_layer_projection = nullptr;  // null: layers have no inputs
     NormPlan per_layer_norm{};
@@ -90,11 +95,20 @@ struct ModelPlan {
     const std::vector<Matrix>*streams_in = nullptr, *streams_out = nullptr;  // null: one stream
 
     int max_channels = 0, max_gate = 0, max_state_heads = 0, max_head_state = 0;  // of layers with a state or a gate
+    int max_parameters = 0, max_steps = 0;                                        // of selective ones
     int max_latent = 0, max_head_input = 0;  // of latent attention: all heads, and what one matrix of a head reads
     int max_query = 0, max_kv = 0, max_hidden = 0, max_experts = 0, max_active = 0;  // widths over all layers
     int widest_input() const;  // the largest number of columns a product of a step has
     int width = 0;
 };
+
+inline NormPlan make_norm(const NormSpec& spec, const Weights& weights, const std::string& name, int size) {
+    const float* bias = spec.has_bias ? weights.vector(name + ".bias", size) : nullptr;
+    return {spec.is_rms, spec.eps, weights.vector(name + ".weight", size), bias};
+}
+
+// What a layer with a state needs; prefix: of its tensors.
+void add_recurrent(LayerPlan& layer, const Weights& weights, const std::string& prefix, int width);
 
 ModelPlan make_plan(const ModelSpec& spec, const Weights& weights);  // throws when a weight is missing or misshapen
 

@@ -18,7 +18,7 @@ constexpr int kPieceKeys = 1 << 16;  // rows x keys of one piece of attention, f
 size_t runs_per_piece(const ModelPlan& plan, const BatchView& batch, int num_threads) {
     int fewest_heads = batch.num_tokens;
     for (const LayerPlan& layer : plan.layers)
-        if (!layer.recurrent.exists()) fewest_heads = std::min(fewest_heads, layer.attention.num_groups());
+        if (layer.attention.exists()) fewest_heads = std::min(fewest_heads, layer.attention.num_groups());
     int context = *std::max_element(batch.context_lens, batch.context_lens + batch.num_sequences);
     int busy = (3 * num_threads + fewest_heads - 1) / fewest_heads;
     int short_enough = num_threads * kPieceKeys / context / kQueriesPerTask;
@@ -63,7 +63,7 @@ void Model::run_piece(ResumableForward& forward) {
         case Piece::qkv:
             compute_qkv(forward.layer, forward.batch, forward.buffers);
             forward.next_run = 0;
-            forward.next = plan_.layers[forward.layer].recurrent.exists() ? Piece::finish : Piece::attend;
+            forward.next = plan_.layers[forward.layer].attention.exists() ? Piece::attend : Piece::finish;
             break;
         case Piece::attend: {
             size_t count = std::min(forward.runs_per_piece, runs.size() - forward.next_run);

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -71,30 +72,55 @@ struct AttentionSpec {
     int num_groups() const { return num_heads / group(); }
     int cached_head(int group) const { return latent.exists() ? 0 : group; }
     int value_dim() const { return latent.exists() ? latent.rank : head_dim; }
+    bool exists() const { return num_heads > 0; }
     // Under which layer the keys and values of this one, number `index`, are cached.
     size_t kv_layer(size_t index) const { return kv_source < 0 ? index : static_cast<size_t>(kv_source); }
 };
 
-// What stands in the place of attention: its state leads from token to token. A short convolution has no heads.
+enum class RecurrentKind { short_conv, delta_net, state_space, selective };
+
+constexpr int kSelectiveColumns = 64;  // channels of a selective layer that are one head here, so that threads share it
+
+// A layer whose state leads from token to token, in the place of attention or beside it. A short convolution has no
+// heads. A projection's row, (offset of what the convolution reads):
+//   short_conv  b, c, v (0)      delta_net  q, k, v (0)
+//   state_space z, (v, B, C) (values), dt      selective  v (0), z
 struct RecurrentSpec {
-    int kernel = 0;  // 0: the layer has attention
+    RecurrentKind kind = RecurrentKind::short_conv;
+    int kernel = 0;  // 0: the layer has no state
     int num_key_heads = 0, num_value_heads = 0, key_dim = 0, value_dim = 0;
     bool is_tiled = false;
-    NormSpec norm;
-    int conv_width = 0;  // of a short convolution
+    std::optional<NormSpec> norm;
+    int conv_width = 0;  // of a short convolution or of a selective layer
+    int rank = 0;        // of a selective layer's steps
+    bool has_conv_bias = false, has_bias = false, has_output_bias = false;
+    bool is_norm_first = false;
+    float min_step = 0, max_step = std::numeric_limits<float>::infinity();
+    bool has_parameter_norm = false;
+    float parameter_norm_eps = 0;
 
     bool exists() const { return kernel > 0; }
-    bool is_short_conv() const { return num_value_heads == 0; }
+    bool is(RecurrentKind one) const { return kind == one; }
     int keys() const { return num_key_heads * key_dim; }
-    int values() const { return is_short_conv() ? conv_width : num_value_heads * value_dim; }
-    int channels() const { return is_short_conv() ? conv_width : 2 * keys() + values(); }  // of the convolution
-    int input_width() const { return is_short_conv() ? 3 * conv_width : channels(); }      // of its projection
+    int values() const { return conv_width > 0 ? conv_width : num_value_heads * value_dim; }
+    int channels() const { return conv_width > 0 ? conv_width : 2 * keys() + values(); }  // of the convolution
+    int conv_offset() const { return is(RecurrentKind::state_space) ? values() : 0; }
+    int input_width() const {  // of the projection
+        switch (kind) {
+            case RecurrentKind::short_conv: return 3 * conv_width;
+            case RecurrentKind::state_space: return values() + channels() + num_value_heads;
+            case RecurrentKind::selective: return 2 * conv_width;
+            default: return channels();
+        }
+    }
+    int parameters() const { return is(RecurrentKind::selective) ? rank + 2 * key_dim : 0; }  // of a selective row
     int key_head(int h) const { return is_tiled ? h % num_key_heads : h / (num_value_heads / num_key_heads); }
+    int head_columns(int h) const { return std::min(value_dim, values() - h * value_dim); }
     // (kernel - 1, channels) of what the convolution reads, then (value heads, key_dim, value_dim).
     size_t conv_floats() const { return static_cast<size_t>(kernel - 1) * static_cast<size_t>(channels()); }
     size_t head_floats() const { return static_cast<size_t>(key_dim) * static_cast<size_t>(value_dim); }
     size_t state_floats() const {
-        return exists() ? conv_floats() + static_cast<size_t>(num_value_heads) * head_floats() : 0;
+        return exists() ? conv_floats() + static_cast<size_t>(key_dim) * static_cast<size_t>(values()) : 0;
     }
 };
 
@@ -103,6 +129,7 @@ struct FeedForwardSpec {
     Activation activation = Activation::silu;
     bool is_gated = true, has_bias = false;
     int num_experts = 0, num_active = 0;  // 0: a plain feed-forward
+    bool exists() const { return hidden > 0; }
     bool renormalise = false, is_sigmoid = false, has_router_bias = false, has_selection_bias = false;
     bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false;
     int num_groups = 1, num_active_groups = 1, num_judged = 2;
@@ -113,7 +140,7 @@ struct FeedForwardSpec {
 };
 
 struct BlockSpec {
-    AttentionSpec attention;  // all zeros where there is a state instead
+    AttentionSpec attention;  // all zeros where there is none
     RecurrentSpec recurrent;
     FeedForwardSpec feed_forward;
     NormSpec norm;
@@ -124,6 +151,8 @@ struct BlockSpec {
     Activation per_layer_activation = Activation::silu;
     bool has_output_scale = false;
     int laurel_rank = 0;  // of the low-rank map beside attention, 0: none
+
+    bool has_mixer() const { return attention.exists() || recurrent.exists(); }
 };
 
 struct ModelSpec {

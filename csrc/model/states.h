@@ -15,6 +15,8 @@ public:
     void reserve(const std::vector<size_t>& floats, int num_slots);
 
     int num_slots() const { return num_slots_; }
+    // Give the pages of a slot back to the system.
+    void release(int slot) noexcept { region_.release_pages(static_cast<size_t>(slot) * slot_bytes_, slot_bytes_); }
     float* at(int slot, size_t layer) const {
         return reinterpret_cast<float*>(region_.data() + static_cast<size_t>(slot) * slot_bytes_ + offsets_[layer]);
     }

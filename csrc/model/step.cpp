@@ -9,7 +9,7 @@ namespace {
 // The layer whose attention needs the most scratch; layers run one after another and share it.
 const AttentionSpec& hungriest(const ModelPlan& plan, int num_threads, int max_context) {
     auto need = [&](const LayerPlan& l) {
-        return l.recurrent.exists() ? 0 : AttentionScratch::arena_bytes(l.attention, num_threads, max_context);
+        return l.attention.exists() ? AttentionScratch::arena_bytes(l.attention, num_threads, max_context) : 0;
     };
     return std::max_element(plan.layers.begin(), plan.layers.end(),
                             [&](const LayerPlan& a, const LayerPlan& b) { return need(a) < need(b); })
@@ -27,7 +27,7 @@ float* take_floats(Arena& arena, int n, int columns) {
 }  // namespace
 
 size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, int max_context) {
-    size_t bytes = (plan.has_parallel ? 4 : 3) * floats(n, plan.width) + 2 * floats(n, plan.max_query) +
+    size_t bytes = (plan.needs_entry ? 4 : 3) * floats(n, plan.width) + 2 * floats(n, plan.max_query) +
                    2 * floats(n, plan.max_kv) + floats(n, plan.max_channels) + floats(n, plan.max_gate) +
                    2 * floats(n, plan.max_state_heads) + floats(num_threads, plan.max_head_state) +
                    2 * floats(n, plan.max_hidden) + QuantBuffers::arena_bytes(n, plan.widest_input()) +
@@ -35,6 +35,7 @@ size_t StepBuffers::arena_bytes(const ModelPlan& plan, int n, int num_threads, i
     bytes += (plan.num_streams > 1 ? 1 : 0) * floats(n, plan.num_streams * plan.width);
     bytes += (plan.has_beside ? 2 : 0) * floats(n, plan.width) + floats(n, plan.per_layer_width) +
              floats(num_threads, plan.per_layer_width);
+    bytes += 2 * floats(n, plan.max_parameters) + floats(n, plan.max_steps);
     bytes += floats(n, plan.max_latent) + HeadScratch::arena_bytes(plan.max_head_input, num_threads);
     for (const RopeSpec& rope : plan.ropes) bytes += floats(n, 2 * static_cast<int>(rope.inverse_frequencies.size()));
     if (plan.max_kv > 0)
@@ -50,7 +51,7 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.x = take_floats(arena, n, plan.width);
     b.normed = take_floats(arena, n, plan.width);
     b.result = take_floats(arena, n, plan.width);
-    b.entry = plan.has_parallel ? take_floats(arena, n, plan.width) : nullptr;
+    b.entry = plan.needs_entry ? take_floats(arena, n, plan.width) : nullptr;
     b.q = take_floats(arena, n, plan.max_query);
     b.mixed = take_floats(arena, n, plan.max_query);
     b.k = take_floats(arena, n, plan.max_kv);
@@ -61,6 +62,9 @@ StepBuffers StepBuffers::take(Arena& arena, const ModelPlan& plan, int n, int nu
     b.output_gate = take_floats(arena, n, plan.max_gate);
     b.beta = take_floats(arena, n, plan.max_state_heads);
     b.decay = take_floats(arena, n, plan.max_state_heads);
+    b.parameters = take_floats(arena, n, plan.max_parameters);
+    b.ranks = take_floats(arena, n, plan.max_parameters);
+    b.steps = take_floats(arena, n, plan.max_steps);
     b.state_work = take_floats(arena, num_threads, plan.max_head_state);
     b.gate = take_floats(arena, n, plan.max_hidden);
     b.up = take_floats(arena, n, plan.max_hidden);

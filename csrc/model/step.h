@@ -12,7 +12,7 @@ struct StepBuffers {
     float* x;                    // (n, width)   the residual stream
     float* normed;               // (n, width)
     float* result;               // (n, width)   of a sublayer
-    float* entry;                // (n, width)   x before a parallel block, null: there is none
+    float* entry;                // (n, width)   x before a parallel block, or what a state beside attention gives
     float *q, *mixed;            // (n, query width)
     float *k, *v;                // (n, KV width)
     float* latent;               // (n, heads x their queries, or their latents)
@@ -20,6 +20,8 @@ struct StepBuffers {
     float* convolved;            // (n, channels)  of a layer with a state
     float* output_gate;          // (n, gate)      of attention or of what stands in its place
     float *beta, *decay;         // (n, value heads)
+    float *parameters, *ranks;   // (n, parameters)  of a selective layer; those of its steps
+    float* steps;                // (n, values)
     float* state_work;           // (threads, state of a head)
     float *gate, *up;            // (n, hidden)
     QuantBuffers quants;         // of what a sublayer reads

@@ -10,7 +10,8 @@ import pytest
 
 from kvarn.backends.batch import Batch, StateSlots
 from kvarn.models.recurrent import conv_channels, state_floats
-from kvarn.models.spec import Block, FeedForward, GatedDeltaNet, Norm, ShortConv
+from kvarn.models.spec import Block, FeedForward, Norm
+from kvarn.models.state_layers import GatedDeltaNet, ShortConv
 from tests.kernels.interpreted import interpreted
 
 torch = pytest.importorskip("torch")

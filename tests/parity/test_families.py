@@ -16,7 +16,9 @@ from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import Description, describe
-from kvarn.models.spec import MixtureOfExperts
+from kvarn.models.recurrent import recurrent_of
+from kvarn.models.spec import MixtureOfExperts, ModelSpec
+from kvarn.models.state_layers import Mamba, Mamba2
 from tests.family_gguf import WITHOUT_GGUF, family_gguf
 from tests.running import all_logits, batch_of, layout_of, scattered_table
 from tests.tiny_families import FAMILIES, SHAPES, VOCAB, family_folder
@@ -43,6 +45,10 @@ OF_EACH_KIND = (
     "gemma3n_text",
     "gemma4_text",
     "deepseek_v2",
+    "mamba2",
+    "mamba",
+    "falcon_h1",
+    "nemotron_h",
 )
 
 
@@ -132,9 +138,15 @@ def test_quantised_models_stay_close_to_the_reference(family: str, made: Made) -
     path = family_gguf(folder, TensorType.Q8_0)
     ours, defined = logits_of(NativeBackend(2), path), logits_of(ReferenceBackend(), path)
     distance = np.linalg.norm(ours - defined, axis=-1) / np.linalg.norm(defined, axis=-1)
-    has_experts = any(isinstance(b.feed_forward, MixtureOfExperts) for b in describe(open_weights(path)).spec.blocks)
-    # Rounding lets some rows meet other experts, and those rows say something else.
-    assert (np.median(distance) if has_experts else distance.mean()) < 0.04
+    spec = describe(open_weights(path)).spec
+    has_experts = any(isinstance(b.feed_forward, MixtureOfExperts) for b in spec.blocks)
+    # Rounding lets some rows meet other experts, and those rows say something else. A state space multiplies four of
+    # its inputs with each other: each one's rounding counts.
+    assert (np.median(distance) if has_experts else distance.mean()) < (0.1 if has_state_space(spec) else 0.04)
+
+
+def has_state_space(spec: ModelSpec) -> bool:
+    return any(isinstance(recurrent_of(block), Mamba | Mamba2) for block in spec.blocks)
 
 
 def _assert_close(ours: Float32, defined: Float32) -> None:

@@ -26,6 +26,8 @@ GAUGES = (
     "num_requests_waiting",
     "num_requests_waiting_by_reason",
     "kv_cache_usage_perc",
+    "state_slots_total",
+    "state_slots_used",
     "cache_config_info",
     "build_info",
     "http_requests_active",

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvarn import LLM, EngineConfig, SamplingParams
-from tests.recurrent_model import write_recurrent_model
+from kvarn.backends.native.backend import NativeBackend
+from tests.recurrent_model import write_recurrent_model, write_state_space_model
 
 STORY = "The mill stood by the river, and every morning the miller opened the gate. "
 PARAMS = SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recurrent_model(tmp_path_factory.mktemp("recurrent") / "tiny.gguf")
+WRITERS = {"attention beside it": write_recurrent_model, "states alone": write_state_space_model}
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return WRITERS[request.param](tmp_path_factory.mktemp("recurrent") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +62,40 @@ def test_few_slots_let_requests_wait(path: Path) -> None:
     with LLM(str(path), config=EngineConfig(context=512, max_running=1)) as llm:
         handles = [llm.submit(prompt, PARAMS) for prompt in prompts]
         assert [handle.result(60).token_ids for handle in handles] == alone
+
+
+def test_pages_of_states_go_back_when_idle_and_answers_stay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr("kvarn.engine.idle_memory.COMPACT_AFTER_S", 0.01)
+    monkeypatch.setattr("kvarn.engine.idle_memory.FORGET_AFTER_S", 0.02)
+    give_back = NativeBackend.return_states
+
+    def noted(self: NativeBackend, slots: Iterable[int]) -> None:
+        found = list(slots)
+        returned.extend(found)
+        give_back(self, found)
+
+    monkeypatch.setattr(NativeBackend, "return_states", noted)
+    with LLM(str(path), context=512) as llm:
+        first = llm.generate(STORY * 2, PARAMS)
+        assert eventually(lambda: len(set(returned)) >= 3)  # two of the request, and at least one snapshot
+        assert llm.generate(STORY * 2, PARAMS).logprobs == first.logprobs
+        assert llm.stats().state_slots_used == 0
+        assert llm.stats().state_slots_total >= 4
+
+
+def test_scores_leave_no_snapshots_that_nobody_reads(path: Path) -> None:
+    with LLM(str(path), config=EngineConfig(context=512, max_running=1)) as llm:
+        asked = [llm.generate(f"{number} {STORY}", PARAMS) for number in range(2)]
+        for _ in range(8):
+            llm.score(llm.tokenizer.encode(STORY * 3))
+        again = [llm.generate(f"{number} {STORY}", PARAMS) for number in range(2)]
+    assert [one.token_ids for one in again] == [one.token_ids for one in asked]
+    assert all(one.usage.cached_tokens >= 64 for one in again)
+
+
+def eventually(is_true: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not is_true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_true()

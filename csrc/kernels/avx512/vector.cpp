@@ -113,6 +113,8 @@ constexpr KernelTable make_vector_kernels() {
     t.sigmoid_mul = shared::sigmoid_mul<Lanes>;
     t.convolve = shared::convolve<Lanes>;
     t.delta_step = shared::delta_step<Lanes>;
+    t.state_step = shared::state_step<Lanes>;
+    t.selective_step = shared::selective_step<Lanes>;
     return t;
 }
 

@@ -137,10 +137,12 @@ void sigmoid_mul(const float* gate, const float* x, int n, float* y) noexcept {
     for (int i = 0; i < n; ++i) y[i] = static_cast<float>(x[i] / (1 + exponential(-static_cast<double>(gate[i]))));
 }
 
-void convolve(const float* const* rows, const float* w, int kernel, int n, bool silu, float* y) noexcept {
+void convolve(const float* const* rows, const float* w, const float* bias, int kernel, int n, bool silu,
+              float* y) noexcept {
     for (int c = 0; c < n; ++c) {
         float sum = rows[0][c] * w[c];
         for (int i = 1; i < kernel; ++i) sum += rows[i][c] * w[static_cast<size_t>(i) * n + c];
+        if (bias != nullptr) sum += bias[c];
         y[c] = silu ? static_cast<float>(sum / (1 + exponential(-static_cast<double>(sum)))) : sum;
     }
 }
@@ -162,6 +164,37 @@ void delta_step(const float* S, const float* q, const float* k, const float* v, 
     }
 }
 
+void state_step(const float* S, const float* q, const float* k, const float* v, float decay, float step, int key_dim,
+                int value_dim, float* next, float* out) noexcept {
+    for (int c = 0; c < value_dim; ++c) {
+        const float added = v[c] * step;
+        float sum = 0;
+        for (int i = 0; i < key_dim; ++i) {
+            const size_t at = static_cast<size_t>(i) * value_dim + c;
+            const float state = k[i] * added + S[at] * decay;
+            next[at] = state;
+            sum += q[i] * state;
+        }
+        out[c] = sum;
+    }
+}
+
+void selective_step(const float* S, const float* a, const float* q, const float* k, const float* v, const float* steps,
+                    int key_dim, int value_dim, float* next, float* out) noexcept {
+    for (int c = 0; c < value_dim; ++c) {
+        const float added = v[c] * steps[c];
+        float sum = 0;
+        for (int i = 0; i < key_dim; ++i) {
+            const size_t at = static_cast<size_t>(i) * value_dim + c;
+            const float decay = static_cast<float>(exponential(static_cast<double>(a[at] * steps[c])));
+            const float state = k[i] * added + S[at] * decay;
+            next[at] = state;
+            sum += q[i] * state;
+        }
+        out[c] = sum;
+    }
+}
+
 constexpr KernelTable make_vector_kernels() {
     KernelTable t{};
     t.quantize_row = quantize_row;
@@ -174,6 +207,8 @@ constexpr KernelTable make_vector_kernels() {
     t.sigmoid_mul = sigmoid_mul;
     t.convolve = convolve;
     t.delta_step = delta_step;
+    t.state_step = state_step;
+    t.selective_step = selective_step;
     t.argmax = argmax;
     t.sum_exp = sum_exp;
     t.softmax_sums = softmax_sums;

@@ -137,6 +137,8 @@ constexpr KernelTable vector_kernels(decltype(KernelTable::argmax) argmax) {
     t.sigmoid_mul = sigmoid_mul<L>;
     t.convolve = convolve<L>;
     t.delta_step = delta_step<L>;
+    t.state_step = state_step<L>;
+    t.selective_step = selective_step<L>;
     t.argmax = argmax;
     t.sum_exp = sum_exp<L>;
     t.softmax_sums = softmax_sums<L>;

@@ -123,6 +123,9 @@ class FakeBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         (self._windows if group else self._cache)[list(block_ids)] = -1
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        """There are none."""
+
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Logits stand in for hidden states: (output rows, vocabulary)."""
         self.spend(batch, 1.0)

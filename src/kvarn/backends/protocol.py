@@ -49,6 +49,9 @@ class Backend(Protocol):
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Return the pages of free blocks of a group (see BlockCopy) to the system."""
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        """The same for free slots of recurrent states."""
+
     def forward(self, batch: Batch) -> Hidden: ...
 
     def begin(self, batch: Batch) -> ResumableForward:

@@ -106,6 +106,9 @@ class ObservedBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         self._backend.return_kv(block_ids, group)
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        self._backend.return_states(slots)
+
     def begin(self, batch: Batch) -> ResumableForward:
         return self._backend.begin(batch)
 

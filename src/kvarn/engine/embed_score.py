@@ -93,6 +93,8 @@ def groups(kv: KVCache, texts: Sequence[Sequence[int]], max_tokens: int) -> Iter
 def batch_of(kv: KVCache, names: Sequence[str], parts: Sequence[npt.NDArray[np.int32]], start: int) -> Batch:
     """A batch of every row of every part, each part at positions from start on."""
     for name, part in zip(names, parts, strict=True):
+        if start == 0 and kv.states is not None:
+            kv.states.begin(name, (), 0, saves_any=False)
         if kv.extend(name, len(part)) is None:
             raise CapacityError(
                 f"the KV cache has no room for {len(part):,} more tokens; raise kv_bytes= or wait", retry_after_s=1.0

@@ -39,5 +39,7 @@ class IdleMemory:
             for group in range(len(self._engine.kv.groups)):
                 block_ids = self._engine.kv.reclaim(drop_cached=drops_cached, group=group)
                 self._engine.backend.return_kv(block_ids, group)
+            if self._engine.kv.states is not None:  # snapshots have gone with their blocks
+                self._engine.backend.return_states(self._engine.kv.states.reclaim())
         except Exception:
             log.exception("idle memory was not returned")

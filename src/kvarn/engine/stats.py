@@ -39,6 +39,8 @@ class EngineStats:
     prefix_query_tokens: int = 0  # prompt tokens that were looked up in the prefix cache
     window_blocks_total: int = 0  # of layers that keep a window only; 0: there are none
     window_blocks_used: int = 0
+    state_slots_total: int = 0  # of recurrent layers; 0: there are none
+    state_slots_used: int = 0
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
@@ -114,6 +116,8 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         prefix_query_tokens=scheduler.prefix_reuse.num_query_tokens,
         window_blocks_total=sum(group.num_blocks for group in windows),
         window_blocks_used=sum(group.used for group in windows),
+        state_slots_total=0 if cache.states is None else cache.states.num_slots,
+        state_slots_used=0 if cache.states is None else cache.states.num_used,
         denoise_steps=decoder.num_denoise_steps,
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kvarn.errors import FormatError
+from kvarn.formats.hf_state_names import STATE_NAMES, WHOLE_STATE_NAMES
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
 
@@ -110,7 +111,7 @@ DECODER = {
             "out_proj": "ssm_out",
         }.items()
     },
-    # LFM2's own
+    **STATE_NAMES,
     "embedding_norm": "output_norm",
     "layers.{}.operator_norm": "blk.{}.attn_norm",
     "layers.{}.ffn_norm": "blk.{}.ffn_norm",
@@ -173,6 +174,7 @@ WHOLE_NAMES = {
     "layers.{}.router.per_expert_scale": "blk.{}.ffn_down_exps.scale",
     "layers.{}.linear_attn.dt_bias": "blk.{}.ssm_dt.bias",
     "layers.{}.linear_attn.A_log": "blk.{}.ssm_a_log",
+    **WHOLE_STATE_NAMES,
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -204,14 +206,14 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written otherwise is an unknown name
-_PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox|backbone)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
     r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|multi_modal_projector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(
-    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe|feed_forward)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
+    rf"^layers\.{_NUMBER}\.(?:mlp|block_sparse_moe|feed_forward|mixer)\.experts\.{_NUMBER}\.(w[123]|(?:gate|up|down)_proj)\.weight$"
 )
 _FUSED_EXPERTS = re.compile(
     rf"^layers\.{_NUMBER}\.(?:(?:(?:mlp|block_sparse_moe|feed_forward)\.)?experts\.(gate_up_proj|down_proj)"

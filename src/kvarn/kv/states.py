@@ -25,6 +25,7 @@ class SequenceState:
     written: int = NO_STATE
     end: int = 0
     saves: dict[int, int] = field(default_factory=dict)  # by tokens: further slots that the step writes
+    saves_any: bool = True  # whether somebody will read what it leaves behind
     branch: int = 0  # where others went on differently: the next to come by will want a snapshot there
     last: bytes | None = None  # its newest snapshot that was made while it decoded
 
@@ -57,10 +58,13 @@ class StateCache:
         found = (count for count in range(len(digests), 0, -1) if self._index.find(digests[count - 1]) is not None)
         return next(found, 0)
 
-    def begin(self, sequence: str, digests: Sequence[bytes], branch: int) -> None:
-        """Start a sequence on the snapshot behind the last of these blocks; on zeros without any."""
+    def begin(self, sequence: str, digests: Sequence[bytes], branch: int, *, saves_any: bool = True) -> None:
+        """Start a sequence on the snapshot behind the last of these blocks; on zeros without any.
+
+        saves_any: False for one that is never published, so that it takes no slot from those that are.
+        """
         assert sequence not in self._sequences, f"sequence {sequence} already has a state"
-        state = SequenceState(branch=branch)
+        state = SequenceState(branch=branch, saves_any=saves_any)
         if digests:
             slot = self._index.find(digests[-1])
             assert slot is not None, "the hit is stale: the snapshot is gone"
@@ -83,7 +87,7 @@ class StateCache:
             state.written = self._allocate()
         state.end = end
         for tokens in ((end - 1) // self._block_size * self._block_size, state.branch):
-            if start < tokens < end and tokens not in state.saves and self._can_save:
+            if state.saves_any and start < tokens < end and tokens not in state.saves and self._can_save:
                 state.saves[tokens] = self._allocate()
 
     def state_of(self, sequence: str) -> SequenceState:
@@ -128,6 +132,19 @@ class StateCache:
         if slot is not None:
             self._index.remove(slot)
             self._pool.unmark_cacheable(slot)
+
+    def reclaim(self) -> list[int]:
+        """Free slots whose memory may go back to the system: each once, until it is used again."""
+        return self._pool.reclaim()
+
+    @property
+    def num_slots(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Slots that sequences hold; the snapshots of others give way when room is needed."""
+        return self._pool.num_blocks - self._pool.num_free
 
     def check(self, sequences: Set[str]) -> None:
         """Assert every invariant."""

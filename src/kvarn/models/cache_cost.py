@@ -20,6 +20,7 @@ KEY_TILE = 64  # backends read whole tiles of keys, from the one on in which a w
 WINDOW_TOKENS = 6144  # by default windows have room for as many tokens, or for one of so many that the cache holds
 WINDOW_PART = 8
 MOST_TOKENS = 2**31 - 1  # longer than any context
+FREE_TOKENS = 2**20  # there are block ids for, where they cost nothing
 MARGIN = 64  # tokens of blocks that are held in part
 
 
@@ -36,6 +37,11 @@ class CacheCost:
     def has_windows(self) -> bool:
         return self.window_token_bytes > 0
 
+    @property
+    def is_free(self) -> bool:
+        """No layer keeps anything for each token: blocks are numbers, by which prefixes are found."""
+        return self.token_bytes + self.window_token_bytes == 0
+
     def least_bytes(self, num_tokens: int) -> int:
         """With room in the windows for one long request."""
         return self._bytes(num_tokens, self.least_window_tokens)
@@ -47,6 +53,8 @@ class CacheCost:
 
     def tokens_in(self, num_bytes: int) -> int:
         """The longest request that fits."""
+        if self.is_free:
+            return MOST_TOKENS
         alike = num_bytes // (self.token_bytes + self.window_token_bytes)
         if alike < self.least_window_tokens or not self.has_windows:
             return alike
@@ -56,6 +64,8 @@ class CacheCost:
 
     def split(self, num_bytes: int, context: int) -> tuple[int, int]:
         """Tokens that the layers keep, and those with windows: as many of both as the context leaves room for."""
+        if self.is_free:
+            return max(context, FREE_TOKENS), 0
         num_tokens = max(context, num_bytes // (self.token_bytes + self.window_token_bytes))
         if not self.has_windows:
             return num_tokens, 0

@@ -13,7 +13,7 @@ from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource, conversions
 from kvarn.models.hparams import HParams
-from kvarn.models.recurrent import kv_layers
+from kvarn.models.recurrent import kv_layers, state_layers
 from kvarn.models.registry import Architecture, find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
@@ -48,8 +48,8 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     hparams.notes.update(dict.fromkeys(conversions(source)))
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
-    if not any(heads for heads, _ in kv_layers(spec)):
-        raise hparams.unsupported("no layer of the model has attention", "layer_types")
+    if not any(heads for heads, _ in kv_layers(spec)) and not state_layers(spec):
+        raise hparams.unsupported("no layer of the model has attention or a state", "layer_types")
     if spec.head is not None and spec.head.tied:
         view = _without_copied_head(view)
     if architecture.split is not None:

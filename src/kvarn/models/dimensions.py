@@ -37,14 +37,19 @@ class Dimensions:
 
 
 def read_dimensions(
-    hparams: HParams, hidden: int | None = None, *, head_dim: int | None = None, some_without_heads: bool = False
+    hparams: HParams,
+    hidden: int | None = None,
+    *,
+    head_dim: int | None = None,
+    some_without_heads: bool = False,
+    num_layers: int | None = None,
 ) -> Dimensions:
-    """Read the dimensions. hidden stands in for a feed-forward length that is not given.
+    """Read the dimensions. hidden stands in for a feed-forward length that is not given; 0: layers may have none.
 
     head_dim: of an architecture that has other names for it. some_without_heads: layers that have no attention say so
-    by 0 KV heads.
+    by 0 KV heads. num_layers: of an architecture that lists them.
     """
-    num_layers = hparams.integer("num_layers")
+    num_layers = num_layers or hparams.integer("num_layers")
     width = hparams.integer("width")
     num_heads = hparams.per_layer("num_heads", num_layers)
     num_kv_heads = hparams.per_layer("num_kv_heads", num_layers, default=num_heads[0])
@@ -53,6 +58,9 @@ def read_dimensions(
             raise hparams.format_error(f"layer {layer} has 0 KV heads; expected a number from 1 to 1024")
         if kv_heads > 0 and heads % kv_heads:
             raise hparams.format_error(f"layer {layer} has {heads} heads, not a multiple of its {kv_heads} KV heads")
+    hiddens = hparams.per_layer("hidden", num_layers, *(() if hidden is None else (hidden,)))
+    if 0 in hiddens and hidden != 0:
+        raise hparams.format_error(f"layer {hiddens.index(0)} has a feed-forward of length 0; expected 1 or more")
     return Dimensions(
         num_layers=num_layers,
         width=width,
@@ -61,7 +69,22 @@ def read_dimensions(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim or _head_dim(hparams, width, num_heads[0]),
-        hidden=hparams.per_layer("hidden", num_layers, *(() if hidden is None else (hidden,))),
+        hidden=hiddens,
+    )
+
+
+def state_dimensions(hparams: HParams) -> Dimensions:
+    """Read those of a model without attention: nothing in it ends with a context, GGUF has 2**20 for it."""
+    num_layers = hparams.integer("num_layers")
+    return Dimensions(
+        num_layers=num_layers,
+        width=hparams.integer("width"),
+        vocab_size=_vocab_size(hparams),
+        context_length=hparams.integer("context_length", default=2**20),
+        num_heads=(0,) * num_layers,
+        num_kv_heads=(0,) * num_layers,
+        head_dim=0,
+        hidden=(0,) * num_layers,
     )
 
 

@@ -30,7 +30,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
         "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
     ),
     "hidden": HParam(
-        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 1, 2**22
+        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 0, 2**22
     ),
     "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
     "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
@@ -64,7 +64,10 @@ HPARAMS: Final[Mapping[str, HParam]] = {
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
     ),
     "shared_hidden": HParam(
-        "expert_shared_feed_forward_length", ("shared_expert_intermediate_size", "shared_intermediate_size"), 0, 2**22
+        "expert_shared_feed_forward_length",
+        ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
+        0,
+        2**22,
     ),
     "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts", "moe_num_shared_experts"), 0, 1024),
     "num_dense_layers": HParam(
@@ -101,13 +104,27 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
     # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
     "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
-    "conv_kernel": HParam("ssm.conv_kernel", ("linear_conv_kernel_dim",), 1, 64),
+    "conv_kernel": HParam("ssm.conv_kernel", ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"), 1, 64),
     "short_conv_kernel": HParam("shortconv.l_cache", ("conv_L_cache",), 2, 64),
-    "state_key_dim": HParam("ssm.state_size", ("linear_key_head_dim",), 1, 2**12),
+    "state_key_dim": HParam(
+        "ssm.state_size", ("linear_key_head_dim", "state_size", "ssm_state_size", "mamba_d_state"), 1, 2**12
+    ),
     "state_value_dim": HParam(None, ("linear_value_head_dim",), 1, 2**12),
-    "num_state_key_heads": HParam("ssm.group_count", ("linear_num_key_heads",), 1, 1024),
-    "num_state_heads": HParam("ssm.time_step_rank", ("linear_num_value_heads",), 1, 1024),
-    "state_inner": HParam("ssm.inner_size", (), 1, 2**20),
+    "num_state_key_heads": HParam("ssm.group_count", ("linear_num_key_heads", "n_groups", "mamba_n_groups"), 1, 1024),
+    "num_state_heads": HParam(
+        "ssm.time_step_rank", ("linear_num_value_heads", "num_heads", "mamba_num_heads", "mamba_n_heads"), 1, 1024
+    ),
+    "state_inner": HParam("ssm.inner_size", ("mamba_d_ssm",), 1, 2**20),
+    "state_head_dim": HParam(None, ("mamba_head_dim",), 1, 2**12),
+    "step_rank": HParam("ssm.time_step_rank", ("time_step_rank",), 1, 2**16),
+    "least_step": HParam(None, ("time_step_min",), 0, 1e6),
+    "parameter_norm_eps": HParam(None, ("mixer_rms_eps",), 0, 1),
+    "head_scale": HParam(None, ("lm_head_multiplier",), 1e-6, 1e6),
+    **{
+        f"{name}_multiplier": HParam(None, (f"{name}_multiplier",), 1e-6, 1e6)
+        for name in ("attention_in", "attention_out", "key", "ssm_in", "ssm_out")
+    },
+    "state_expand": HParam(None, ("expand", "mamba_expand"), 1, 64),
     "full_attention_interval": HParam("full_attention_interval", ("full_attention_interval",), 1, 1024),
     "ffn_multiple": HParam(None, ("block_multiple_of",), 1, 2**20),
     "ffn_multiplier": HParam(None, ("block_ffn_dim_multiplier",), 1e-6, 1e6),
@@ -156,6 +173,8 @@ GGUF_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "pooling_type": (0,),
     "expert_count": (0,),
     "expert_used_count": (0,),
+    "attention.head_count": (0,),
+    "feed_forward_length": (0,),
 }
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

@@ -97,7 +97,7 @@ class HParams:
     def activation(self, default: Activation) -> Activation:
         """Read the feed-forward activation; GGUF leaves it to the architecture."""
         key, value = self.lookup(
-            None, "hidden_activation", "hidden_act", "activation_function", "activation"
+            None, "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act"
         )  # a model type has one of them
         if self.is_gguf or value is _MISSING:
             return default

@@ -22,7 +22,8 @@ from kvarn.models.recurrent import (
     latent_layers,
     state_layers,
 )
-from kvarn.models.spec import Attention, Encoder, FeedForward, LatentAttention, ModelSpec, ShortConv
+from kvarn.models.spec import Attention, Encoder, FeedForward, LatentAttention, ModelSpec
+from kvarn.models.state_layers import Mamba, Mamba2, NoMixer, ShortConv
 
 RUNTIME_BYTES = 64 << 20  # interpreter, libraries, template helper
 TOKENIZER_BYTES_PER_TOKEN = 256  # measured on vocabularies of 49k to 262k entries
@@ -153,7 +154,7 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
     """Activations of the widest layer for one full batch in f32, and two rows of logits."""
     widest = 0
     for block in spec.blocks:
-        ffn, heads = block.feed_forward, _mixer_floats(block.mixer)
+        ffn, heads = block.feed_forward, _mixer_floats(block.mixer) + (_mixer_floats(block.state) if block.state else 0)
         hidden = ffn.hidden if isinstance(ffn, FeedForward) else ffn.hidden * ffn.num_active
         if not isinstance(ffn, FeedForward) and ffn.shared is not None:
             hidden = max(hidden, ffn.shared.hidden)
@@ -165,15 +166,21 @@ def scratch_bytes(spec: ModelSpec, batch_tokens: int = BATCH_TOKENS) -> int:
     return 4 * (batch_tokens * widest + 2 * spec.vocab_size)
 
 
-def _mixer_floats(layer: Attention | LatentAttention | Recurrent) -> int:
+def _mixer_floats(layer: Attention | LatentAttention | Recurrent | NoMixer) -> int:
     """What a row of an attention, or of what stands in its place, computes."""
     if isinstance(layer, Attention):
         return (2 * layer.num_heads + 2 * layer.num_kv_heads) * layer.head_dim
     if isinstance(layer, LatentAttention):
         heads = layer.nope_dim + layer.rope_dim + layer.row_dim + layer.rank + layer.value_dim
         return layer.num_heads * heads + layer.row_dim + (layer.query_rank or 0)
+    if isinstance(layer, NoMixer):
+        return 0
     if isinstance(layer, ShortConv):
         return 4 * layer.width
+    if isinstance(layer, Mamba2):
+        return layer.inputs + conv_channels(layer) + layer.values + 2 * layer.num_heads
+    if isinstance(layer, Mamba):
+        return 5 * layer.width + 2 * layer.rank + 2 * layer.state_dim
     return conv_channels(layer) + 2 * layer.num_value_heads * layer.value_dim
 
 

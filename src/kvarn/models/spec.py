@@ -11,6 +11,7 @@ from typing import Literal
 
 from kvarn.errors import UnsupportedModel
 from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
 
 # gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
 # (clip(up, -7, 7) + 1) * g * sigmoid(1.702 g) with g = min(gate, 7)
@@ -106,40 +107,11 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedDeltaNet:
-    """Linear attention: each value head of a sequence has a state S (key_dim, value_dim), no keys and values.
-
-    Tensors attn_qkv, attn_gate, ssm_beta, ssm_alpha, ssm_out (matrices), ssm_conv1d (channels, kernel),
-    ssm_dt.bias, ssm_a (value heads) and ssm_norm (value_dim).
-    q, k, v = silu(conv(attn_qkv(x))): by channel, the last kernel rows times conv1d, oldest first, 0 before the first;
-    q = unit(q) / sqrt(key_dim), k = unit(k), with unit(y) = y / sqrt(sum(y * y) + 1e-6), for each head
-    S *= exp(ssm_a * softplus(ssm_alpha(x) + ssm_dt)); S += k (v - k S) * sigmoid(ssm_beta(x)); o = q S
-    out = ssm_out(norm(o) * silu(attn_gate(x))), norm for each head
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel: int
-    norm: Norm
-    tiled: bool = False  # value head h reads key head h % num_key_heads; otherwise neighbours share one
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConv:
-    """b, c, v = shortconv.in_proj(x); out = shortconv.out_proj(c * conv(b * v)), conv by channel as in GatedDeltaNet.
-
-    Tensors shortconv.in_proj (3 * width, width), shortconv.conv (width, kernel), shortconv.out_proj (width, width).
-    """
-
-    width: int
-    kernel: int
-
-
-@dataclass(frozen=True, slots=True)
 class FeedForward:
-    """gated: down(act(gate(x)) * up(x)); plain: down(act(up(x))). Tensors ffn_gate, ffn_up, ffn_down."""
+    """gated: down(act(gate(x)) * up(x)); plain: down(act(up(x))). Tensors ffn_gate, ffn_up, ffn_down.
+
+    hidden 0: there is none, and no ffn_norm.
+    """
 
     hidden: int
     activation: Activation
@@ -168,7 +140,7 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class MixtureOfExperts:
-    """Router ffn_gate_inp (experts, width); experts ffn_{gate,up,down}_exps (experts, out, in), all gated.
+    """Router ffn_gate_inp (experts, width); experts ffn_{gate,up,down}_exps (experts, out, in), as FeedForward gated.
 
     p = softmax or sigmoid of router(x), over all experts; the num_active largest are used, ties to the lower index,
     where selection_bias by p + exp_probs_b; renormalise divides their p by their sum, scale multiplies them.
@@ -187,6 +159,7 @@ class MixtureOfExperts:
     router_bias: bool = False
     selection_bias: bool = False
     expert_bias: bool = False
+    gated: bool = True  # and the shared expert
     expert_scale: bool = False  # p_e, renormalised, is multiplied by ffn_down_exps.scale (experts)
 
 
@@ -205,9 +178,10 @@ class Block:
               where the router reads ffn_gate_inp_norm(x)
     laurel, of sandwich only: with y = attn_norm(x), attention and a low-rank map of `laurel` columns side by side:
               x = (x + post_attention_norm(attention(y)) + y + laurel_post_norm(laurel_r(laurel_l(y)))) / sqrt(2)
+    state, of pre only: a layer with a state that reads what attention reads; both are added to x
     """
 
-    mixer: Attention | LatentAttention | GatedDeltaNet | ShortConv
+    mixer: Attention | LatentAttention | GatedDeltaNet | ShortConv | Mamba2 | Mamba | NoMixer
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
@@ -216,13 +190,15 @@ class Block:
     per_layer: PerLayerInput | None = None
     output_scale: bool = False  # at last, x *= layer_output_scale (1)
     laurel: int | None = None
+    state: Mamba2 | None = None
 
     @property
     def attention(self) -> Attention:
         """The mixer of a layer that has attention; for what can do with nothing else."""
-        if not isinstance(self.mixer, Attention):
-            kind = type(self.mixer).__name__
-            name = "latent attention" if isinstance(self.mixer, LatentAttention) else "recurrent layers"
+        if not isinstance(self.mixer, Attention) or self.state is not None:
+            kind = type(self.state or self.mixer).__name__
+            names = {"LatentAttention": "latent attention", "NoMixer": "layers without attention"}
+            name = names.get(kind, "recurrent layers")
             raise UnsupportedModel(f"the model has {name} ({kind}); this works for models without it only")
         return self.mixer
 

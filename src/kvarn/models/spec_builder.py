@@ -24,10 +24,11 @@ def layer_norm(hparams: HParams, *, has_bias: bool) -> Norm:
     return Norm("layer", hparams.number("layer_norm_eps"), has_bias=has_bias)
 
 
-def attention_biases(hparams: HParams) -> tuple[bool, bool]:
-    """Return whether Q, K and V, and whether the output have biases: config.json says it for all, GGUF by tensors."""
+def attention_biases(hparams: HParams, layer: int = 0) -> tuple[bool, bool]:
+    """Return whether Q, K and V, and whether the output have biases: config.json says it for all, GGUF by the tensors
+    of the first layer that has attention."""
     if hparams.is_gguf:
-        return hparams.has_tensor("blk.0.attn_q.bias"), hparams.has_tensor("blk.0.attn_output.bias")
+        return hparams.has_tensor(f"blk.{layer}.attn_q.bias"), hparams.has_tensor(f"blk.{layer}.attn_output.bias")
     has_bias = hparams.flag(None, "attention_bias", default=False)
     return has_bias, has_bias
 

@@ -18,7 +18,11 @@ SEARCH_MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
 HTTP_STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
-MEMORY_PARTS = ("weights", "kv", "scratch", "runtime")
+MEMORY_PARTS = ("weights", "kv", "states", "scratch", "runtime")
+ENGINE_GAUGES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    *("state_slots_total", "state_slots_used"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,10 @@ METRICS: tuple[MetricSpec, ...] = (
         labels=("version", "python_version", "machine"),
         in_vllm=False,
     ),
+    MetricSpec(
+        "state_slots_total", "gauge", "Slots for the states of recurrent layers; 0: it has none.", in_vllm=False
+    ),
+    MetricSpec("state_slots_used", "gauge", "Those of them that requests hold.", in_vllm=False),
     MetricSpec(
         "cache_config_info", "gauge", "The KV cache; always 1.", labels=(*MODEL, "block_size", "num_gpu_blocks")
     ),

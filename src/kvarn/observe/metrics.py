@@ -10,7 +10,7 @@ from kvarn.errors import BrokenScores
 from kvarn.machine import cpu_throttled_s
 from kvarn.observe.exposition import make_registry, render
 from kvarn.observe.histogram import Histogram, HistogramSnapshot
-from kvarn.observe.metric_definitions import MEMORY_PARTS
+from kvarn.observe.metric_definitions import ENGINE_GAUGES, MEMORY_PARTS
 from kvarn.observe.metric_store import MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
@@ -32,6 +32,10 @@ class EngineStatsView(Protocol):
     def window_blocks_total(self) -> int: ...
     @property
     def window_blocks_used(self) -> int: ...
+    @property
+    def state_slots_total(self) -> int: ...
+    @property
+    def state_slots_used(self) -> int: ...
     @property
     def block_size(self) -> int: ...
     @property
@@ -181,6 +185,8 @@ class Metrics:
         full = stats.blocks_used / max(1, stats.blocks_total)
         windows = stats.window_blocks_used / max(1, stats.window_blocks_total)
         store.set("kv_cache_usage_perc", model, to=max(full, windows))
+        store.set("state_slots_total", model, to=stats.state_slots_total)
+        store.set("state_slots_used", model, to=stats.state_slots_used)
         store.remove("cache_config_info", model)
         store.set("cache_config_info", model, str(stats.block_size), str(stats.blocks_total), to=1.0)
         for part in MEMORY_PARTS:
@@ -190,7 +196,7 @@ class Metrics:
         """Set the gauges of an unloaded model to 0; its counters stay."""
         if self._engines.pop(model, None) is None:
             return
-        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        for name in ENGINE_GAUGES:
             self._store.set(name, model, to=0.0)
         for reason in ("capacity", "prompt"):
             self._store.set("num_requests_waiting_by_reason", model, reason, to=0.0)

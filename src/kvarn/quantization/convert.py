@@ -110,7 +110,7 @@ def _rope_base(config: Mapping[str, Any]) -> float:
 
 def _hyperparameters(source: WeightSource, spec: ModelSpec, rope_base: float) -> dict[str, Any]:
     name = _architecture(source, spec)
-    attention, ffn = spec.blocks[0].attention, spec.blocks[0].feed_forward
+    (attention, *_), ffn = [block.attention for block in spec.blocks], spec.blocks[0].feed_forward
     assert attention.rope is not None
     facts: dict[str, Any] = {
         "context_length": spec.context_length,

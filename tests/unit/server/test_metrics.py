@@ -185,6 +185,15 @@ def test_the_usage_of_a_cache_is_that_of_its_fullest_blocks(metrics: Metrics) ->
     assert read(metrics, "kvarn_kv_cache_usage_perc", model_name="m") == 0.8
 
 
+def test_slots_of_states_are_counted_until_the_model_is_unloaded(metrics: Metrics) -> None:
+    metrics.update_engine("m", replace(IDLE, state_slots_total=12, state_slots_used=4), {"states": 800})
+    assert read(metrics, "kvarn_state_slots_total", model_name="m") == 12
+    assert read(metrics, "kvarn_state_slots_used", model_name="m") == 4
+    assert read(metrics, "kvarn_memory_budget_bytes", model_name="m", part="states") == 800
+    metrics.remove_unloaded([])
+    assert read(metrics, "kvarn_state_slots_total", model_name="m") == 0
+
+
 def test_counters_go_on_when_a_model_is_loaded_again(metrics: Metrics) -> None:
     steps = Histogram(METRICS[13].bounds)
     steps.observe(5)

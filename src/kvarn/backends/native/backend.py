@@ -26,7 +26,7 @@ from kvarn.backends.batch import (
     Scored,
 )
 from kvarn.backends.native import _native
-from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, vector_names
+from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, read_vector, vector_names
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import CPU_KV_DTYPES, MAX_THREADS
 from kvarn.errors import BackendError, ConfigError
@@ -95,7 +95,7 @@ class NativeBackend:
             if progress is not None:
                 progress(done, total)
         for name, size in vector_names(spec):
-            model.add_vector(name, _vector(weights, name, size))
+            model.add_vector(name, read_vector(weights, name, size))
         weights.verify_unchanged()
         model.finish_loading()
         self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
@@ -125,6 +125,10 @@ class NativeBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         for block_id in block_ids:
             self._core.return_block(block_id, bool(group))
+
+    def return_states(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._core.return_state(slot)
 
     def forward(self, batch: Batch) -> Float32:
         """Run one step; the result is (output rows, width)."""
@@ -252,15 +256,6 @@ class NativeResumableForward:
     def advance(self, seconds: float) -> Float32 | None:
         """Run pieces of layers for about that long, at least one."""
         return self._hidden if self._core.advance(self._state, seconds, self._hidden) else None
-
-
-def _vector(weights: WeightSource, name: str, size: int) -> Float32:
-    if name not in weights.tensors:
-        return np.zeros(size, np.float32)  # the bias of a layer norm that has none
-    values = weights.array(name)
-    if values.ndim == 2 and "conv" in name:  # the core reads it row by row of the kernel
-        values = values.T
-    return np.ascontiguousarray(values.reshape(-1)[:size], np.float32)
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:

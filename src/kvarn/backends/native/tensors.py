@@ -10,18 +10,10 @@ import numpy.typing as npt
 
 from kvarn.formats.weight_proxy import WeightProxy
 from kvarn.formats.weights import TensorType, WeightSource
-from kvarn.models.recurrent import Recurrent, conv_channels
+from kvarn.models.recurrent import Recurrent, conv_channels, recurrent_of
 from kvarn.models.residual import AltUp
-from kvarn.models.spec import (
-    Attention,
-    Block,
-    GatedDeltaNet,
-    LatentAttention,
-    MixtureOfExperts,
-    ModelSpec,
-    Norm,
-    ShortConv,
-)
+from kvarn.models.spec import Attention, Block, LatentAttention, MixtureOfExperts, ModelSpec, Norm
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from kvarn.models.tensors.shapes import block_norms
 
 TOKENS, TYPES = "token_embd.weight", "token_types.weight"
@@ -69,19 +61,22 @@ def _block_matrices(block: Block) -> Iterator[str]:
     elif isinstance(mixer, LatentAttention):
         yield from ("attn_q",) if mixer.query_rank is None else ("attn_q_a", "attn_q_b")
         yield from ("attn_kv_a_mqa", "attn_k_b", "attn_v_b", "attn_output")
-    else:
+    elif isinstance(mixer, Attention):
         yield from ("attn_q", *(("attn_k", "attn_v") if mixer.kv_source is None else ()), "attn_output")
         yield from ("attn_gate",) if mixer.output_gate else ()
+    if isinstance(recurrent_of(block), Mamba2 | Mamba):
+        yield from ("ssm_in", *(("ssm_x", "ssm_dt") if isinstance(mixer, Mamba) else ()), "ssm_out")
     if block.per_layer is not None:
         yield from ("inp_gate", "proj")
     if block.laurel is not None:
         yield from ("laurel_l", "laurel_r")
     experts = ffn if isinstance(ffn, MixtureOfExperts) else block.beside
     if experts is not None:
-        yield from ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+        parts = ("gate", "up", "down") if experts.gated else ("up", "down")
+        yield from ("ffn_gate_inp", *(f"ffn_{part}_exps" for part in parts))
         if experts.shared is not None:
-            yield from ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
-    if not isinstance(ffn, MixtureOfExperts):
+            yield from (f"ffn_{part}_shexp" for part in parts)
+    if not isinstance(ffn, MixtureOfExperts) and ffn.hidden:
         yield from ("ffn_gate", "ffn_up", "ffn_down") if ffn.gated else ("ffn_up", "ffn_down")
 
 
@@ -94,8 +89,8 @@ def _block_vectors(block: Block, width: int) -> Iterator[tuple[str, int]]:
         if block.mixer.query_rank is not None:
             yield from _norm("attn_q_a_norm", block.mixer.norm, block.mixer.query_rank)
         yield from _norm("attn_kv_a_norm", block.mixer.norm, block.mixer.rank)
-    else:
-        yield from _state_vectors(block.mixer)
+    if state := recurrent_of(block):
+        yield from _state_vectors(state, width)
     if block.output_scale:
         yield "layer_output_scale.weight", 1
     if block.beside is not None:
@@ -121,13 +116,29 @@ def _altup_vectors(altup: AltUp | None, width: int) -> Iterator[tuple[str, int]]
         yield "altup_correct_scale.weight", width
 
 
-def _state_vectors(layer: Recurrent) -> Iterator[tuple[str, int]]:
+def _state_vectors(layer: Recurrent, width: int) -> Iterator[tuple[str, int]]:
     """Kernels of convolutions, too: they are read as floats."""
     name = "shortconv.conv" if isinstance(layer, ShortConv) else "ssm_conv1d"
     yield f"{name}.weight", conv_channels(layer) * layer.kernel
     if isinstance(layer, GatedDeltaNet):
         yield from (("ssm_dt.bias", layer.num_value_heads), ("ssm_a", layer.num_value_heads))
         yield from _norm("ssm_norm", layer.norm, layer.value_dim)
+    if not isinstance(layer, Mamba2 | Mamba):
+        return
+    if layer.conv_bias:
+        yield "ssm_conv1d.bias", conv_channels(layer)
+    yield from (("ssm_in.bias", _num_inputs(layer)),) if layer.bias else ()
+    if isinstance(layer, Mamba2):
+        yield from ((name, layer.num_heads) for name in ("ssm_dt.bias", "ssm_a", "ssm_d"))
+        yield from _norm("ssm_norm", layer.norm, layer.values)
+        yield from (("ssm_out.bias", width),) if layer.output_bias else ()
+    else:
+        yield from (("ssm_dt.bias", layer.width), ("ssm_a", layer.width * layer.state_dim), ("ssm_d", layer.width))
+        yield from (("ssm_out.bias", width),) if layer.bias else ()
+
+
+def _num_inputs(layer: Mamba2 | Mamba) -> int:
+    return layer.inputs if isinstance(layer, Mamba2) else 2 * layer.width
 
 
 def _attention_vectors(attention: Attention, width: int) -> Iterator[tuple[str, int]]:
@@ -151,7 +162,8 @@ def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, in
     count = moe.num_experts
     if moe.expert_bias:
         hidden = count * moe.hidden
-        yield from (("ffn_gate_exps.bias", hidden), ("ffn_up_exps.bias", hidden), ("ffn_down_exps.bias", count * width))
+        yield from (("ffn_gate_exps.bias", hidden),) if moe.gated else ()
+        yield from (("ffn_up_exps.bias", hidden), ("ffn_down_exps.bias", count * width))
     if moe.router_bias:
         yield "ffn_gate_inp.bias", count
     if moe.selection_bias:
@@ -169,6 +181,16 @@ def _norm(name: str, norm: Norm | None, size: int) -> Iterator[tuple[str, int]]:
     yield f"{name}.weight", size
     if norm.kind == "layer":
         yield f"{name}.bias", size
+
+
+def read_vector(weights: WeightSource, name: str, size: int) -> npt.NDArray[np.float32]:
+    """A tensor of vector_names()."""
+    if name not in weights.tensors:
+        return np.zeros(size, np.float32)  # the bias of a layer norm that has none
+    values = weights.array(name)
+    if values.ndim == 2 and "conv" in name:  # the core reads it row by row of the kernel
+        values = values.T
+    return np.ascontiguousarray(values.reshape(-1)[:size], np.float32)
 
 
 class SegmentedWeights(WeightProxy):

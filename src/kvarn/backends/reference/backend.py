@@ -31,7 +31,9 @@ from kvarn.backends.resumable_forward import SingleShotForward
 from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
+from kvarn.models.recurrent import recurrent_of
 from kvarn.models.spec import Attention, Block, LatentAttention, ModelSpec, Pooling
+from kvarn.models.state_layers import NoMixer
 
 
 class ReferenceBackend:
@@ -81,6 +83,9 @@ class ReferenceBackend:
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: the arrays stay until close, their values are never read again."""
+
+    def return_states(self, slots: Iterable[int]) -> None:
+        """Do nothing, as with blocks."""
 
     def begin(self, batch: Batch) -> SingleShotForward:
         """The forward pass is computed in one piece here."""
@@ -132,6 +137,18 @@ class ReferenceBackend:
         x[:, 1:] += added[:, None]
         return x
 
+    def _mix(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
+        """Attention, or what stands in its place or beside it."""
+        found, weights = np.zeros_like(x), self._weights
+        if isinstance(block.mixer, Attention):
+            found = attend(x, weights, Layer(layer, block.mixer, self._cache), batch)
+        if isinstance(block.mixer, LatentAttention):
+            found = attend_latent(x, weights, LatentLayer(layer, block.mixer, self._cache), batch)
+        if state := recurrent_of(block):
+            slots = self._states[layer] if self._states else None
+            found = found + recur(x, weights, RecurrentLayer(f"blk.{layer}", state, slots), batch)
+        return found
+
     def _sublayers(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
         stem, weights = f"blk.{layer}", self._weights
 
@@ -139,12 +156,7 @@ class ReferenceBackend:
             return normalise(y, weights, f"{stem}.{name}", block.norm)
 
         def attention(y: Float32) -> Float32:
-            if isinstance(block.mixer, Attention):
-                return attend(y, weights, Layer(layer, block.mixer, self._cache), batch)
-            if isinstance(block.mixer, LatentAttention):
-                return attend_latent(y, weights, LatentLayer(layer, block.mixer, self._cache), batch)
-            slots = self._states[layer] if self._states else None
-            return recur(y, weights, RecurrentLayer(stem, block.mixer, slots), batch)
+            return self._mix(y, layer, block, batch)
 
         def ffn(y: Float32) -> Float32:
             if block.beside is not None:
@@ -169,8 +181,8 @@ class ReferenceBackend:
         if block.placement == "parallel":
             found = attention(norm(x, "attn_norm")) + ffn(norm(x, "ffn_norm"))
             return x + scale * found
-        x = x + scale * attention(norm(x, "attn_norm"))
-        return x + scale * ffn(norm(x, "ffn_norm"))
+        x = x if isinstance(block.mixer, NoMixer) else x + scale * attention(norm(x, "attn_norm"))
+        return x + scale * ffn(norm(x, "ffn_norm")) if block.feed_forward.hidden else x
 
     def _loaded(self) -> ModelSpec:
         if self._spec is None:

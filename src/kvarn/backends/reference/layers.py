@@ -147,7 +147,7 @@ def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tup
 def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
     """Apply the experts to x that the router chooses by `routed`."""
     chosen, share = route(routed, weights, stem, moe)
-    names = ("gate", "up", "down")
+    names = ("gate", "up", "down") if moe.gated else ("up", "down")
     matrices = {name: weights[f"{stem}.ffn_{name}_exps.weight"] for name in names}
     biases = {name: weights[f"{stem}.ffn_{name}_exps.bias"] if moe.expert_bias else None for name in names}
 
@@ -159,15 +159,20 @@ def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str,
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows = np.flatnonzero((chosen == expert).any(axis=-1))
-        hidden = gated(product("gate", expert, x[rows]), product("up", expert, x[rows]), moe.activation)
+        up, kind = product("up", expert, x[rows]), moe.activation
+        hidden = gated(product("gate", expert, x[rows]), up, kind) if moe.gated else activate(up, kind)
         out[rows] += share[rows, expert, None] * product("down", expert, hidden)
     return out if moe.shared is None else out + _shared_expert(x, weights, stem, moe)
 
 
 def _shared_expert(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
     assert moe.shared is not None, "only a mixture that has one computes it"
-    gate, up = (linear(x, weights, f"{stem}.ffn_{name}_shexp") for name in ("gate", "up"))
-    out = linear(gated(gate, up, moe.activation), weights, f"{stem}.ffn_down_shexp")
+    up = linear(x, weights, f"{stem}.ffn_up_shexp")
+    if moe.gated:
+        hidden = gated(linear(x, weights, f"{stem}.ffn_gate_shexp"), up, moe.activation)
+    else:
+        hidden = activate(up, moe.activation)
+    out = linear(hidden, weights, f"{stem}.ffn_down_shexp")
     if not moe.shared.gate:
         return out
     return out * sigmoid(x @ weights[f"{stem}.ffn_gate_inp_shexp.weight"])[:, None]

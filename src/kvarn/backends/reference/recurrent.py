@@ -10,7 +10,7 @@ import numpy as np
 from kvarn.backends.batch import Batch
 from kvarn.backends.reference.layers import Float32, Weights, activate, linear, normalise, sigmoid
 from kvarn.models.recurrent import Recurrent, conv_channels, state_floats
-from kvarn.models.spec import GatedDeltaNet, ShortConv
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 
 EPS = np.float32(1e-6)  # of unit vectors
 Step = Callable[[int, Float32], None]  # compute a row and bring the state from before it to behind it
@@ -34,6 +34,10 @@ def recur(x: Float32, weights: Weights, layer: RecurrentLayer, batch: Batch) -> 
 
     if isinstance(layer.kind, ShortConv):
         return _short_conv(x, weights, layer.stem, layer.kind, scan)
+    if isinstance(layer.kind, Mamba2):
+        return _mamba2(x, weights, layer.stem, layer.kind, scan)
+    if isinstance(layer.kind, Mamba):
+        return _mamba(x, weights, layer.stem, layer.kind, scan)
     return _gated_delta_net(x, weights, layer.stem, layer.kind, scan)
 
 
@@ -104,6 +108,62 @@ def _gated_delta_net(
     gate = linear(x, weights, f"{stem}.attn_gate")
     normed = normalise(out, weights, f"{stem}.ssm_norm", layer.norm).reshape(len(x), -1)
     return linear(normed * activate(gate, "silu"), weights, f"{stem}.ssm_out")
+
+
+def _mamba2(x: Float32, weights: Weights, stem: str, layer: Mamba2, scan: Callable[[Step], None]) -> Float32:
+    heads, channels = layer.num_heads, conv_channels(layer)
+    projected = linear(x, weights, f"{stem}.ssm_in", layer.bias)
+    z, y, dt = np.split(projected, [layer.values, layer.values + channels], axis=1)
+    steps = np.logaddexp(dt + weights[f"{stem}.ssm_dt.bias"], np.float32(0))
+    steps = np.clip(steps, np.float32(layer.min_step), None if layer.max_step is None else np.float32(layer.max_step))
+    decay, d = np.exp(weights[f"{stem}.ssm_a"] * steps), weights[f"{stem}.ssm_d"]
+    kernel, bias = weights[f"{stem}.ssm_conv1d.weight"], _conv_bias(weights, stem, layer.conv_bias)
+    of_group = np.arange(heads) * layer.num_groups // heads
+    out, num_held = np.empty((len(x), heads, layer.head_dim), np.float32), (layer.kernel - 1) * channels
+
+    def step(row: int, state: Float32) -> None:
+        mixed = activate(_convolve(state, y[row], kernel) + bias, "silu")
+        v = mixed[: layer.values].reshape(heads, layer.head_dim)
+        b, c = mixed[layer.values :].reshape(2, layer.num_groups, layer.state_dim)[:, of_group]
+        s = state[num_held:].reshape(heads, layer.state_dim, layer.head_dim)
+        s *= decay[row, :, None, None]
+        s += b[:, :, None] * (v * steps[row, :, None])[:, None, :]
+        out[row] = np.einsum("hk,hkv->hv", c, s) + d[:, None] * v
+
+    scan(step)
+    gate, found = activate(z, "silu"), out.reshape(len(x), -1)
+    found = found if layer.norm_first else found * gate
+    if layer.norm is not None:
+        grouped = found.reshape(len(x), layer.num_groups, -1)
+        scale = 1 / np.sqrt((grouped * grouped).mean(axis=-1, keepdims=True) + np.float32(layer.norm.eps))
+        found = (grouped * scale).reshape(len(x), -1) * weights[f"{stem}.ssm_norm.weight"]
+    return linear(found * gate if layer.norm_first else found, weights, f"{stem}.ssm_out", layer.output_bias)
+
+
+def _mamba(x: Float32, weights: Weights, stem: str, layer: Mamba, scan: Callable[[Step], None]) -> Float32:
+    y, z = np.split(linear(x, weights, f"{stem}.ssm_in", layer.bias), 2, axis=1)
+    kernel, bias = weights[f"{stem}.ssm_conv1d.weight"], _conv_bias(weights, stem, layer.conv_bias)
+    a, d = weights[f"{stem}.ssm_a"], weights[f"{stem}.ssm_d"]
+    out, num_held = np.empty((len(x), layer.width), np.float32), (layer.kernel - 1) * layer.width
+
+    def step(row: int, state: Float32) -> None:
+        v = activate(_convolve(state, y[row], kernel) + bias, "silu")
+        parts = np.split(linear(v, weights, f"{stem}.ssm_x"), [layer.rank, layer.rank + layer.state_dim])
+        if layer.parameter_norm_eps is not None:
+            eps = np.float32(layer.parameter_norm_eps)
+            parts = [part / np.sqrt((part * part).mean() + eps) for part in parts]
+        steps = np.logaddexp(linear(parts[0], weights, f"{stem}.ssm_dt", bias=True), np.float32(0))
+        s = state[num_held:].reshape(layer.width, layer.state_dim)
+        s *= np.exp(a * steps[:, None])
+        s += (v * steps)[:, None] * parts[1]
+        out[row] = s @ parts[2] + d * v
+
+    scan(step)
+    return linear(out * activate(z, "silu"), weights, f"{stem}.ssm_out", layer.bias)
+
+
+def _conv_bias(weights: Weights, stem: str, has_bias: bool) -> Float32:
+    return weights[f"{stem}.ssm_conv1d.bias"] if has_bias else np.zeros(1, np.float32)
 
 
 def _unit(x: Float32) -> Float32:

@@ -103,6 +103,9 @@ class TorchBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: a device's memory is taken once and kept until close."""
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        """Do nothing, as with blocks."""
+
     @computing
     def forward(self, batch: Batch) -> Tensor:
         """Run all rows through all blocks; (output rows, width) on the device."""

@@ -18,8 +18,16 @@ from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
 from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.torch.streams.per_layer import add_beside, add_laurel, gated_part, layer_part
-from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    ExpertWeights,
+    Linear,
+    ModelWeights,
+    NormWeights,
+    StateSpaceWeights,
+)
 from kvarn.models.spec import FeedForward, MixtureOfExperts
+from kvarn.models.state_layers import NoMixer
 
 
 class Ops(Protocol):
@@ -141,24 +149,27 @@ class Model:
         part = layer_part(self.embed(step), step.token_ids, index, self.weights.per_layer, self.ops)
         return gated_part(x, part, self.weights.blocks[index], self.ops)
 
+    def _mix(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
+        """What the output projection of attention, or of what stands in its place, reads."""
+        block, ops, rope = self.weights.blocks[index], self.ops, self.block_ropes[index]
+        if block.recurrent is not None and block.spec.state is None:
+            return ops.recur(x, block, step, cache.states[index] if cache.states else None)
+        if block.latent is not None:
+            return attend_latent(x, block, RowOps(ops.linear, ops.normalise), step, cache, rope=rope)
+        found = ops.attend(ops.linear(x, block.qkv), block, rope, step, cache)
+        if block.output_gate is None:
+            return found
+        return (found.float() * sigmoid(ops.linear(x, block.output_gate).float())).to(found.dtype)
+
     def _run_sublayers(self, x: Tensor, index: int, step: Step, cache: DeviceCache) -> Tensor:
         block, ops = self.weights.blocks[index], self.ops
 
         def attention(y: Tensor) -> Tensor:
-            if block.recurrent is not None:
-                return ops.recur(y, block, step, cache.states[index] if cache.states else None)
-            if block.latent is not None:
-                row_ops = RowOps(ops.linear, ops.normalise)
-                return attend_latent(y, block, row_ops, step, cache, rope=self.block_ropes[index])
-            found = attend(y)
-            if block.output_gate is None:
-                return found
-            return (found.float() * sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
-
-        def attend(y: Tensor) -> Tensor:
-            return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
+            return self._mix(y, index, step, cache)
 
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
+        if isinstance(block.spec.mixer, NoMixer):
+            return self._add_feed_forward(x, ops.normalise(x, norms["ffn_norm"]), block, step)
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
             return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
@@ -175,8 +186,13 @@ class Model:
             found = self._feed_forward(read, block, step)
             found = found if block.beside is None else add_beside(found, x, block, ops, step)
             return x + scale * ops.normalise(found, norms["post_ffw_norm"])
+        if isinstance(block.recurrent, StateSpaceWeights) and block.spec.state is not None:
+            state = ops.recur(normed, block, step, cache.states[index] if cache.states else None)
+            x = x + scale * ops.linear(state, block.recurrent.output)
         before = ops.normalise(x, norms["ffn_norm"]) if placement == "parallel" else None
         x = ops.add_linear(x, found, block.output) if scale == 1 else x + scale * ops.linear(found, block.output)
+        if not block.spec.feed_forward.hidden:
+            return x
         before = ops.normalise(x, norms["ffn_norm"]) if before is None else before
         return self._add_feed_forward(x, before, block, step)
 

@@ -95,7 +95,7 @@ class PlainOps:
         self, qkv: Tensor, block: BlockWeights, rope: RopeTable | None, step: Step, cache: DeviceCache
     ) -> Tensor:
         """Attention from projected rows to the heads' outputs (rows, heads x head_dim); K and V are cached first."""
-        attention = block.spec.attention
+        attention = block.attention
         heads, kv_heads, dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
         parts = qkv.float().view(len(qkv), -1, dim)
         q = self._position(parts[:, :heads], block, block.q_norm, rope, step.positions)
@@ -124,7 +124,7 @@ class PlainOps:
         self, x: Tensor, block: BlockWeights, norm: NormWeights | None, rope: RopeTable | None, positions: Tensor
     ) -> Tensor:
         """Norm and rope of Q or K, (rows, heads, head_dim)."""
-        attention = block.spec.attention
+        attention = block.attention
 
         def normalised(x: Tensor) -> Tensor:
             if norm is None:
@@ -151,10 +151,10 @@ class PlainOps:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in torch.unique(chosen).tolist():
             rows = (chosen == expert).any(dim=-1).nonzero()[:, 0]
-            hidden = self.activate(self._of_expert(x[rows], weights.gate_up, expert), moe.activation, gated=True)
+            hidden = self.activate(self._of_expert(x[rows], weights.gate_up, expert), moe.activation, gated=moe.gated)
             out[rows] += share[rows, expert, None] * self._of_expert(hidden, weights.down, expert).float()
         if weights.shared is not None:
-            hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=True)
+            hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=moe.gated)
             found = self.linear(hidden, weights.shared.down).float()
             if weights.shared_gate is not None:
                 found = found * sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
@@ -210,7 +210,7 @@ def attend_tiles(
     q: Tensor, keys: Tensor | CachedRows, values: Tensor | CachedRows, block: BlockWeights, tiles: Tiles
 ) -> Tensor:
     """Attend piece by piece and merge from left to right; the rows of the batch, (rows, heads, head_dim)."""
-    attention = block.spec.attention
+    attention = block.attention
     group = attention.num_heads // attention.num_kv_heads
     count, dim = len(tiles.rows), attention.head_dim
     queries = q[tiles.rows].view(count, TILE, -1, group, dim).transpose(1, 2).reshape(count, -1, TILE * group, dim)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda.quantized.pack import QuantizedMatrix
 from kvarn.backends.torch.streams.weights import AltUpWeights, PerLayerEmbeddingWeights, PerLayerWeights
-from kvarn.models.spec import Block, ModelSpec, Norm
+from kvarn.models.spec import Attention, Block, ModelSpec, Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,9 @@ class Linear:
 
     weight: Tensor | QuantizedMatrix
     bias: Tensor | None = None
+
+
+NOTHING = Linear(torch.empty(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,22 @@ class DeltaNetWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpaceWeights:
+    """Of a Mamba2, or with parameters and steps of a Mamba."""
+
+    input: Linear
+    output: Linear
+    conv: Tensor  # (channels, kernel)
+    conv_bias: Tensor | None  # (channels)
+    dt: Tensor  # (heads), or (width)
+    a: Tensor  # (heads), or (width, state_dim)
+    d: Tensor  # (heads), or (width)
+    norm: Tensor | None = None  # (values)
+    parameters: Tensor | None = None  # (rank + 2 * state_dim, width)
+    steps: Tensor | None = None  # (width, rank)
+
+
+@dataclass(frozen=True, slots=True)
 class LatentWeights:
     """Beside qkv, which gives the query, or what becomes it, and then the row that is cached, and the output."""
 
@@ -88,11 +108,11 @@ class LatentWeights:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """One layer; norms by their names."""
+    """One layer; norms by their names. What its spec has not is NOTHING."""
 
     index: int
     spec: Block
-    qkv: Linear
+    qkv: Linear  # of attention, or of what stands in its place
     output: Linear
     q_norm: NormWeights | None
     k_norm: NormWeights | None
@@ -100,13 +120,19 @@ class BlockWeights:
     norms: dict[str, NormWeights]
     sinks: Tensor | None = None  # (heads)
     output_gate: Linear | None = None
-    recurrent: ShortConvWeights | DeltaNetWeights | None = None
+    recurrent: ShortConvWeights | DeltaNetWeights | StateSpaceWeights | None = None
     beside: ExpertWeights | None = None
     per_layer: PerLayerWeights | None = None
     output_scale: Tensor | None = None  # (1)
     laurel: tuple[Linear, Linear] | None = None  # to few columns and back
     altup: AltUpWeights | None = None
     latent: LatentWeights | None = None
+
+    @property
+    def attention(self) -> Attention:
+        """Whether there is a state beside it or not."""
+        assert isinstance(self.spec.mixer, Attention), "only of layers that have one"
+        return self.spec.mixer
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from kvarn.models.architectures.qwen3_next import flatten_conv
 from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm, ShortConv
+from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec, Norm
 from kvarn.models.spec_builder import decoder, layer_kinds
+from kvarn.models.state_layers import ShortConv
 
 
 def describe(hparams: HParams) -> ModelSpec:

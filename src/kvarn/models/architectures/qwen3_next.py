@@ -14,17 +14,9 @@ from kvarn.models.architectures.qwen3 import is_sparse
 from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
-from kvarn.models.spec import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedDeltaNet,
-    MixtureOfExperts,
-    ModelSpec,
-    Norm,
-    SharedExpert,
-)
+from kvarn.models.spec import Attention, Block, FeedForward, MixtureOfExperts, ModelSpec, Norm, SharedExpert
 from kvarn.models.spec_builder import attention_biases, decoder, layer_kinds, rms_norm
+from kvarn.models.state_layers import GatedDeltaNet
 
 
 def describe(hparams: HParams) -> ModelSpec:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvarn.models.config.defaults import with_sizes
+from kvarn.models.config.state_families import STATE_FAMILIES
 
 _DIMENSIONS = (
     "hidden_size",
@@ -256,6 +257,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in _AUTOREGRESSIVE.items()},
+        **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in STATE_FAMILIES.items()},
         "bert": with_sizes(
             "bert",
             _without(dict.fromkeys(_DIMENSIONS), "num_key_value_heads", "head_dim")

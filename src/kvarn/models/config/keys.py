@@ -124,6 +124,7 @@ HARMLESS: Final = frozenset(
         "mlp_ratio",
         "model_max_length",
         "num_labels",
+        "num_logits_to_keep",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",

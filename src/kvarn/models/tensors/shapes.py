@@ -15,14 +15,13 @@ from kvarn.models.spec import (
     Block,
     Encoder,
     FeedForward,
-    GatedDeltaNet,
     LatentAttention,
     MixtureOfExperts,
     ModelSpec,
     Norm,
     SharedExpert,
-    ShortConv,
 )
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
 
 Shape = tuple[int | None, ...]  # None: any length
 # Folded into the spec when it was described.
@@ -42,7 +41,15 @@ def block_norms(block: Block) -> tuple[str, ...]:
     """The norms of a layer, all of the model's width."""
     beside = BESIDE_NORMS if block.beside is not None else ()
     laurel = ("laurel_post_norm",) if block.laurel is not None else ()
-    return (*BLOCK_NORMS[block.placement], *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
+    sublayers = tuple(name for name in BLOCK_NORMS[block.placement] if not _is_left_out(block, name))
+    return (*sublayers, *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
+
+
+def _is_left_out(block: Block, name: str) -> bool:
+    """Whether it is the norm of a sublayer that the layer has not."""
+    if name == "attn_norm":
+        return isinstance(block.mixer, NoMixer)
+    return name == "ffn_norm" and not block.feed_forward.hidden
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
@@ -116,8 +123,13 @@ def _block(block: Block, width: int) -> Iterator[tuple[str, Shape]]:
         yield from _short_conv(block.mixer, width)
     elif isinstance(block.mixer, LatentAttention):
         yield from _latent_attention(block.mixer, width)
-    else:
+    elif isinstance(block.mixer, Attention):
         yield from _attention(block.mixer, width)
+    elif isinstance(block.mixer, Mamba):
+        yield from _mamba(block.mixer, width)
+    mamba2 = block.mixer if isinstance(block.mixer, Mamba2) else block.state
+    if mamba2 is not None:
+        yield from _mamba2(mamba2, width)
     if isinstance(block.feed_forward, MixtureOfExperts):
         yield from _experts(block.feed_forward, width)
     else:
@@ -200,7 +212,33 @@ def _short_conv(layer: ShortConv, width: int) -> Iterator[tuple[str, Shape]]:
     yield "shortconv.out_proj.weight", (width, layer.width)
 
 
+def _mamba2(layer: Mamba2, width: int) -> Iterator[tuple[str, Shape]]:
+    yield from _matrix("ssm_in", layer.inputs, width, layer.bias)
+    yield "ssm_conv1d.weight", (conv_channels(layer), layer.kernel)
+    if layer.conv_bias:
+        yield "ssm_conv1d.bias", (conv_channels(layer),)
+    for name in ("ssm_dt.bias", "ssm_a", "ssm_d"):
+        yield name, (layer.num_heads,)
+    if layer.norm is not None:
+        yield from _norm("ssm_norm", layer.norm, layer.values)
+    yield from _matrix("ssm_out", width, layer.values, layer.output_bias)
+
+
+def _mamba(layer: Mamba, width: int) -> Iterator[tuple[str, Shape]]:
+    yield from _matrix("ssm_in", 2 * layer.width, width, layer.bias)
+    yield "ssm_conv1d.weight", (layer.width, layer.kernel)
+    if layer.conv_bias:
+        yield "ssm_conv1d.bias", (layer.width,)
+    yield "ssm_x.weight", (layer.rank + 2 * layer.state_dim, layer.width)
+    yield from _matrix("ssm_dt", layer.width, layer.rank, bias=True)
+    yield "ssm_a", (layer.width, layer.state_dim)
+    yield "ssm_d", (layer.width,)
+    yield from _matrix("ssm_out", width, layer.width, layer.bias)
+
+
 def _feed_forward(ffn: FeedForward, width: int) -> Iterator[tuple[str, Shape]]:
+    if not ffn.hidden:
+        return
     for name in ("ffn_gate", "ffn_up") if ffn.gated else ("ffn_up",):
         yield from _matrix(name, ffn.hidden, width, ffn.bias)
     yield from _matrix("ffn_down", width, ffn.hidden, ffn.bias)
@@ -208,11 +246,13 @@ def _feed_forward(ffn: FeedForward, width: int) -> Iterator[tuple[str, Shape]]:
 
 def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
     yield "ffn_gate_inp.weight", (moe.num_experts, width)
-    yield "ffn_gate_exps.weight", (moe.num_experts, moe.hidden, width)
+    if moe.gated:
+        yield "ffn_gate_exps.weight", (moe.num_experts, moe.hidden, width)
     yield "ffn_up_exps.weight", (moe.num_experts, moe.hidden, width)
     yield "ffn_down_exps.weight", (moe.num_experts, width, moe.hidden)
     if moe.expert_bias:
-        yield "ffn_gate_exps.bias", (moe.num_experts, moe.hidden)
+        if moe.gated:
+            yield "ffn_gate_exps.bias", (moe.num_experts, moe.hidden)
         yield "ffn_up_exps.bias", (moe.num_experts, moe.hidden)
         yield "ffn_down_exps.bias", (moe.num_experts, width)
     if moe.router_bias:
@@ -222,11 +262,12 @@ def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
     if moe.expert_scale:
         yield "ffn_down_exps.scale", (moe.num_experts,)
     if moe.shared is not None:
-        yield from _shared_expert(moe.shared, width)
+        yield from _shared_expert(moe.shared, width, moe.gated)
 
 
-def _shared_expert(shared: SharedExpert, width: int) -> Iterator[tuple[str, Shape]]:
-    yield "ffn_gate_shexp.weight", (shared.hidden, width)
+def _shared_expert(shared: SharedExpert, width: int, gated: bool) -> Iterator[tuple[str, Shape]]:
+    if gated:
+        yield "ffn_gate_shexp.weight", (shared.hidden, width)
     yield "ffn_up_shexp.weight", (shared.hidden, width)
     yield "ffn_down_shexp.weight", (width, shared.hidden)
     if shared.gate:

@@ -181,7 +181,7 @@ def _plan_within(description: Description, engine: EngineConfig, num_bytes: int,
 
 def _settled(engine: EngineConfig, spec: ModelSpec, plan: MemoryPlan) -> EngineConfig:
     """The plan as options, so that loading comes to the same sizes whatever the machine's memory is by then."""
-    kv_bytes = None if isinstance(spec.generation, Encoder) else plan.kv_bytes
+    kv_bytes = None if isinstance(spec.generation, Encoder) else plan.kv_bytes or None  # 0: nothing is cached
     max_running = min(engine.max_running, plan.max_sequences) if plan.num_states else engine.max_running
     return replace(engine, context=plan.context, kv_bytes=kv_bytes, max_running=max_running)
 

@@ -27,6 +27,7 @@ from kvarn.backends.torch.plain import PlainOps
 from kvarn.backends.torch.rope import RopeTable
 from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_paged_tiles
 from kvarn.backends.torch.weights import (
+    NOTHING,
     BlockWeights,
     DeltaNetWeights,
     ExpertWeights,
@@ -35,9 +36,11 @@ from kvarn.backends.torch.weights import (
     ModelWeights,
     NormWeights,
     ShortConvWeights,
+    StateSpaceWeights,
 )
-from kvarn.models.recurrent import attentions, latent_layers
-from kvarn.models.spec import Activation, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, ShortConv
+from kvarn.models.recurrent import attentions, latent_layers, recurrent_of
+from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 
 log = logging.getLogger(__name__)
 
@@ -142,12 +145,14 @@ class CudaOps(PlainOps):
         q = rows.rotate_and_store(qkv, block, rope, step, pair)
         if step.batch.keep:
             pack_kept(q.float(), block, step, cache, self.all_heads)
-        kernel = paged.Kernel(block.spec.attention, tiles.tile, cache.block_size)
+        kernel = paged.Kernel(block.attention, tiles.tile, cache.block_size)
         parts = self._parts(tiles, kernel)
         return paged.attend(q, pair, block.sinks, tiles, step.positions, kernel, parts).view(len(q), -1)
 
     def recur(self, x: Tensor, block: BlockWeights, step: Step, states: Tensor | None) -> Tensor:
         mixer, weights = block.spec.mixer, block.recurrent
+        if isinstance(weights, StateSpaceWeights):
+            return super().recur(x, block, step, states)
         rows = step.states or make_state_rows(step.batch, len(x), x.device)
         states = states if states is not None else torch.empty(0, 0, device=x.device)  # no row has a slot
         if isinstance(mixer, ShortConv) and isinstance(weights, ShortConvWeights):
@@ -161,6 +166,8 @@ class CudaOps(PlainOps):
     def experts(
         self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
     ) -> Tensor:
+        if not moe.gated:
+            return super().experts(x, weights, moe, step, routed)
         shared = None
         if weights.shared is not None and moe.shared is not None:
             ffn = FeedForward(moe.shared.hidden, moe.activation)
@@ -182,10 +189,12 @@ class CudaOps(PlainOps):
 
 
 def _lacks_kernels(spec: ModelSpec) -> bool:
-    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams."""
+    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams,
+    state spaces."""
     is_shared = any(one.kv_source is not None or one.value_norm_eps is not None for one in attentions(spec))
     has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
-    return is_shared or has_inputs or bool(latent_layers(spec)) or any(block.beside for block in spec.blocks)
+    has_other = any(block.beside or isinstance(recurrent_of(block), Mamba2 | Mamba) for block in spec.blocks)
+    return is_shared or has_inputs or bool(latent_layers(spec)) or has_other
 
 
 def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
@@ -206,9 +215,10 @@ def _products(weights: ModelWeights) -> Iterator[Product]:
         ffn, inner = block.spec.feed_forward, block.feed_forward
         is_changed = block.spec.placement in ("sandwich", "post") or block.spec.residual_scale != 1
         adds = Epilogue.STORE if is_changed else Epilogue.ADD
-        yield block.qkv.weight, Epilogue.STORE, dtype
-        yield block.output.weight, adds if block.output.bias is None else Epilogue.STORE, dtype
-        if isinstance(inner, FeedForwardWeights) and isinstance(ffn, FeedForward):
+        if block.qkv is not NOTHING:
+            yield block.qkv.weight, Epilogue.STORE, dtype
+            yield block.output.weight, adds if block.output.bias is None else Epilogue.STORE, dtype
+        if isinstance(inner, FeedForwardWeights) and isinstance(ffn, FeedForward) and ffn.hidden:
             gated = Epilogue.SILU_GATED if _is_fused(inner.gate_up, ffn) else Epilogue.STORE
             yield inner.gate_up.weight, gated, dtype
             yield inner.down.weight, adds if inner.down.bias is None else Epilogue.STORE, dtype
@@ -224,5 +234,8 @@ def _products(weights: ModelWeights) -> Iterator[Product]:
             yield block.output_gate.weight, Epilogue.STORE, dtype
         if isinstance(block.recurrent, DeltaNetWeights):
             yield block.recurrent.gate.weight, Epilogue.STORE, dtype
+        if isinstance(block.recurrent, StateSpaceWeights) and block.spec.state is not None:
+            yield block.recurrent.input.weight, Epilogue.STORE, dtype
+            yield block.recurrent.output.weight, Epilogue.STORE, dtype
     if weights.head is not None:
         yield weights.head.weight, Epilogue.STORE, torch.float32

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvarn.backends.torch.mixers.recurrent import EPS, StateRows
 from kvarn.backends.torch.weights import DeltaNetWeights, NormWeights
 from kvarn.models.recurrent import conv_channels
-from kvarn.models.spec import GatedDeltaNet, ShortConv
+from kvarn.models.state_layers import GatedDeltaNet, ShortConv
 
 SHORT_COLUMNS = 256  # channels of one program
 STATE_COLUMNS = 8  # of one program and warp

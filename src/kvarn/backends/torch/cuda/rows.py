@@ -74,7 +74,7 @@ def rotate_and_store(
     qkv is (rows, (heads + 2 kv_heads) * head_dim), the cache (blocks, kv_heads, block size, head_dim) each.
     """
     k, v = cache
-    attention = block.spec.attention
+    attention = block.attention
     if _is_normed_before(attention):
         qkv = _normalise_heads(qkv, block)
     rows, heads = len(qkv), attention.num_heads + 2 * attention.num_kv_heads
@@ -102,7 +102,7 @@ def _is_normed_before(attention: Attention) -> bool:
 
 
 def _normalise_heads(qkv: Tensor, block: BlockWeights) -> Tensor:
-    attention, norms = block.spec.attention, (block.q_norm, block.k_norm)
+    attention, norms = block.attention, (block.q_norm, block.k_norm)
     dim, is_row = attention.head_dim, attention.qk_norm_span == "row"
     parts = list(torch.split(qkv, [dim * n for n in (attention.num_heads, *[attention.num_kv_heads] * 2)], dim=1))
     for i, norm in enumerate(norms):

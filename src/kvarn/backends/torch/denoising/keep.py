@@ -37,7 +37,7 @@ def pack_kept(q: Tensor, block: BlockWeights, step: Step, cache: DeviceCache, al
         outside = slots[(slots < keep.block_start) | (slots >= keep.block_end)]
         found = table[outside // cache.block_size] * cache.block_size + outside % cache.block_size
         keys = cache.rows(block.index)[0][on_device(found, q.device)].float()
-        scores = _scores(q[on_device(rows, q.device)], keys, block.spec.attention.scale)
+        scores = _scores(q[on_device(rows, q.device)], keys, block.attention.scale)
         scores, own = all_heads(scores, block)
         kept = _kept_slots(keep, scores, on_device(outside, q.device))[own]
         cache.pack(block.index, table, kept, keep.table.astype(np.int64))

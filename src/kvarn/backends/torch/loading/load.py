@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.backends.torch.loading.reader import WeightReader
 from kvarn.backends.torch.streams.weights import load_altup, load_per_layer, load_per_layer_embedding
 from kvarn.backends.torch.weights import (
+    NOTHING,
     BlockWeights,
     DeltaNetWeights,
     ExpertWeights,
@@ -14,18 +15,11 @@ from kvarn.backends.torch.weights import (
     ModelWeights,
     NormWeights,
     ShortConvWeights,
+    StateSpaceWeights,
 )
 from kvarn.models.residual import AltUp
-from kvarn.models.spec import (
-    Attention,
-    Block,
-    FeedForward,
-    GatedDeltaNet,
-    LatentAttention,
-    MixtureOfExperts,
-    ModelSpec,
-    ShortConv,
-)
+from kvarn.models.spec import Attention, Block, FeedForward, LatentAttention, MixtureOfExperts, ModelSpec
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
 from kvarn.models.tensors.shapes import block_norms
 
 
@@ -58,6 +52,8 @@ def _load_block(reader: WeightReader, index: int, block: Block, altup: AltUp | N
     norms = {name: reader.norm(f"{stem}.{name}", block.norm) for name in block_norms(block)}
     if isinstance(attention, LatentAttention):
         return _load_latent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
+    if isinstance(attention, NoMixer):
+        return _load_feed_forward_alone(reader, index, block, {name: norm for name, norm in norms.items() if norm})
     if not isinstance(attention, Attention):
         return _load_recurrent(reader, index, block, {name: norm for name, norm in norms.items() if norm is not None})
     has_keys = attention.kv_source is None
@@ -80,6 +76,7 @@ def _load_block(reader: WeightReader, index: int, block: Block, altup: AltUp | N
         laurel=None if block.laurel is None else (reader.linear(f"{stem}.laurel_l"), reader.linear(f"{stem}.laurel_r")),
         altup=load_altup(reader, stem, altup),
         output_scale=reader.vector(f"{stem}.layer_output_scale.weight") if block.output_scale else None,
+        recurrent=None if block.state is None else _load_state_space(reader, stem, block.state),
     )
 
 
@@ -110,12 +107,17 @@ def _load_latent(reader: WeightReader, index: int, block: Block, norms: dict[str
 
 def _load_recurrent(reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]) -> BlockWeights:
     stem, weights = f"blk.{index}", _load_state_weights(reader, f"blk.{index}", block)
-    is_short = isinstance(weights, ShortConvWeights)
+    if isinstance(weights, StateSpaceWeights):
+        first, last = weights.input, weights.output
+    else:
+        is_short = isinstance(weights, ShortConvWeights)
+        first = reader.linear(f"{stem}.shortconv.in_proj" if is_short else f"{stem}.attn_qkv")
+        last = reader.linear(f"{stem}.shortconv.out_proj" if is_short else f"{stem}.ssm_out")
     return BlockWeights(
         index=index,
         spec=block,
-        qkv=reader.linear(f"{stem}.shortconv.in_proj" if is_short else f"{stem}.attn_qkv"),
-        output=reader.linear(f"{stem}.shortconv.out_proj" if is_short else f"{stem}.ssm_out"),
+        qkv=first,
+        output=last,
         q_norm=None,
         k_norm=None,
         feed_forward=_load_feed_forward(reader, stem, block.feed_forward),
@@ -124,9 +126,20 @@ def _load_recurrent(reader: WeightReader, index: int, block: Block, norms: dict[
     )
 
 
-def _load_state_weights(reader: WeightReader, stem: str, block: Block) -> ShortConvWeights | DeltaNetWeights:
+def _load_feed_forward_alone(
+    reader: WeightReader, index: int, block: Block, norms: dict[str, NormWeights]
+) -> BlockWeights:
+    ffn = _load_feed_forward(reader, f"blk.{index}", block.feed_forward)
+    return BlockWeights(index, block, NOTHING, NOTHING, q_norm=None, k_norm=None, feed_forward=ffn, norms=norms)
+
+
+def _load_state_weights(
+    reader: WeightReader, stem: str, block: Block
+) -> ShortConvWeights | DeltaNetWeights | StateSpaceWeights:
     if isinstance(block.mixer, ShortConv):
         return ShortConvWeights(reader.vector(f"{stem}.shortconv.conv.weight"))
+    if isinstance(block.mixer, Mamba2 | Mamba):
+        return _load_state_space(reader, stem, block.mixer)
     assert isinstance(block.mixer, GatedDeltaNet), "an attention has no state"
     norm = reader.norm(f"{stem}.ssm_norm", block.mixer.norm)
     assert norm is not None, "a delta net has a norm"
@@ -141,9 +154,28 @@ def _load_state_weights(reader: WeightReader, stem: str, block: Block) -> ShortC
     )
 
 
+def _load_state_space(reader: WeightReader, stem: str, layer: Mamba2 | Mamba) -> StateSpaceWeights:
+    is_selective = isinstance(layer, Mamba)
+    has_norm = not isinstance(layer, Mamba) and layer.norm is not None
+    return StateSpaceWeights(
+        input=reader.linear(f"{stem}.ssm_in", bias=layer.bias),
+        output=reader.linear(f"{stem}.ssm_out", bias=layer.bias if isinstance(layer, Mamba) else layer.output_bias),
+        conv=reader.vector(f"{stem}.ssm_conv1d.weight"),
+        conv_bias=reader.vector(f"{stem}.ssm_conv1d.bias") if layer.conv_bias else None,
+        dt=reader.vector(f"{stem}.ssm_dt.bias"),
+        a=reader.vector(f"{stem}.ssm_a"),
+        d=reader.vector(f"{stem}.ssm_d"),
+        norm=reader.vector(f"{stem}.ssm_norm.weight") if has_norm else None,
+        parameters=reader.vector(f"{stem}.ssm_x.weight") if is_selective else None,
+        steps=reader.vector(f"{stem}.ssm_dt.weight") if is_selective else None,
+    )
+
+
 def _load_feed_forward(
     reader: WeightReader, stem: str, ffn: FeedForward | MixtureOfExperts
 ) -> FeedForwardWeights | ExpertWeights:
+    if not ffn.hidden:
+        return FeedForwardWeights(NOTHING, NOTHING)
     if isinstance(ffn, MixtureOfExperts):
         return _load_experts(reader, stem, ffn)
     first = (f"{stem}.ffn_gate", f"{stem}.ffn_up") if ffn.gated else (f"{stem}.ffn_up",)
@@ -152,13 +184,14 @@ def _load_feed_forward(
 
 def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> ExpertWeights:
     shared = shared_gate = None
+    parts = ("gate", "up") if moe.gated else ("up",)
     if moe.shared is not None:
-        gate_up = reader.linear(f"{stem}.ffn_gate_shexp", f"{stem}.ffn_up_shexp")
+        gate_up = reader.linear(*(f"{stem}.ffn_{part}_shexp" for part in parts))
         shared = FeedForwardWeights(gate_up, reader.linear(f"{stem}.ffn_down_shexp"))
         shared_gate = reader.vector(f"{stem}.ffn_gate_inp_shexp.weight") if moe.shared.gate else None
     return ExpertWeights(
         router=reader.narrow(f"{stem}.ffn_gate_inp", bias=moe.router_bias),
-        gate_up=reader.experts(f"{stem}.ffn_gate_exps", f"{stem}.ffn_up_exps", bias=moe.expert_bias),
+        gate_up=reader.experts(*(f"{stem}.ffn_{part}_exps" for part in parts), bias=moe.expert_bias),
         down=reader.experts(f"{stem}.ffn_down_exps", bias=moe.expert_bias),
         selection_bias=reader.vector(f"{stem}.exp_probs_b.bias") if moe.selection_bias else None,
         shared=shared,

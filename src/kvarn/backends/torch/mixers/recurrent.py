@@ -15,12 +15,19 @@ from torch import Tensor
 from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.device import on_device
 from kvarn.backends.torch.elementwise import by_value, exp, sigmoid
-from kvarn.backends.torch.weights import BlockWeights, DeltaNetWeights, Linear, NormWeights, ShortConvWeights
-from kvarn.models.recurrent import conv_channels, state_floats
-from kvarn.models.spec import GatedDeltaNet, ShortConv
+from kvarn.backends.torch.mixers.state_space import Step, convolve, mamba, mamba2, softplus
+from kvarn.backends.torch.weights import (
+    BlockWeights,
+    DeltaNetWeights,
+    Linear,
+    NormWeights,
+    ShortConvWeights,
+    StateSpaceWeights,
+)
+from kvarn.models.recurrent import Recurrent, conv_channels, recurrent_of, state_floats
+from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 
 EPS = 1e-6  # of unit vectors
-Step = Callable[[int, Tensor], None]  # compute a row and bring the state from before it to behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,13 @@ def make_state_rows(batch: Batch, num_rows: int, device: torch.device) -> StateR
 
 def recur(x: Tensor, block: BlockWeights, ops: RowOps, batch: Batch, slots: Tensor | None) -> Tensor:
     """What the layer's output projection reads, of x (rows, width); slots (number, floats) hold the states."""
-    mixer, weights = block.spec.mixer, block.recurrent
+    mixer, weights = recurrent_of(block.spec), block.recurrent
+    if isinstance(mixer, Mamba2 | Mamba):
+        assert isinstance(weights, StateSpaceWeights), "a state space has its own weights"
+        scan, projected = _scan(mixer, batch, slots), ops.linear(x, weights.input).float()
+        if isinstance(mixer, Mamba2):
+            return mamba2(projected, mixer, weights, scan).to(x.dtype)
+        return mamba(projected, mixer, weights, scan).to(x.dtype)
     if isinstance(mixer, ShortConv):
         assert isinstance(weights, ShortConvWeights), "a short convolution has its own weights"
         return _short_conv(ops.linear(x, block.qkv), mixer, weights, _scan(mixer, batch, slots))
@@ -80,7 +93,7 @@ def recur(x: Tensor, block: BlockWeights, ops: RowOps, batch: Batch, slots: Tens
     return _delta_net(x, block, ops, weights, _scan(mixer, batch, slots))
 
 
-def _scan(mixer: GatedDeltaNet | ShortConv, batch: Batch, slots: Tensor | None) -> Callable[[Step, torch.device], None]:
+def _scan(mixer: Recurrent, batch: Batch, slots: Tensor | None) -> Callable[[Step, torch.device], None]:
     """Take a step for every row: a sequence's state is read before its first, and written where it is wanted."""
     held = batch.states
 
@@ -103,17 +116,6 @@ def _scan(mixer: GatedDeltaNet | ShortConv, batch: Batch, slots: Tensor | None) 
     return scan
 
 
-def _convolve(state: Tensor, row: Tensor, kernel: Tensor) -> Tensor:
-    """Take a row in and return the products of the last rows with the kernel (channels, size), summed oldest first."""
-    size, channels = kernel.shape[1], len(row)
-    window = torch.cat([state[: (size - 1) * channels].view(size - 1, channels), row[None]])
-    state[: (size - 1) * channels] = window[1:].reshape(-1)
-    total = window[0] * kernel[:, 0]
-    for i in range(1, size):
-        total = total + window[i] * kernel[:, i]
-    return total
-
-
 def _short_conv(
     projected: Tensor, mixer: ShortConv, weights: ShortConvWeights, scan: Callable[[Step, torch.device], None]
 ) -> Tensor:
@@ -121,7 +123,7 @@ def _short_conv(
     out = torch.zeros(len(projected), mixer.width, device=projected.device)
 
     def step(row: int, state: Tensor) -> None:
-        out[row] = c[row] * _convolve(state, b[row] * v[row], weights.conv)
+        out[row] = c[row] * convolve(state, b[row] * v[row], weights.conv)
 
     scan(step, projected.device)
     return out.to(projected.dtype)
@@ -135,7 +137,7 @@ def _delta_net(
     heads, keys = mixer.num_value_heads, mixer.num_key_heads * mixer.key_dim
     qkv, gate = ops.linear(x, block.qkv).float(), ops.linear(x, weights.gate).float()
     alpha = ops.linear(x, weights.alpha).float() + weights.dt
-    decay = exp(weights.a * by_value(_softplus, alpha))
+    decay = exp(weights.a * by_value(softplus, alpha))
     beta = sigmoid(ops.linear(x, weights.beta).float())
     number = torch.arange(heads, device=x.device)
     of_key = number % mixer.num_key_heads if mixer.tiled else number * mixer.num_key_heads // heads
@@ -143,7 +145,7 @@ def _delta_net(
     num_held = (mixer.kernel - 1) * conv_channels(mixer)
 
     def step(row: int, state: Tensor) -> None:
-        mixed = _convolve(state, qkv[row], weights.conv)
+        mixed = convolve(state, qkv[row], weights.conv)
         mixed = mixed / (1 + exp(-mixed))
         q, k = (_unit(part.view(-1, mixer.key_dim))[of_key] for part in (mixed[:keys], mixed[keys : 2 * keys]))
         s = state[num_held:].view(heads, mixer.key_dim, mixer.value_dim)
@@ -160,7 +162,3 @@ def _delta_net(
 
 def _unit(x: Tensor) -> Tensor:
     return x / torch.sqrt((x * x).sum(dim=-1, keepdim=True) + EPS)
-
-
-def _softplus(x: Tensor) -> Tensor:
-    return torch.logaddexp(x, torch.zeros_like(x))

@@ -83,6 +83,9 @@ class ParallelBackend:
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing, as on one device."""
 
+    def return_states(self, slots: Iterable[int]) -> None:
+        """There are none."""
+
     def forward(self, batch: Batch) -> Tensor:
         self._own.check(batch)
         with self._together():

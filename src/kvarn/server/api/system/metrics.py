@@ -55,6 +55,7 @@ async def _collect(metrics: Metrics, model: ServedModel) -> None:
     parts = {
         "weights": plan.weights_bytes,
         "kv": plan.kv_bytes,
+        "states": plan.state_bytes,
         "scratch": plan.scratch_bytes,
         "runtime": plan.runtime_bytes,
     }
