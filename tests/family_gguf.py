@@ -13,10 +13,12 @@ from safetensors.numpy import load_file
 
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
+from tests.tiny_families import WINDOW
 from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
 
 ARCHITECTURES = {
     "olmo3": "olmo2",
+    "llama4_text": "llama4",
     "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r",
     "phi": "phi2",
@@ -43,6 +45,10 @@ ARCHITECTURES = {
 PERMUTED = ("smollm3", "granite", "granitemoe", "ministral3", "arcee")  # Q and K, for the rotation of neighbours
 # What GGUF cannot say, or the converter does not.
 WITHOUT_GGUF = {
+    ("llama4_text", 1): "which layers have experts, norms or no positions is not written",
+    ("llama4_text", 2): "its tuning is not written",
+    ("phimoe", 1): "the margin of its router is not written",
+    ("phimoe", 2): "the margin of its router is not written",
     ("gemma", 1): "the base of its rope is not written",
     ("starcoder2", 1): "its window is not written",
     ("cohere2", 2): "which layers have windows is not written",
@@ -103,6 +109,7 @@ KEYS = GGUF_KEYS | {
     "num_dense_layers": "leading_dense_block_count",
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
 
@@ -157,6 +164,10 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
         }
         del facts["attention.sliding_window_pattern"]
+    if family == "llama4_text":
+        facts |= {"expert_feed_forward_length": c["intermediate_size"], "attention.sliding_window": WINDOW}
+        facts |= {"feed_forward_length": c["intermediate_size_mlp"]}
+        facts |= {"attention.temperature_length": c["floor_scale"], "attention.temperature_scale": c["attn_scale"]}
     if family == "minimax_m2":
         facts |= {"expert_feed_forward_length": c["intermediate_size"], "expert_gating_func": 2}
     if "linear_num_value_heads" in c:
@@ -260,6 +271,8 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     if c["model_type"] == "gemma4_text":
         found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] == "llama4_text":
+        stacked = _turned(stacked)
     if c["model_type"] == "granitemoe":
         stacked = _split_granite(stacked)
     if c["model_type"] == "gemma3n_text":
@@ -276,6 +289,21 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
         canonical = _unmapped_name(name) or canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
+    return found
+
+
+def _turned(tensors: Tensors) -> Tensors:
+    """The experts of Llama 4."""
+    found: Tensors = {}
+    for name, values in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(values.swapaxes(1, 2), 2, axis=1)
+            stem = name.removesuffix("gate_up_proj")
+            found |= {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = values.swapaxes(1, 2)
+        else:
+            found[name] = values
     return found
 
 

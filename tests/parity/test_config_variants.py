@@ -36,6 +36,7 @@ NULL = _Absent()
 NOT_VALUES = (
     *("vocab_size", "layer_types", "mlp_layer_types", "full_attn_idxs", "no_rope_layers", "is_causal"),
     *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index", "ffn_hidden_size", "num_kv_heads"),
+    "moe_layers",
     "quantization_config",
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}

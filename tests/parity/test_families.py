@@ -29,6 +29,7 @@ Float32 = npt.NDArray[np.float32]
 TOLERANCE = 1e-4  # measured: 2.5e-5 at most
 IDS = [int(i) for i in np.random.default_rng(1).integers(3, VOCAB, 29)]
 CHUNKS = (5, 7, 1, 16)
+ROUNDED = {"phimoe": 0.06}  # two experts count whole: rounding its weights alone moves the reference by 0.04
 # One of each kind of layer: torch takes its time with experts.
 OF_EACH_KIND = (
     "qwen3_next",
@@ -43,6 +44,8 @@ OF_EACH_KIND = (
     "gemma3n_text",
     "gemma4_text",
     "deepseek_v2",
+    "llama4_text",
+    "phimoe",
 )
 
 
@@ -134,7 +137,7 @@ def test_quantised_models_stay_close_to_the_reference(family: str, made: Made) -
     distance = np.linalg.norm(ours - defined, axis=-1) / np.linalg.norm(defined, axis=-1)
     has_experts = any(isinstance(b.feed_forward, MixtureOfExperts) for b in describe(open_weights(path)).spec.blocks)
     # Rounding lets some rows meet other experts, and those rows say something else.
-    assert (np.median(distance) if has_experts else distance.mean()) < 0.04
+    assert (np.median(distance) if has_experts else distance.mean()) < ROUNDED.get(family, 0.04)
 
 
 def _assert_close(ours: Float32, defined: Float32) -> None:

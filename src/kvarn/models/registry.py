@@ -35,6 +35,7 @@ from kvarn.models.architectures import (
     llada,
     llada_moe,
     llama,
+    llama4,
     minicpm3,
     minimax_m2,
     ministral3,
@@ -42,6 +43,7 @@ from kvarn.models.architectures import (
     olmoe,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -80,6 +82,8 @@ TRANSCRIPTION: Final = "a transcription of its authors' code"
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Architecture("Llama 4 (text)", ("llama4",), ("llama4_text",), llama4.describe, "turned", split=llama4.separate),
+    Architecture("Phi-3.5-MoE, Phi-mini-MoE", ("phimoe",), ("phimoe",), phimoe.describe),
     Architecture("Qwen2, Qwen2.5", ("qwen2",), ("qwen2",), qwen2.describe),
     Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),

@@ -25,7 +25,7 @@ TILE = 16  # queries of one sequence
 PIECE = 256  # keys
 
 Int64 = npt.NDArray[np.int64]
-MaskKind = tuple[str, int | None, int | None]
+MaskKind = tuple[str, int | None, int | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Piece:
 
     def visible(self, attention: Attention, query_positions: Tensor) -> Tensor:
         """Which keys each query sees, (n, TILE, PIECE); made once for all layers of one kind."""
-        kind: MaskKind = (attention.mask, attention.mask_block, attention.window)
+        kind: MaskKind = (attention.mask, attention.mask_block, attention.window, attention.is_chunked)
         if kind not in self.masks:
             self.masks[kind] = self._mask(attention, query_positions[self.tiles][:, :, None])
         return self.masks[kind]
@@ -53,7 +53,8 @@ class Piece:
         elif attention.mask == "causal":
             seen = seen & (keys <= queries)
         if attention.window is not None:
-            seen = seen & (keys > queries - attention.window)
+            reach = queries % attention.window if attention.is_chunked else attention.window - 1
+            seen = seen & (keys >= queries - reach)
         return seen.expand(-1, TILE, -1)
 
 

@@ -17,6 +17,8 @@ _NAMES = (
 # In the order of _NAMES. None: derived from the others, or the class has no such key.
 _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "llama": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    "llama4_text": (5120, 8192, 48, 40, 8, 128, 131072, 1e-5),
+    "phimoe": (4096, 6400, 32, 32, 8, None, 131072, 1e-5),
     "mistral": (4096, 14336, 32, 32, 8, None, 131072, 1e-6),
     "mixtral": (4096, 14336, 32, 32, 8, None, 131072, 1e-5),
     "ministral": (4096, 14336, 32, 32, 8, None, 131072, 1e-6),

@@ -135,6 +135,12 @@ _LLADA_MOE: Final = _EXPERTS | {"expert_intermediate_size": None, "moe_layer_fre
 
 _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "llama": _DECODER | _BIAS,
+    "llama4_text": _DECODER
+    | _BIAS
+    | {"rope_theta": 500000.0, "num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
+    | {"moe_layers": None, "interleave_moe_layer_step": 1, "no_rope_layers": None, "no_rope_layer_interval": 4}
+    | {"attention_chunk_size": 8192, "use_qk_norm": True, "attn_temperature_tuning": True}
+    | {"floor_scale": 8192, "attn_scale": 0.1},
     "mistral": _DECODER | {"sliding_window": 4096},
     "mixtral": _DECODER
     | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
@@ -250,6 +256,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "minimax_m2": _DECODER
     | {"rope_theta": 5000000.0, "num_local_experts": 256, "num_experts_per_tok": 8}
     | {"partial_rotary_factor": None, "rotary_dim": None, "scoring_func": None},
+    "phimoe": _DECODER
+    | _BIAS
+    | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 16, "num_experts_per_tok": 2}
+    | {"router_jitter_noise": 0.01, "lm_head_bias": False},
     "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
 }
 

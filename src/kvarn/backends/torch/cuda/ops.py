@@ -37,7 +37,15 @@ from kvarn.backends.torch.weights import (
     ShortConvWeights,
 )
 from kvarn.models.recurrent import attentions, latent_layers
-from kvarn.models.spec import Activation, FeedForward, GatedDeltaNet, MixtureOfExperts, ModelSpec, ShortConv
+from kvarn.models.spec import (
+    Activation,
+    Attention,
+    FeedForward,
+    GatedDeltaNet,
+    MixtureOfExperts,
+    ModelSpec,
+    ShortConv,
+)
 
 log = logging.getLogger(__name__)
 
@@ -178,10 +186,19 @@ class CudaOps(PlainOps):
 
 
 def _lacks_kernels(spec: ModelSpec) -> bool:
-    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams."""
-    is_shared = any(one.kv_source is not None or one.value_norm_eps is not None for one in attentions(spec))
+    """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams,
+    chunks, experts that are chosen or weighed in another way."""
     has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
-    return is_shared or has_inputs or bool(latent_layers(spec)) or any(block.beside for block in spec.blocks)
+    has_others = has_inputs or bool(latent_layers(spec)) or any(block.beside for block in spec.blocks)
+    mixtures = [block.feed_forward for block in spec.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
+    has_others = has_others or any(one.weighs_input or one.mixer_margin is not None for one in mixtures)
+    return has_others or any(_lacks_kernel(one) for one in attentions(spec))
+
+
+def _lacks_kernel(attention: Attention) -> bool:
+    is_offset = attention.temperature is not None and attention.temperature.offset > 0
+    is_other = attention.kv_source is not None or attention.value_norm_eps is not None
+    return is_offset or is_other or attention.is_chunked
 
 
 def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:
