@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
@@ -271,8 +272,8 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     if c["model_type"] == "gemma4_text":
         found["rope_freqs.weight"] = _proportional_factors(c)
-    if c["model_type"] == "llama4_text":
-        stacked = _turned(stacked)
+    if c["model_type"] in ("llama4_text", "qwen3_vl_moe_text"):
+        stacked = _split_experts(stacked, is_turned=c["model_type"] == "llama4_text")
     if c["model_type"] == "granitemoe":
         stacked = _split_granite(stacked)
     if c["model_type"] == "gemma3n_text":
@@ -292,16 +293,17 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     return found
 
 
-def _turned(tensors: Tensors) -> Tensors:
-    """The experts of Llama 4."""
+def _split_experts(tensors: Tensors, *, is_turned: bool) -> Tensors:
+    """Gates and ups apart, as (experts, out, in)."""
     found: Tensors = {}
     for name, values in tensors.items():
+        straight = values.swapaxes(1, 2) if is_turned and ".experts." in name else values
         if name.endswith("experts.gate_up_proj"):
-            gate, up = np.split(values.swapaxes(1, 2), 2, axis=1)
+            gate, up = np.split(straight, 2, axis=1)
             stem = name.removesuffix("gate_up_proj")
             found |= {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
         elif name.endswith("experts.down_proj"):
-            found[f"{name}.weight"] = values.swapaxes(1, 2)
+            found[f"{name}.weight"] = straight
         else:
             found[name] = values
     return found

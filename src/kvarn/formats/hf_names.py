@@ -204,10 +204,10 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written otherwise is an unknown name
-_PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox)\.)*")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|bert|gpt_neox)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
-    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|vision_model|multi_modal_projector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
+    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|vision_model|vision_embedder|multi_modal_projector|connector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(

@@ -3,16 +3,9 @@ weigh what they read, in all layers or some."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from kvarn.errors import FormatError
-from kvarn.formats.recast_weights import FLOATS, Rearranged, RearrangedWeights
-from kvarn.formats.tensor_view import WeightView, renamed
-from kvarn.formats.weights import TensorInfo
+from kvarn.formats.tensor_view import WeightView
 from kvarn.models.architectures.llama import mixture_of_experts
 from kvarn.models.architectures.smollm3 import rotating_layers
 from kvarn.models.dimensions import Dimensions, read_dimensions
@@ -21,11 +14,11 @@ from kvarn.models.rope import read_rope
 from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec, Norm, SharedExpert, Temperature
 from kvarn.models.spec_builder import attention_biases, decoder, layer_kinds, rms_norm
 from kvarn.models.tensors.fused import fill_norms
+from kvarn.models.tensors.turned_experts import turn_experts
 
 CHUNK = 8192  # GGUF does not record it, nor what queries are tuned with
 TUNING = (8192, 0.1)
 WITHOUT_NORMS = 128  # experts of the model whose queries and keys are not normed: GGUF does not say it otherwise
-_EXPERTS = re.compile(r"^(?:language_model\.|model\.)*layers\.(\d+)\.feed_forward\.experts\.(gate_up|down)_proj$")
 
 
 def describe(hparams: HParams) -> ModelSpec:
@@ -87,36 +80,11 @@ def _tuning(hparams: HParams) -> Temperature | None:
 
 
 def separate(spec: ModelSpec, view: WeightView) -> WeightView:
-    """Turn the experts of a folder round and take gates and ups apart; the norms of Q and K have no weights."""
-    made: dict[str, Rearranged] = {}
-    entries = dict(view.entries)
-    for name, entry in view.entries.items():
-        if match := _EXPERTS.match(name):
-            del entries[name]
-            layer, kind = match.groups()
-            parts = {"gate": 0, "up": 1} if kind == "gate_up" else {"down": None}
-            for part, half in parts.items():
-                one = _turned(entry.info, f"blk.{layer}.ffn_{part}_exps.weight", half)
-                made[one.info.name] = one
-                entries[one.info.name] = renamed(one.info, one.info.name)
+    """The experts of folders are turned; the norms of Q and K have no weights."""
     lengths = {
         f"blk.{layer}.attn_{part}_norm.weight": block.attention.head_dim
         for layer, block in enumerate(spec.blocks)
         for part in "qk"
         if block.attention.qk_norm is not None
     }
-    return fill_norms(WeightView(RearrangedWeights(view.source, made), entries), lengths)
-
-
-def _turned(stored: TensorInfo, name: str, half: int | None) -> Rearranged:
-    """half: 0 for the gates, 1 for the ups, None for all."""
-    if len(stored.shape) != 3 or stored.shape[2] % 2 or stored.type not in FLOATS:
-        raise FormatError(
-            f"tensor {stored.name} is {stored.type.name} {stored.shape}; expected (experts, in, out) floats"
-        )
-    first, rows = (0, stored.shape[2]) if half is None else (half * (stored.shape[2] // 2), stored.shape[2] // 2)
-
-    def order(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        return values.swapaxes(1, 2)[:, first : first + rows]
-
-    return Rearranged(TensorInfo(name, stored.type, (stored.shape[0], rows, stored.shape[1])), stored.name, order)
+    return fill_norms(turn_experts(spec, view), lengths)

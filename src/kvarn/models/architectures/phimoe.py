@@ -24,7 +24,7 @@ def describe(hparams: HParams) -> ModelSpec:
     experts = mixture_of_experts(hparams, hparams.integer("num_experts"), dims.hidden[0], renormalise=False)
     if experts.num_active != NUM_ACTIVE:
         raise hparams.unsupported(
-            f"{experts.num_active} experts are active; SparseMixer has two", "num_experts_per_tok"
+            f"num_experts_per_tok is {experts.num_active}; SparseMixer has two", "num_experts_per_tok"
         )
     experts = replace(experts, mixer_margin=2 * hparams.number("router_jitter", default=JITTER))
     blocks = tuple(

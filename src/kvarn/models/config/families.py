@@ -197,6 +197,9 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "qwen2_5_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen3_vl_text": _without(_DECODER, "layer_types") | _BIAS | {"rope_theta": 500000.0},
+    "qwen3_vl_moe_text": _without(_QWEN3_MOE, "layer_types", "norm_topk_prob", *_WINDOW)
+    | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "rope_theta": 500000.0}
+    | {"tie_word_embeddings": True},
     "qwen2_moe": _without(_QWEN3_MOE, "num_local_experts")
     | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},

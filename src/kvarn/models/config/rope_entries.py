@@ -30,6 +30,7 @@ OWN_KEYS = {
     "phimoe": frozenset({"short_mscale", "long_mscale"}),
     "ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
+    "qwen3_vl_moe_text": _OF_IMAGES,
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
 }
 BY_KIND = (
