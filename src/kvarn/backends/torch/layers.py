@@ -15,7 +15,7 @@ from kvarn.backends.torch.elementwise import sigmoid, tanh
 from kvarn.backends.torch.mixers.mla import attend_latent
 from kvarn.backends.torch.mixers.recurrent import RowOps
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
+from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step, of_windows, with_windows
 from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.torch.streams.per_layer import add_beside, add_laurel, gated_part, layer_part
 from kvarn.backends.torch.weights import BlockWeights, ExpertWeights, Linear, ModelWeights, NormWeights
@@ -99,7 +99,11 @@ class Model:
     def make_step(self, batch: Batch, cache: DeviceCache) -> Step:
         """Bring a batch to the device."""
         multiple = self.ops.row_multiple(len(batch.token_ids))
-        return make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+        step = make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+        if not any(cache.windowed) or step.slots is None:
+            return step
+        windows = of_windows(batch)
+        return with_windows(step, windows, cache.block_size, self.ops.plan(windows, cache))
 
     def embed(self, step: Step) -> Tensor:
         """Turn tokens into the first state of the residual stream."""
@@ -156,7 +160,9 @@ class Model:
             return (found.float() * sigmoid(ops.linear(y, block.output_gate).float())).to(found.dtype)
 
         def attend(y: Tensor) -> Tensor:
-            return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], step, cache)
+            source = block.spec.attention.kv_source
+            own = step if step.slots is None else step.of_layer(cache.windowed[index if source is None else source])
+            return ops.attend(ops.linear(y, block.qkv), block, self.block_ropes[index], own, cache)
 
         placement, norms, scale = block.spec.placement, block.norms, block.spec.residual_scale
         if placement == "residual":
