@@ -1,6 +1,6 @@
 """The torch backend on a GPU, in one run: same bytes in every company, speed.
 
-    python -m benchmarks.gpu_check [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b]
+    python -m benchmarks.gpu_check [windows] [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b]
 
 Needs neither pytest nor the native core; benchmarks.gpu_families has every family. Weights are random; the last line is
 JSON.
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from kvarn.backends.batch import Batch, KVLayout, RowSampling, SampleRows
 from kvarn.backends.torch.backend import TorchBackend
 from kvarn.backends.torch.device import Device, choose_device
 from kvarn.formats.weights import TensorInfo, TensorType
+from kvarn.models.cache_cost import windowed_layers
 from kvarn.models.describe import describe
 from kvarn.models.spec import ModelSpec
 
@@ -126,6 +130,68 @@ def spans_batch(spans: Sequence[tuple[Sequence[int], int]], tables: Any, only_la
     return Batch(ids, positions, starts, ends, np.asarray(tables, np.int32), rows.astype(np.int32))
 
 
+def windows(results: dict[str, Any], device: Device, archs: Sequence[str] = ("gemma3", "gemma2", "phi3")) -> None:
+    """Layers that keep their window only: the same bits as with everything kept, for prompts in chunks and decodes.
+
+    Blocks before a window are freed by hand and given to the other sequence, as the engine would.
+    """
+    from tests.tiny_models import tiny_model
+
+    from kvarn.formats.open import open_weights
+
+    ids = np.random.default_rng(3).integers(3, 160, (2, 260)).tolist()
+    steps = [
+        [(0, 0, 100)],
+        [(0, 100, 200), (1, 0, 60)],
+        *[[(0, 200 + i, 201 + i), (1, 60 + i, 61 + i)] for i in range(40)],
+    ]
+    for arch in archs:
+        with tempfile.TemporaryDirectory() as folder:
+            description = describe(open_weights(tiny_model(arch, Path(folder), "safetensors")))
+            spec, found, sizes = description.spec, [], []
+            for is_freed in (False, True):
+                backend = TorchBackend(device, 8)
+                backend.load(spec, description.weights)
+                shape = layout(spec, 16, "f16")
+                if is_freed:
+                    shape = replace(shape, windowed=windowed_layers(spec), num_window_blocks=32)
+                backend.reserve_kv(shape, 64 * shape.block_bytes)
+                widest = max(block.attention.window or 0 for block in spec.blocks)
+                pool = WindowPool(32, 16, widest)
+                found.append([backend.forward(pool.batch(ids, spans, is_freed)) for spans in steps])
+                sizes.append(pool.most_held)
+                backend.close()
+        is_same = all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        results[f"windows/{arch}"] = {"same": is_same, "blocks held": sizes[1]}
+        print("windows", arch, results[f"windows/{arch}"], flush=True)
+
+
+class WindowPool:
+    """Window tables of two sequences; blocks in front of the window and a tile of keys go back after every step."""
+
+    def __init__(self, num_blocks: int, size: int, window: int) -> None:
+        self.free, self.size, self.window = list(range(num_blocks)), size, window
+        self.tables = np.full((2, 20), -1, np.int32)
+        self.most_held = 0
+
+    def batch(self, ids: Sequence[Sequence[int]], spans: Sequence[Span], is_freed: bool) -> Batch:
+        owners = [owner for owner, _, _ in spans]
+        full = np.arange(40, dtype=np.int32).reshape(2, 20)[owners]
+        made = spans_batch([(ids[owner][first:end], first) for owner, first, end in spans], full)
+        if not is_freed:
+            return made
+        for owner, first, end in spans:
+            for column in range(-(-end // self.size)):
+                begin = max(0, first + 1 - self.window) // 64 * 64
+                if (column + 1) * self.size <= begin and self.tables[owner, column] >= 0:
+                    self.free.append(int(self.tables[owner, column]))
+                    self.tables[owner, column] = -1
+                elif column * self.size >= first // self.size * self.size and self.tables[owner, column] < 0:
+                    self.tables[owner, column] = self.free.pop(0)
+        self.most_held = max(self.most_held, int((self.tables >= 0).sum(axis=1).max()))
+        return replace(made, window_tables=self.tables[owners].copy())
+
+
 def same(results: dict[str, Any], name: str, backend: TorchBackend, spec: ModelSpec) -> None:
     """One request of 700 tokens and 40 decoded: alone, in company of 37, in chunks; hidden states bit by bit."""
     rng = np.random.default_rng(1)
@@ -206,9 +272,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=[])
     parser.add_argument("--shape", action="append")
     given = parser.parse_args()
-    parts = given.parts or ["same", "bench"]
+    parts = given.parts or ["windows", "same", "bench"]
     device = choose_device("cuda")
     results: dict[str, Any] = {"device": device.title, "torch": torch.__version__}
+    if "windows" in parts:
+        windows(results, device)
     for name in given.shape or ["qwen3-0.6b", "llama-8b"]:
         if {"same", "bench"} & set(parts):
             started = time.perf_counter()

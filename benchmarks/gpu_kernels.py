@@ -88,6 +88,14 @@ class Case:
         self.sinks = torch.randn(shape[1], device=DEVICE, generator=generator) if attention.sinks else None
         self.launch: paged.Launch | None = None
 
+    def free(self) -> None:
+        """Forget the blocks before the tile in which each sequence's first window begins; nothing may read block 0."""
+        assert self.attention.window is not None, "only windows are freed"
+        self.k[0] = self.v[0] = float("nan")
+        for i, (num, context) in enumerate(self.spans):
+            begin = max(context - num + 1 - self.attention.window, 0) // paged.KEY_TILE * paged.KEY_TILE
+            self.tables[i, : begin // self.block] = -1
+
     def run(self, tile: int, split: bool = False, only: int | None = None, skip: int = 0) -> Tensor:
         """All sequences, or one of them without its first `skip` queries."""
         chosen = range(len(self.spans)) if only is None else [only]
@@ -100,7 +108,7 @@ class Case:
         num_key_tiles = -(-int(contexts.max()) // paged.KEY_TILE)
         tiles = make_paged_tiles(batch, tile, num_key_tiles, DEVICE)
         if all(num == 1 for num, _ in spans):
-            moved = {"contexts": contexts, "tables": self.tables[list(chosen)]}
+            moved = {"contexts": contexts, "tables": np.maximum(self.tables[list(chosen)], 0)}
             moved = {name: torch.from_numpy(one).to(DEVICE) for name, one in moved.items()}
             tiles = replace(tiles, is_decode=True, **moved)
         kernel = paged.Kernel(self.attention, tile, self.block)
@@ -172,6 +180,11 @@ def check_attention() -> None:
             same = [torch.equal(case.run(1, only=i, skip=skip), got[case.starts[i] + skip : case.starts[i + 1]])
                     for i, (num, _) in enumerate(spans) for skip in (0, num // 2, num - 1)]  # fmt: skip
             check(f"{label} alone and chunked", all(same), f"{sum(same)} of {len(same)}")
+            if attention.window is not None:
+                case.free()
+                freed = [case.run(size, split=split) for size in (1, many) for split in (False, True)]
+                freed.append(torch.cat([case.run(1, only=i) for i in range(len(spans))]))
+                check(f"{label} freed", all(torch.equal(one, got) for one in freed), "blocks before the window")
 
 
 def check_norms() -> None:

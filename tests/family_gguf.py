@@ -14,10 +14,12 @@ from safetensors.numpy import load_file
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
 from tests.state_space_gguf import has_state_space, state_space_facts, state_space_tensors
+from tests.tiny_families import WINDOW
 from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
 
 ARCHITECTURES = {
     "olmo3": "olmo2",
+    "llama4_text": "llama4",
     "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r",
     "phi": "phi2",
@@ -26,6 +28,7 @@ ARCHITECTURES = {
     "qwen2_vl": "qwen2vl",
     "qwen2_5_vl": "qwen2vl",
     "qwen3_vl": "qwen3vl",
+    "qwen3_vl_moe": "qwen3vlmoe",
     "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
@@ -60,6 +63,10 @@ WITHOUT_GGUF = {
     ("falcon_h1", 2): "biases and norms before the gate are not written",
     ("nemotron_h", 2): "the least time step is not written",
     ("mamba2", 2): "limits of the time step are not written",
+    ("llama4_text", 1): "which layers have experts, norms or no positions is not written",
+    ("llama4_text", 2): "its tuning is not written",
+    ("phimoe", 1): "the margin of its router is not written",
+    ("phimoe", 2): "the margin of its router is not written",
     ("gemma", 1): "the base of its rope is not written",
     ("starcoder2", 1): "its window is not written",
     ("cohere2", 2): "which layers have windows is not written",
@@ -120,6 +127,7 @@ KEYS = GGUF_KEYS | {
     "num_dense_layers": "leading_dense_block_count",
     "altup_num_inputs": "altup.num_inputs",
     "altup_active_idx": "altup.active_idx",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
 STATE_SPACES = ("mamba2", "mamba", "falcon_mamba")
 UNWRITTEN = {"starcoder2": ("sliding_window",), "gemma": ("rope_theta",)}
@@ -177,6 +185,10 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
             "rope.scaling.yarn_beta_fast": rope["beta_fast"],
         }
         del facts["attention.sliding_window_pattern"]
+    if family == "llama4_text":
+        facts |= {"expert_feed_forward_length": c["intermediate_size"], "attention.sliding_window": WINDOW}
+        facts |= {"feed_forward_length": c["intermediate_size_mlp"]}
+        facts |= {"attention.temperature_length": c["floor_scale"], "attention.temperature_scale": c["attn_scale"]}
     if family == "minimax_m2":
         facts |= {"expert_feed_forward_length": c["intermediate_size"], "expert_gating_func": 2}
     if "linear_num_value_heads" in c:
@@ -294,6 +306,8 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
     stacked = tensors if arch == "gpt-oss" else stack_experts(tensors)
     if c["model_type"] == "gemma4_text":
         found["rope_freqs.weight"] = _proportional_factors(c)
+    if c["model_type"] in ("llama4_text", "qwen3_vl_moe_text"):
+        stacked = _split_experts(stacked, is_turned=c["model_type"] == "llama4_text")
     if c["model_type"] in ("granitemoe", "granitemoehybrid"):
         stacked = _split_granite(stacked)
     if c["model_type"] == "gemma3n_text":
@@ -312,6 +326,22 @@ def _gguf_tensors(c: dict[str, Any], tensors: Tensors, arch: str) -> Tensors:
         canonical = _unmapped_name(name) or canonical
         assert canonical is not None, name
         found[canonical] = np.ascontiguousarray(_converted(c, name, values))
+    return found
+
+
+def _split_experts(tensors: Tensors, *, is_turned: bool) -> Tensors:
+    """Gates and ups apart, as (experts, out, in)."""
+    found: Tensors = {}
+    for name, values in tensors.items():
+        straight = values.swapaxes(1, 2) if is_turned and ".experts." in name else values
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(straight, 2, axis=1)
+            stem = name.removesuffix("gate_up_proj")
+            found |= {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = straight
+        else:
+            found[name] = values
     return found
 
 

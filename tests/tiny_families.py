@@ -41,6 +41,8 @@ DELTA_NET = {
     "full_attention_interval": 2,
 }
 DELTA_MOE = DELTA_NET | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 40}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA4 = {"num_local_experts": 5, "intermediate_size_mlp": 72, "attention_chunk_size": WINDOW, "floor_scale": 6}
 LATENT = {"q_lora_rank": 20, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 10}
 WIDE_LATENT = {"q_lora_rank": None, "kv_lora_rank": 33, "qk_nope_head_dim": 8, "qk_rope_head_dim": 6, "v_head_dim": 20}
 LATENT_MOE = LATENT | {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
@@ -330,7 +332,30 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}},
         {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
     ),
+    "llama4_text": (
+        LLAMA4 | {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2},
+        LLAMA4
+        | {"moe_layers": [0, 2], "use_qk_norm": False, "attention_chunk_size": 5, "floor_scale": 3}
+        | {"no_rope_layers": [0, 1, 1], "attn_scale": 0.3},
+        LLAMA4
+        | {"attn_temperature_tuning": False, "attention_bias": True, "attention_chunk_size": 3}
+        | {"layer_types": ["chunked_attention", "full_attention"] * 2 + ["chunked_attention"]}
+        | {"rope_parameters": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 1.0}},
+    ),
+    "phimoe": (
+        {"num_local_experts": 3, "lm_head_bias": True, "attention_bias": True},
+        {"num_local_experts": 5, "router_jitter_noise": 0.2, "sliding_window": WINDOW},
+        {"num_local_experts": 4, "router_jitter_noise": 0.0}
+        | {
+            "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.3, "long_mscale": 1.4}
+            | {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+        },
+    ),
 }
+VARIANTS["qwen3_vl_moe"] = tuple(
+    entries | {"num_experts": experts, "num_experts_per_tok": active, "moe_intermediate_size": 24}
+    for entries, experts, active in zip(VARIANTS["qwen3_vl"], (6, 5, 4), (2, 3, 1), strict=True)
+)
 EXTRA = {
     "qwen2_moe": {"shared_expert_intermediate_size": 48},
     "cohere2": {"rotary_pct": 1.0},
@@ -347,13 +372,13 @@ NO_HEAD_DIM = {
     "starcoder2",
     "stablelm",
     "phi",
-} | {*("qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
+} | {*("phimoe", "qwen2_moe", "gpt_neox", "gpt2", "qwen2_vl", "qwen2_5_vl", "lfm2", "lfm2_moe", "granitemoe", "falcon")}
 LATENTS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 NO_HEAD_DIM |= {*LATENTS}
 STATE_SPACES = ("mamba", "falcon_mamba", "mamba2")
 NO_HEAD_DIM |= {*STATE_SPACES, "falcon_h1", "bamba", "granitemoehybrid"}
 ONE_TO_ONE = ("phi", "gpt_neox", *LATENTS)  # no shared KV heads
-VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+VISION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
 FAMILIES = tuple(VARIANTS)
 
 
@@ -404,7 +429,7 @@ def _beside_vision(family: str, text: dict[str, Any]) -> dict[str, Any]:
     sizes = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32, "patch_size": 4}
     vision = sizes | ({"embed_dim": 32, "hidden_size": width} if family == "qwen2_vl" else {"out_hidden_size": width})
     ids = {key: text[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    extra = {"deepstack_visual_indexes": [0]} if family == "qwen3_vl" else {}
+    extra = {"deepstack_visual_indexes": [0]} if family.startswith("qwen3_vl") else {}
     tokens = {f"{kind}_token_id": VOCAB - 1 for kind in ("image", "video", "vision_start", "vision_end")}
     return {"text_config": text, "vision_config": vision | extra} | ids | tokens
 

@@ -35,6 +35,7 @@ AttentionSpec read_attention(nb::handle attention) {
     if (a.mask == MaskKind::block_causal) a.mask_block = field<int>(attention, "mask_block");
     require(a.mask_block > 0 && a.mask_block <= 1 << 20, "a block-causal mask needs blocks of 1 to 1,048,576 tokens");
     a.window = or_zero<int>(attention, "window");
+    a.is_chunked = field<bool>(attention, "is_chunked");
     a.has_qkv_bias = field<bool>(attention, "qkv_bias");
     a.has_output_bias = field<bool>(attention, "output_bias");
     a.qk_norm = read_optional_norm(attention, "qk_norm");
@@ -49,7 +50,8 @@ AttentionSpec read_attention(nb::handle attention) {
     if (nb::object temperature = attention.attr("temperature"); !temperature.is_none()) {
         a.temperature_beta = field<float>(temperature, "beta");
         a.temperature_length = field<int>(temperature, "length");
-        require(a.temperature_length > 0, "the length of a temperature must be positive");
+        a.temperature_offset = field<int>(temperature, "offset");
+        require(a.temperature_length > 0 && a.temperature_offset >= 0, "the length of a temperature must be positive");
     }
     require(a.num_heads > 0 && a.num_kv_heads > 0 && a.head_dim > 0 && a.num_heads % a.num_kv_heads == 0,
             "attention heads do not divide evenly over the KV heads");
@@ -98,6 +100,8 @@ void read_experts(nb::handle object, FeedForwardSpec& f) {
     f.has_expert_bias = field<bool>(object, "expert_bias");
     f.has_expert_scale = field<bool>(object, "expert_scale");
     f.scale = field<float>(object, "scale");
+    f.weighs_input = field<bool>(object, "weighs_input");
+    if (nb::object margin = object.attr("mixer_margin"); !margin.is_none()) f.mixer_margin = nb::cast<float>(margin);
     if (nb::object groups = object.attr("groups"); !groups.is_none()) {
         f.num_groups = field<int>(groups, "count");
         f.num_active_groups = field<int>(groups, "num_active");

@@ -65,8 +65,9 @@ private:
         if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
         else if (spec_.mask == MaskKind::block_causal)
             end = std::min(context, (position / spec_.mask_block + 1) * spec_.mask_block - shift);
-        int begin = spec_.window > 0 ? std::max(0, position + 1 - spec_.window - shift) : 0;
-        return {begin, end};
+        if (spec_.window == 0) return {0, end};
+        int reach = spec_.is_chunked ? position % spec_.window : spec_.window - 1;
+        return {std::max(0, position - reach - shift), end};
     }
 
     int count_tasks() const { return static_cast<int>(runs_.size()) * spec_.num_groups(); }

@@ -157,14 +157,20 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
     });
     std::memset(buffers.result, 0, static_cast<size_t>(n) * columns * sizeof(float));
 
+    auto weight_of = [&](size_t row, int e) {
+        const int32_t* index = buffers.expert_index + row * active;
+        return buffers.expert_weight[row * active + static_cast<size_t>(std::find(index, index + active, e) - index)];
+    };
     // Experts in ascending index, each over the rows that chose it: every row adds its experts in the same order.
     for (int e = 0; e < spec.num_experts; ++e) {
         int count = 0;
         for (int row = 0; row < n; ++row) {
             const int32_t* index = buffers.expert_index + static_cast<size_t>(row) * active;
             if (std::find(index, index + active, e) == index + active) continue;
-            std::memcpy(buffers.expert_in + static_cast<size_t>(count) * columns,
-                        values + static_cast<size_t>(row) * columns, columns * sizeof(float));
+            float* read = buffers.expert_in + static_cast<size_t>(count) * columns;
+            std::memcpy(read, values + static_cast<size_t>(row) * columns, columns * sizeof(float));
+            if (spec.weighs_input)
+                for (size_t c = 0; c < columns; ++c) read[c] *= weight_of(static_cast<size_t>(row), e);
             buffers.expert_rows[count++] = row;
         }
         if (count == 0) continue;
@@ -185,9 +191,7 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         project(compute, inner, {&down, 1});
         for_rows(compute, count, [&](int i) {
             size_t row = static_cast<size_t>(buffers.expert_rows[i]);
-            const int32_t* index = buffers.expert_index + row * active;
-            float weight =
-                buffers.expert_weight[row * active + static_cast<size_t>(std::find(index, index + active, e) - index)];
+            float weight = spec.weighs_input ? 1.0f : weight_of(row, e);
             const float* from = buffers.expert_out + static_cast<size_t>(i) * columns;
             float* to = buffers.result + row * columns;
             for (size_t c = 0; c < columns; ++c) to[c] += weight * from[c];

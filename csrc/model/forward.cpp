@@ -22,7 +22,7 @@ float* residual_of(const LayerPlan& layer, const StepBuffers& buffers) {
 // Queries of far positions are made longer, so that attention stays as sharp as it is in short texts.
 void sharpen(const AttentionSpec& spec, int position, int n, float* q) {
     if (spec.temperature_beta == 0.0f) return;
-    float turns = static_cast<float>(position / spec.temperature_length);
+    float turns = static_cast<float>((position + spec.temperature_offset) / spec.temperature_length);
     float factor = 1.0f + spec.temperature_beta * std::log(1.0f + turns);
     for (int i = 0; i < n; ++i) q[i] *= factor;
 }

@@ -51,10 +51,33 @@ void drop_groups(const FeedForwardSpec& spec, float* choice) {
             std::fill_n(choice + g * size, size, kNever);
 }
 
+// One expert after the other, the largest first: its share is a softmax over those not yet taken that are near it.
+void mix_sparsely(const FeedForwardSpec& spec, const float* logits, int32_t* index, float* weight) {
+    for (int slot = 0; slot < spec.num_active; ++slot) {
+        int best = -1;
+        for (int e = 0; e < spec.num_experts; ++e)
+            if (std::find(index, index + slot, e) == index + slot && (best < 0 || logits[e] > logits[best])) best = e;
+        float total = 0;
+        for (int e = 0; e < spec.num_experts; ++e) {
+            if (std::find(index, index + slot, e) != index + slot) continue;
+            float distance = (logits[best] - logits[e]) / std::max(std::abs(logits[e]), logits[best]);
+            if (!(distance > spec.mixer_margin)) total += std::exp(logits[e] - logits[best]);
+        }
+        index[slot] = best;
+        weight[slot] = 1.0f / total;
+    }
+    for (int slot = 1; slot < spec.num_active; ++slot)  // in ascending order of experts
+        for (int at = slot; at > 0 && index[at] < index[at - 1]; --at) {
+            std::swap(index[at], index[at - 1]);
+            std::swap(weight[at], weight[at - 1]);
+        }
+}
+
 }  // namespace
 
 void route(const FeedForwardSpec& spec, const float* selection_bias, const float* expert_scale, float* logits,
            int32_t* index, float* weight) {
+    if (spec.mixer_margin >= 0) return mix_sparsely(spec, logits, index, weight);
     score(spec, logits);
     float choice[kMaxExperts];
     for (int e = 0; e < spec.num_experts; ++e)

@@ -49,13 +49,14 @@ struct AttentionSpec {
     MaskKind mask = MaskKind::causal;
     int mask_block = 1;  // of block_causal
     int window = 0;      // 0: none
+    bool is_chunked = false;
     bool has_qkv_bias = false, has_output_bias = false;
     std::optional<NormSpec> qk_norm;
     bool is_qk_norm_over_row = false, is_qk_norm_after_rope = false;
     float softcap = 0;  // 0: none
     bool has_sinks = false;
     float temperature_beta = 0;  // 0: none
-    int temperature_length = 1;
+    int temperature_length = 1, temperature_offset = 0;
     bool has_output_gate = false;
     bool has_value_norm = false;
     float value_norm_eps = 0;
@@ -134,7 +135,9 @@ struct FeedForwardSpec {
     bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false;
     int num_groups = 1, num_active_groups = 1, num_judged = 2;
     float scale = 1;
-    int shared_hidden = 0;  // of the expert that every row meets, 0: none
+    bool weighs_input = false;  // the rows that experts read are multiplied by the weights, not what they give
+    float mixer_margin = -1;    // -1: none
+    int shared_hidden = 0;      // of the expert that every row meets, 0: none
     bool has_gate_cutoff = false;
     float gate_cutoff = 0;  // standard deviations above the mean of a row's gate
 };

@@ -37,6 +37,7 @@ NOT_VALUES = (
     *("vocab_size", "layer_types", "mlp_layer_types", "full_attn_idxs", "no_rope_layers", "is_causal"),
     *("activation_sparsity_pattern", "per_layer_config", "moe_layer_end_index", "ffn_hidden_size", "num_kv_heads"),
     *("quantization_config", "layers_block_type", "mtp_layers_block_type", "hybrid_override_pattern", "mamba_d_head"),
+    "moe_layers",
 )
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 LONG = LONG_ROPE | {"rope_type": "longrope"}

@@ -31,6 +31,7 @@ Float32 = npt.NDArray[np.float32]
 TOLERANCE = 1e-4  # measured: 2.5e-5 at most
 IDS = [int(i) for i in np.random.default_rng(1).integers(3, VOCAB, 29)]
 CHUNKS = (5, 7, 1, 16)
+ROUNDED = {"phimoe": 0.06}  # two experts count whole: rounding its weights alone moves the reference by 0.04
 # One of each kind of layer: torch takes its time with experts.
 OF_EACH_KIND = (
     "qwen3_next",
@@ -49,6 +50,8 @@ OF_EACH_KIND = (
     "mamba",
     "falcon_h1",
     "nemotron_h",
+    "llama4_text",
+    "phimoe",
 )
 
 
@@ -142,7 +145,8 @@ def test_quantised_models_stay_close_to_the_reference(family: str, made: Made) -
     has_experts = any(isinstance(b.feed_forward, MixtureOfExperts) for b in spec.blocks)
     # Rounding lets some rows meet other experts, and those rows say something else. A state space multiplies four of
     # its inputs with each other: each one's rounding counts.
-    assert (np.median(distance) if has_experts else distance.mean()) < (0.1 if has_state_space(spec) else 0.04)
+    most = 0.1 if has_state_space(spec) else ROUNDED.get(family, 0.04)
+    assert (np.median(distance) if has_experts else distance.mean()) < most
 
 
 def has_state_space(spec: ModelSpec) -> bool:

@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
 from tests.family_gguf import family_gguf
-from tests.tiny_families import family_folder
+from tests.parity.test_families import IDS, TOLERANCE, logits_of
+from tests.tiny_families import VARIANTS, family_config, family_folder, randomise
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "starcoder2": {"norm_type": "layer_norm", "mlp_type": "default", "activation_function": "gelu"},
@@ -45,6 +50,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "smollm3": {"max_window_layers": 28, "pretraining_tp": 2, "mlp_bias": False},
 }
 REFUSED: list[tuple[str, str, Any]] = [
+    ("llama4_text", "attention_chunk_size", None),
+    ("phimoe", "num_experts_per_tok", 1),
+    ("qwen3_5_text", "hidden_act", "gelu"),
     ("starcoder2", "norm_type", "rms_norm"),
     ("cohere2", "use_parallel_block", False),
     ("cohere2", "use_gated_activation", False),
@@ -117,7 +125,7 @@ def _with(folder: Path, entries: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("family", ["gemma3n_text", "gemma4_text", "llama4_text"])
 def test_the_text_part_is_read_beside_towers_for_images_and_sounds(family: str, tmp_path: Path) -> None:
     _, folder = family_folder(family, 0, tmp_path)
     plain = describe(open_weights(folder))
@@ -126,8 +134,57 @@ def test_the_text_part_is_read_beside_towers_for_images_and_sounds(family: str, 
     (folder / "config.json").write_text(json.dumps(outer))
     tensors = load_file(folder / "model.safetensors")
     nested = {name.replace("model.", "model.language_model.", 1): values for name, values in tensors.items()}
-    towers = {f"model.{name}.layer.weight" for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")}
+    names = ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_model", "multi_modal_projector")
+    towers = {f"model.{name}.layer.weight" for name in names}
     save_file(nested | dict.fromkeys(towers, np.zeros((2, 2), np.float32)), folder / "model.safetensors")
     found = describe(open_weights(folder))
     assert found.spec == plain.spec
     assert found.weights.tensors == plain.weights.tensors
+    assert any("they are not read" in note for note in found.notes)
+    del config["model_type"]  # the whole names its own only
+    (folder / "config.json").write_text(json.dumps(outer | {"text_config": config}))
+    assert describe(open_weights(folder)).spec == plain.spec
+
+
+def test_experts_that_are_stored_turned_are_turned_back(tmp_path: Path) -> None:
+    """As in the published folders of Qwen3-VL with experts; transformers writes them the other way."""
+    _, folder = family_folder("qwen3_vl_moe", 0, tmp_path)
+    straight = describe(open_weights(folder)).weights
+    tensors = load_file(folder / "model.safetensors")
+    turned = {
+        name: np.ascontiguousarray(values.swapaxes(1, 2)) if ".experts." in name else values
+        for name, values in tensors.items()
+    }
+    expected = {name: straight.array(name) for name in straight.tensors if "_exps" in name}
+    save_file(turned, folder / "model.safetensors")
+    found = describe(open_weights(folder)).weights
+    assert expected
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found.array(name), values)
+
+
+TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 4}
+WRAPPED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral3": ("ministral3", {"vision_config": TOWER | {"model_type": "pixtral", "image_size": 16, "head_dim": 16}}),
+    "internvl": ("qwen3", {"vision_config": TOWER | {"model_type": "internvl_vision", "image_size": [16, 16]}}),
+    "smolvlm": ("llama", {"vision_config": TOWER | {"model_type": "smolvlm_vision", "image_size": 16}}),
+    "lfm2_vl": ("lfm2", {"vision_config": TOWER | {"model_type": "siglip2_vision_model", "num_patches": 16}}),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_the_text_of_a_model_that_sees_has_the_logits_of_transformers(wrapper: str, tmp_path: Path) -> None:
+    text_type, parts = WRAPPED[wrapper]
+    text = family_config(text_type, 0) if text_type in VARIANTS else family_config("smollm3", 0) | {"head_dim": 16}
+    text.pop("no_rope_layer_interval", None)
+    tokens = {"image_token_id": 119, "image_token_index": 119, "image_seq_length": 1}
+    config = transformers.AutoConfig.for_model(
+        wrapper, text_config=text | {"model_type": text_type}, tie_word_embeddings=True, **parts, **tokens
+    )
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    randomise(model, seed=5)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    assert np.abs(logits_of(ReferenceBackend(), tmp_path) - expected).max() <= TOLERANCE

@@ -48,7 +48,7 @@ SAMPLED = GREEDY.replace(temperature=1.1, top_p=0.9, seed=7, repetition_penalty=
 # Of every kind of layer that the tiny models of tests/tiny_models.py have not.
 NEW_KINDS = (
     *("qwen3_next", "qwen3_5_text", "lfm2", "gpt_oss", "ministral3", "cohere2", "granite", "glm4_moe"),
-    *("gemma3n_text", "gemma4_text", "deepseek_v3"),
+    *("gemma3n_text", "gemma4_text", "deepseek_v3", "llama4_text", "phimoe"),
     *("mamba2", "mamba", "falcon_h1", "nemotron_h", "granitemoehybrid"),
 )
 KINDS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -32,11 +32,13 @@ from tests.running import layout_of
 from tests.submitting import submit
 from tests.tiny_families import FAMILIES, VOCAB, family_folder
 from tests.tiny_models import tiny_model
+from tests.torch_backend import torch_cpu
 
 CONTEXT = 320
 PARAMS = SamplingParams(temperature=1.1, top_p=0.9, seed=7, logprobs=2, ignore_eos=True, max_tokens=40)
+SHORT = PARAMS.replace(max_tokens=4)
 # Some layers with windows, with sinks, on the keys of another such layer, and a model of which every layer has one.
-MODELS = ("gemma3", "gpt_oss", "gemma3n_text", "phi3")
+MODELS = ("gemma3", "gpt_oss", "gemma3n_text", "phi3", "llama4_text")
 
 
 class WindowedModel:
@@ -75,12 +77,14 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()  # type: ignore[no-any-return]
 
 
-def answers(engine: Engine, prompts: Sequence[Sequence[int]], num_choices: int = 1) -> list[Completion]:
+def answers(
+    engine: Engine, prompts: Sequence[Sequence[int]], num_choices: int = 1, params: SamplingParams = PARAMS
+) -> list[Completion]:
     """Those of all choices to all prompts, computed together; the cache is checked after every step."""
     requests = []
     for prompt in prompts:
-        first = submit(engine, prompt, PARAMS)
-        others = [submit(engine, prompt, PARAMS, choice=i, fork_of=first) for i in range(1, num_choices)]
+        first = submit(engine, prompt, params)
+        others = [submit(engine, prompt, params, choice=i, fork_of=first) for i in range(1, num_choices)]
         requests += [first, *others]
     found = {}
     while engine.has_work:
@@ -155,3 +159,20 @@ def test_the_reference_computes_the_same_where_windows_are_freed(tmp_path: Path)
     )
     kept, freed = (answers(model.engine(count), prompts, num_choices=2) for count in (0, 40))
     assert same(freed, kept)
+
+
+@pytest.mark.parametrize("arch", ["gpt_oss", "gemma3n_text"])
+def test_torch_gives_the_same_bytes_where_windows_are_freed(arch: str, tmp_path: Path) -> None:
+    """Beside a neighbour, in other chunks, forked and from a prefix: as alone with everything kept."""
+    model, shared = WindowedModel(arch, torch_cpu, tmp_path), prompt_of(128, 9)
+    prompts = [[*shared, 5, 7], [*shared, 9]]
+    kept = model.engine(chunk=128)
+    expected = [answer for prompt in prompts for answer in answers(kept, [prompt], num_choices=2, params=SHORT)]
+    engine = model.engine(24, chunk=48)
+    first = answers(engine, prompts[:1], num_choices=2, params=SHORT)
+    assert same(first + answers(engine, prompts[1:], num_choices=2, params=SHORT), expected)
+    request, held = submit(engine, prompts[0], SHORT), 0
+    while engine.has_work:
+        engine.step()
+        held = max(held, engine.kv.groups[1].num_held(request.id))
+    assert 0 < held <= 8  # of 9: 8 + 64 tokens, and a chunk of 48

@@ -72,7 +72,8 @@ def kv_dtype(config: EngineConfig) -> str:
 
 def window_step(config: EngineConfig) -> int | None:
     """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
-    return None if config.backend in TORCH_BACKENDS else config.max_batch_tokens
+    is_divided = config.backend in TORCH_BACKENDS and config.num_ranks > 1
+    return None if is_divided else config.max_batch_tokens
 
 
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:

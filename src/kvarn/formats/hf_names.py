@@ -24,13 +24,9 @@ DECODER = {
     "norm": "output_norm",
     "lm_head": "output",
     "layers.{}.input_layernorm": "blk.{}.attn_norm",
-    "layers.{}.self_attn.q_proj": "blk.{}.attn_q",
-    "layers.{}.self_attn.k_proj": "blk.{}.attn_k",
-    "layers.{}.self_attn.v_proj": "blk.{}.attn_v",
-    "layers.{}.self_attn.qkv_proj": "blk.{}.attn_qkv",
+    **{f"layers.{{}}.self_attn.{part}_proj": f"blk.{{}}.attn_{part}" for part in ("q", "k", "v", "qkv")},
+    **{f"layers.{{}}.self_attn.{part}_norm": f"blk.{{}}.attn_{part}_norm" for part in "qk"},
     "layers.{}.self_attn.o_proj": "blk.{}.attn_output",
-    "layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
-    "layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
     "layers.{}.self_attn.q_a_proj": "blk.{}.attn_q_a",
     "layers.{}.self_attn.q_a_layernorm": "blk.{}.attn_q_a_norm",
     "layers.{}.self_attn.q_b_proj": "blk.{}.attn_q_b",
@@ -38,10 +34,7 @@ DECODER = {
     "layers.{}.self_attn.kv_a_layernorm": "blk.{}.attn_kv_a_norm",
     "layers.{}.self_attn.kv_b_proj": "blk.{}.attn_kv_b",
     "layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
-    "layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
-    "layers.{}.mlp.up_proj": "blk.{}.ffn_up",
     "layers.{}.mlp.gate_up_proj": "blk.{}.ffn_up",  # gate rows, then up rows, as GGUF has them in ffn_up
-    "layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     "layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.mlp.router": "blk.{}.ffn_gate_inp",
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
@@ -92,10 +85,19 @@ DECODER = {
         }.items()
     },
     **{
-        f"layers.{{}}.mlp.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
-        for shared in ("shared_expert", "shared_experts", "shared_mlp")
+        f"layers.{{}}.{ffn}.{shared}.{part}_proj": f"blk.{{}}.ffn_{part}_shexp"
+        for ffn, shared in (
+            *(("mlp", "shared_expert"), ("mlp", "shared_experts"), ("mlp", "shared_mlp")),
+            ("feed_forward", "shared_expert"),
+        )
         for part in ("gate", "up", "down")
     },
+    **{
+        f"layers.{{}}.{ffn}.{part}_proj": f"blk.{{}}.ffn_{part}"
+        for ffn in ("mlp", "feed_forward")
+        for part in ("gate", "up", "down")
+    },
+    "layers.{}.feed_forward.router": "blk.{}.ffn_gate_inp",
     "layers.{}.mlp.shared_expert_gate": "blk.{}.ffn_gate_inp_shexp",
     **{
         f"layers.{{}}.linear_attn.{theirs}": f"blk.{{}}.{ours}"
@@ -151,10 +153,8 @@ DECODER = {
     "transformer.wte": "token_embd",
     "transformer.ln_f": "output_norm",
     "transformer.ff_out": "output",
+    **{f"transformer.blocks.{{}}.{part}_proj": f"blk.{{}}.attn_{part}" for part in "qkv"},
     "transformer.blocks.{}.attn_norm": "blk.{}.attn_norm",
-    "transformer.blocks.{}.q_proj": "blk.{}.attn_q",
-    "transformer.blocks.{}.k_proj": "blk.{}.attn_k",
-    "transformer.blocks.{}.v_proj": "blk.{}.attn_v",
     "transformer.blocks.{}.attn_out": "blk.{}.attn_output",
     "transformer.blocks.{}.ff_norm": "blk.{}.ffn_norm",
     "transformer.blocks.{}.ff_proj": "blk.{}.ffn_gate",
@@ -206,10 +206,10 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written otherwise is an unknown name
-_PREFIX = re.compile(r"^(?:(?:model|language_model|bert|gpt_neox|backbone)\.)*")
+_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|bert|gpt_neox|backbone)\.)*")
 # Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
 _IGNORED = re.compile(
-    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|multi_modal_projector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
+    r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|vision_model|vision_embedder|multi_modal_projector|connector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
 )
 _EXPERT = re.compile(

@@ -1,7 +1,7 @@
 """Weights in another type or order than they are stored in, converted when loaded.
 
-RearrangedWeights: floats in another order. Q8Weights: floats as Q8_0, a quarter of the memory, and int8 kernels for
-float ones. DenseWeights: everything as floats.
+RearrangedWeights: floats in another order. FilledWeights: ones where nothing is stored. Q8Weights: floats as Q8_0, a
+quarter of the memory, and int8 kernels for float ones. DenseWeights: everything as floats.
 """
 
 from __future__ import annotations
@@ -97,6 +97,22 @@ class RearrangedWeights(WeightProxy):
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
         info = self.tensors[name]
         return dequantize(self.raw(name), info.type, info.shape)
+
+
+class FilledWeights(WeightProxy):
+    """A WeightSource with vectors of ones beside its own: the weights of norms that have none."""
+
+    def __init__(self, source: WeightSource, lengths: Mapping[str, int]) -> None:
+        super().__init__(source, {name: TensorInfo(name, TensorType.F32, (n,)) for name, n in lengths.items()})
+
+    def release_pages(self, names: Iterable[str]) -> None:
+        self._source.release_pages({*names} - self._changed.keys())
+
+    def _changed_raw(self, name: str) -> npt.NDArray[np.uint8]:
+        return self._changed_array(name).view(np.uint8)
+
+    def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
+        return np.ones(self.tensors[name].shape, np.float32)
 
 
 def _is_requantized(info: TensorInfo) -> bool:

@@ -23,6 +23,7 @@ from kvarn.models.tensors.shapes import check_tensors
 # Where a head is compared with the embedding: all of it would be read from the disk for nothing.
 HEAD_SAMPLES = 256
 SAMPLE_BYTES = 4096
+TEXT_ONLY = "the text part of a model that also reads images or sounds: they are not read, their tensors are left out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ def describe(source: WeightSource, context: int | None = None) -> Description:
     view = _canonical(source, architecture)
     hparams = HParams(view, name, context)
     hparams.notes.update(dict.fromkeys(conversions(source)))
+    if any(part in (source.metadata.get("hf") or {}) for part in ("vision_config", "audio_config")):
+        hparams.notes[TEXT_ONLY] = None
     spec = architecture.describe(hparams)
     hparams.refuse_unread_keys()
     if not any(heads for heads, _ in kv_layers(spec)) and not state_layers(spec):

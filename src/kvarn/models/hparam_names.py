@@ -75,7 +75,16 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     ),
     "least_share": HParam(None, ("moe_norm_min",), 0, 1),
     "last_sparse_layer": HParam(None, ("moe_layer_end_index",), -1, 1024),
-    "sparse_interval": HParam("interleave_moe_layer_step", ("moe_layer_interval",), 1, 1024),
+    "sparse_interval": HParam(
+        "interleave_moe_layer_step", ("moe_layer_interval", "interleave_moe_layer_step"), 1, 1024
+    ),
+    "dense_hidden": HParam("feed_forward_length", ("intermediate_size_mlp",), 1, 2**22),
+    "chunk": HParam("attention.sliding_window", ("attention_chunk_size",), 0, 2**30),
+    "tuning_scale": HParam("attention.temperature_scale", ("attn_scale",), 0, 1e3),
+    "tuning_length": HParam("attention.temperature_length", ("floor_scale",), 1, 2**30),
+    "router_jitter": HParam(None, ("router_jitter_noise",), 0, 1),
+    "rope_short_magnitude": HParam(None, ("short_mscale",), 0, 1e3),
+    "rope_long_magnitude": HParam(None, ("long_mscale",), 0, 1e3),
     "expert_scale": HParam("expert_weights_scale", ("routed_scaling_factor",), 0, 1e4),
     "num_draft_layers": HParam("nextn_predict_layers", (), 0, 64),
     "num_groups": HParam("expert_group_count", ("n_group",), 1, 1024),

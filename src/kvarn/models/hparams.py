@@ -182,9 +182,9 @@ class HParams:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of config.json, where a model has several parts; they share the say about the head."""
+    """Return the text part of config.json, where a model has several parts; about the head the whole has the say."""
     nested = config.get("text_config")
     if not isinstance(nested, Mapping):
         return config
     shared = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
-    return {**shared, **nested}
+    return {**nested, **shared}

@@ -37,6 +37,7 @@ from kvarn.models.architectures import (
     llada,
     llada_moe,
     llama,
+    llama4,
     mamba,
     mamba2,
     minicpm3,
@@ -47,6 +48,7 @@ from kvarn.models.architectures import (
     olmoe,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen3,
@@ -82,9 +84,17 @@ class Architecture:
 
 
 TRANSCRIPTION: Final = "a transcription of its authors' code"
+# The text parts of models with several, where text_config does not name its own model type.
+TEXT_PARTS: Final = {
+    **{name: f"{name}_text" for name in ("llama4", "gemma3n", "gemma4", "qwen3_vl", "qwen3_vl_moe")},
+    **{"mistral3": "mistral", "internvl": "qwen2", "smolvlm": "llama", "idefics3": "llama", "lfm2_vl": "lfm2"},
+    **{"llava": "llama", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"},
+}
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Architecture("Llama 4 (text)", ("llama4",), ("llama4_text",), llama4.describe, "turned", split=llama4.separate),
+    Architecture("Phi-3.5-MoE, Phi-mini-MoE", ("phimoe",), ("phimoe",), phimoe.describe),
     Architecture("Qwen2, Qwen2.5", ("qwen2",), ("qwen2",), qwen2.describe),
     Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
@@ -142,7 +152,14 @@ ARCHITECTURES: Final = (
         ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
         qwen_vl.describe_2,
     ),
-    Architecture("Qwen3-VL (text)", ("qwen3vl",), ("qwen3_vl_text",), qwen_vl.describe_3),
+    Architecture(
+        "Qwen3-VL (text), dense and with experts",
+        ("qwen3vl", "qwen3vlmoe"),
+        ("qwen3_vl_text", "qwen3_vl_moe_text"),
+        qwen_vl.describe_3,
+        "turned",
+        split=qwen_vl.separate,
+    ),
     Architecture("Arcee AFM", ("arcee",), ("arcee",), arcee.describe_arcee),
     Architecture("Nemotron, Minitron", ("nemotron",), ("nemotron",), arcee.describe_nemotron, hf_norm_offset=1.0),
     Architecture("GPT-NeoX, Pythia", ("gptneox",), ("gpt_neox",), gpt_neox.describe, split=gpt_neox.split_heads),
@@ -219,6 +236,7 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
     hf: Mapping[str, Any] | None = source.metadata.get("hf")
     key = "general.architecture" if hf is None else "model_type"
     name = source.metadata.get(key) if hf is None else text_config(hf).get(key, hf.get(key))
+    name = TEXT_PARTS.get(name, name) if isinstance(name, str) and hf is not None and "text_config" in hf else name
     if not isinstance(name, str):
         raise FormatError(f"{key} is {name!r}; expected the name of an architecture", file=source.path)
     known = {n: entry for entry in ARCHITECTURES for n in (entry.gguf if hf is None else entry.hf)}

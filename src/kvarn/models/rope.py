@@ -125,10 +125,10 @@ def _llama3(hparams: HParams, table: Mapping[str, Any] | None, plain: Float64, f
     low = hparams.number("rope_low_frequency", table=table)
     high = hparams.number("rope_high_frequency", table=table)
     original = hparams.integer("rope_original_context", table=table)
-    if high <= low:
-        raise hparams.format_error(f"low_freq_factor {low:g} must be less than high_freq_factor {high:g}")
+    if high < low:
+        raise hparams.format_error(f"low_freq_factor {low:g} must be at most high_freq_factor {high:g}")
     turns = original * plain / (2 * math.pi)  # over the context the model was first trained with
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns > low).astype(np.float64)
     inverse: Float64 = plain * (keep + (1.0 - keep) / factor)
     return inverse
 

@@ -45,10 +45,11 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries are multiplied by 1 + beta * ln(1 + position // length)."""
+    """Queries are multiplied by 1 + beta * ln(1 + (position + offset) // length)."""
 
     length: int
     beta: float
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class Attention:
     scale: float
     rope: Rope | None
     mask: Mask = "causal"
-    window: int | None = None  # a query at p sees keys in (p - window, p]
+    window: int | None = None  # a query at p sees keys in (p - window, p] ...
+    is_chunked: bool = False  # ... of these only those of its own chunk: from p - p % window on
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Norm | None = None
@@ -144,7 +146,9 @@ class MixtureOfExperts:
 
     p = softmax or sigmoid of router(x), over all experts; the num_active largest are used, ties to the lower index,
     where selection_bias by p + exp_probs_b; renormalise divides their p by their sum, scale multiplies them.
-    Output = sum p_e * expert_e(x), in ascending expert index, then the shared expert's.
+    Output = sum p_e * expert_e(x), or where weighs_input of expert_e(p_e * x), in ascending expert index, then the
+    shared expert's. mixer_margin: experts are taken one by one, the largest l = router(x) first, and p is a softmax
+    over those not yet taken with (l_max - l_e) / max(|l_e|, l_max) <= mixer_margin.
     """
 
     num_experts: int
@@ -161,6 +165,8 @@ class MixtureOfExperts:
     expert_bias: bool = False
     gated: bool = True  # and the shared expert
     expert_scale: bool = False  # p_e, renormalised, is multiplied by ffn_down_exps.scale (experts)
+    weighs_input: bool = False
+    mixer_margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,23 +211,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class InputEmbedding:
-    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm.
-
-    segments 2: a token id + vocab_size is the same token in the second of two texts, with token_types[1].
-    """
+    """x = token_embd[token] * scale (+ position_embd[position]) (+ token_types[0]), then token_embd_norm."""
 
     scale: float = 1.0
     positions: int | None = None  # number of learned positions
     token_types: bool = False
-    segments: int = 1
+    segments: int = 1  # 2: id + vocab_size is the same token in the second of two texts, with token_types[1]
     norm: Norm | None = None
     per_layer: PerLayerEmbedding | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """logits = (output.weight @ x (token_embd.weight when tied) + output.bias) * scale, then softcap's
-    cap * tanh(logits / cap)."""
+    """logits = (output.weight @ x (token_embd.weight when tied) + output.bias) * scale, then cap * tanh(that / cap)."""
 
     tied: bool
     softcap: float | None = None
@@ -236,14 +238,11 @@ class Autoregressive:
 
 @dataclass(frozen=True, slots=True)
 class MaskedDiffusion:
-    """Denoising of masked positions; shift: the logits of position i are found in row i - 1.
-
-    block is the length of the blocks a block-diffusion model was trained with, None for full attention.
-    """
+    """Denoising of masked positions; shift: the logits of position i are found in row i - 1."""
 
     mask_id: int
     shift: bool
-    block: int | None
+    block: int | None  # length of the blocks that a block-diffusion model was trained with; None: full attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,10 @@ def visible(positions: Int32, length: int, attention: Attention, shift: int = 0)
         seen = keys < (queries // attention.mask_block + 1) * attention.mask_block
     else:
         seen = keys <= queries
-    return seen if attention.window is None else seen & (keys > queries - attention.window)
+    if attention.window is None:
+        return seen
+    first = queries - queries % attention.window if attention.is_chunked else queries - attention.window + 1
+    return seen & (keys >= first)
 
 
 def _pack(keep: Keep, layer: Layer, sequence: Sequence, q: Float32, keys: Float32) -> None:
@@ -233,7 +236,7 @@ def query_factors(positions: Int32, temperature: Temperature | None) -> Float32:
     """What the queries of each row are multiplied by, (rows, 1, 1)."""
     if temperature is None:
         return np.ones((len(positions), 1, 1), np.float32)
-    factors = 1 + temperature.beta * np.log1p(positions // temperature.length)
+    factors = 1 + temperature.beta * np.log1p((positions + temperature.offset) // temperature.length)
     return factors.astype(np.float32)[:, None, None]
 
 

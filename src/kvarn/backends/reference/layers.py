@@ -126,6 +126,8 @@ def softmax(x: Float32) -> Float32:
 def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tuple[npt.NDArray[np.intp], Float32]:
     """Choose the experts of every row, (rows, num_active), and give every expert its share of them, (rows, experts)."""
     logits = linear(x, weights, f"{stem}.ffn_gate_inp", moe.router_bias)
+    if moe.mixer_margin is not None:
+        return _mix_sparsely(logits, moe.num_active, np.float32(moe.mixer_margin))
     p = softmax(logits) if moe.scoring == "softmax" else sigmoid(logits)
     choice = p + weights[f"{stem}.exp_probs_b.bias"] if moe.selection_bias else p
     if moe.groups is not None:
@@ -144,6 +146,20 @@ def route(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> tup
     return chosen, share * np.float32(moe.scale)
 
 
+def _mix_sparsely(logits: Float32, num_active: int, margin: np.float32) -> tuple[npt.NDArray[np.intp], Float32]:
+    """Choose as mixer_margin says."""
+    left, share, chosen = logits.copy(), np.zeros_like(logits), []
+    for _ in range(num_active):
+        best = left.argmax(axis=-1)[:, None]
+        largest = np.take_along_axis(left, best, axis=-1)
+        is_far = (largest - logits) / np.maximum(np.abs(logits), largest) > margin
+        p = softmax(np.where(is_far, np.float32(-np.inf), left))
+        np.put_along_axis(share, best, np.take_along_axis(p, best, axis=-1), axis=-1)
+        np.put_along_axis(left, best, np.float32(-np.inf), axis=-1)
+        chosen.append(best)
+    return np.concatenate(chosen, axis=-1), share
+
+
 def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:
     """Apply the experts to x that the router chooses by `routed`."""
     chosen, share = route(routed, weights, stem, moe)
@@ -159,9 +175,13 @@ def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str,
     out = np.zeros_like(x)
     for expert in np.unique(chosen):
         rows = np.flatnonzero((chosen == expert).any(axis=-1))
-        up, kind = product("up", expert, x[rows]), moe.activation
-        hidden = gated(product("gate", expert, x[rows]), up, kind) if moe.gated else activate(up, kind)
-        out[rows] += share[rows, expert, None] * product("down", expert, hidden)
+        weight: Float32 = share[rows, expert, None]
+        read, kind = x[rows], moe.activation
+        if moe.weighs_input:
+            weight, read = np.ones_like(weight), weight * read
+        up = product("up", expert, read)
+        hidden = gated(product("gate", expert, read), up, kind) if moe.gated else activate(up, kind)
+        out[rows] += weight * product("down", expert, hidden)
     return out if moe.shared is None else out + _shared_expert(x, weights, stem, moe)
 
 

@@ -238,7 +238,7 @@ class TorchBackend:
         batches_of = module.denoising_warm_up_batches if is_denoising else module.warm_up_batches
         num_states = len(self._paged.states[0]) if self._paged.states else 0
         for batch in batches_of(block_size, num_blocks, max_tokens):
-            self.forward(module.with_states(batch, num_states))
+            self.forward(module.with_groups(batch, num_states, self._paged.num_window_blocks))
         self.synchronise()
 
     @property

@@ -1,8 +1,8 @@
 """The paged KV cache on the device: for every layer K and V as (blocks, kv_heads, block_size, head_dim).
 
 A head's keys of one block lie together, as attention reads them. Slot s of a sequence is row
-table[s // block_size] * block_size + s % block_size. All rows start as zeros: kernels may read a slot that was never
-written, so long as they give it no weight.
+table[s // block_size] * block_size + s % block_size; layers of the window group have blocks and tables of their own.
+All rows start as zeros: kernels may read a slot that was never written, so long as they give it no weight.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class DeviceCache:
         if layout.dtype not in DTYPES:
             raise ConfigError(f"kv_dtype is {layout.dtype!r}; the torch backend has {', '.join(DTYPES)}")
         self.block_size = layout.block_size
-        self.num_blocks = num_blocks
+        self.num_blocks, self.num_window_blocks = num_blocks, layout.num_window_blocks
+        self.windowed = layout.windowed or (False,) * len(layout.layers)
         self.dtype = DTYPES[layout.dtype]
         self.device = device
+        sizes = zip(layout.layers, layout.value_dims, self.windowed, strict=True)
         self.layers: list[tuple[Tensor, Tensor]] = [
-            (self._zeros((heads, layout.block_size, dim)), self._zeros((heads, layout.block_size, value_dim)))
-            for (heads, dim), value_dim in zip(layout.layers, layout.value_dims, strict=True)
+            (self._zeros((heads, layout.block_size, dim), one), self._zeros((heads, layout.block_size, value_dim), one))
+            for (heads, dim), value_dim, one in sizes
         ]
         # (slots, floats) of the states of recurrent layers, by layer
         self.states = [torch.zeros(layout.num_states, floats, device=device) for floats in layout.states]
@@ -55,15 +57,19 @@ class DeviceCache:
         return CachedRows(k), CachedRows(v)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy whole blocks, in the order given where one depends on another."""
+        """Copy whole blocks of each group, in the order given where one depends on another."""
+        for group in {copy.group for copy in copies}:
+            self._copy([copy for copy in copies if copy.group == group], is_windowed=bool(group))
+
+    def _copy(self, copies: Sequence[BlockCopy], *, is_windowed: bool) -> None:
         sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
         if set(sources) & set(targets) and len(copies) > 1:
             for copy in copies:
-                self.copy([copy])
+                self._copy([copy], is_windowed=is_windowed)
             return
         source, target = (torch.tensor(ids, device=self.device) for ids in (sources, targets))
-        for pair in self.layers:
-            for cache in map(_bits, pair):
+        for pair, one in zip(self.layers, self.windowed, strict=True):
+            for cache in map(_bits, pair) if one == is_windowed else ():
                 cache[target] = cache[source]
 
     def pack(self, layer: int, source_table: Int64, kept: Tensor, target_table: Int64) -> None:
@@ -80,8 +86,9 @@ class DeviceCache:
         blocks = on_device(table, self.device)
         return blocks[slots // self.block_size] * self.block_size + slots % self.block_size
 
-    def _zeros(self, block: tuple[int, ...]) -> Tensor:
-        return torch.zeros(self.num_blocks, *block, dtype=self.dtype, device=self.device)
+    def _zeros(self, block: tuple[int, ...], is_windowed: bool) -> Tensor:
+        num_blocks = self.num_window_blocks if is_windowed else self.num_blocks
+        return torch.zeros(num_blocks, *block, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvarn.backends.batch import Batch, Int32, Keep, StateSlots, chosen_token
 from kvarn.backends.torch.cache import DeviceCache
+from kvarn.models.recurrent import attentions
 from kvarn.models.spec import ModelSpec
 
 
@@ -35,6 +36,8 @@ def check_batch(batch: Batch, spec: ModelSpec, cache: DeviceCache, num_chosen: i
         _check_keep(batch, keep, cache)
     if batch.block_tables.shape[1]:
         _check_tables(batch, cache)
+        if any(cache.windowed):
+            _check_windows(batch, spec, cache)
     if batch.states is not None and cache.states:
         _check_states(batch, batch.states, len(cache.states[0]))
 
@@ -52,6 +55,23 @@ def _check_tables(batch: Batch, cache: DeviceCache) -> None:
     low, high = (batch.positions[rows] - shifts[has_rows] for rows in (first, last))
     covers = bool((low >= 0).all()) and bool((high < batch.context_lens[has_rows]).all())
     _require(covers, "context_lens must cover every token of the step")
+
+
+def _check_windows(batch: Batch, spec: ModelSpec, cache: DeviceCache) -> None:
+    """From the block on in which the first row's window begins."""
+    tables, size = batch.window_tables, cache.block_size
+    _require(
+        tables is not None and tables.shape == batch.block_tables.shape, "the cache has windows, the batch has not"
+    )
+    assert tables is not None, "refused above"
+    widest = max(one.window or 0 for one in attentions(spec))
+    shifts = np.zeros(len(batch.context_lens), np.int32) if batch.slot_shifts is None else batch.slot_shifts
+    has_rows = np.diff(batch.row_starts) > 0
+    first = batch.positions[batch.row_starts[:-1][has_rows]] - shifts[has_rows]
+    begin, end = np.maximum(first + 1 - widest, 0) // size, -(-batch.context_lens[has_rows] // size)
+    columns = np.arange(tables.shape[1])
+    used = tables[has_rows][(columns >= begin[:, None]) & (columns < end[:, None])]
+    _require(_within(used, cache.num_window_blocks), "a block of a window lies outside the cache")
 
 
 def _check_states(batch: Batch, states: StateSlots, num_slots: int) -> None:

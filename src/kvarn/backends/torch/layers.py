@@ -15,7 +15,7 @@ from kvarn.backends.torch.elementwise import sigmoid, tanh
 from kvarn.backends.torch.mixers.mla import attend_latent
 from kvarn.backends.torch.mixers.recurrent import RowOps
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step
+from kvarn.backends.torch.step import PagedTiles, Step, Tiles, make_step, of_windows, with_windows
 from kvarn.backends.torch.streams.altup import correct, merge_streams, predict, scaled_active, split_streams
 from kvarn.backends.torch.streams.per_layer import add_beside, add_laurel, gated_part, layer_part
 from kvarn.backends.torch.weights import (
@@ -107,7 +107,11 @@ class Model:
     def make_step(self, batch: Batch, cache: DeviceCache) -> Step:
         """Bring a batch to the device."""
         multiple = self.ops.row_multiple(len(batch.token_ids))
-        return make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+        step = make_step(batch, cache.block_size, multiple, self.ops.plan(batch, cache))
+        if not any(cache.windowed) or step.slots is None:
+            return step
+        windows = of_windows(batch)
+        return with_windows(step, windows, cache.block_size, self.ops.plan(windows, cache))
 
     def embed(self, step: Step) -> Tensor:
         """Turn tokens into the first state of the residual stream."""
@@ -156,7 +160,9 @@ class Model:
             return ops.recur(x, block, step, cache.states[index] if cache.states else None)
         if block.latent is not None:
             return attend_latent(x, block, RowOps(ops.linear, ops.normalise), step, cache, rope=rope)
-        found = ops.attend(ops.linear(x, block.qkv), block, rope, step, cache)
+        source = block.spec.attention.kv_source
+        own = step if step.slots is None else step.of_layer(cache.windowed[index if source is None else source])
+        found = ops.attend(ops.linear(x, block.qkv), block, rope, own, cache)
         if block.output_gate is None:
             return found
         return (found.float() * sigmoid(ops.linear(x, block.output_gate).float())).to(found.dtype)

@@ -151,8 +151,11 @@ class PlainOps:
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in torch.unique(chosen).tolist():
             rows = (chosen == expert).any(dim=-1).nonzero()[:, 0]
-            hidden = self.activate(self._of_expert(x[rows], weights.gate_up, expert), moe.activation, gated=moe.gated)
-            out[rows] += share[rows, expert, None] * self._of_expert(hidden, weights.down, expert).float()
+            weight, read = share[rows, expert, None], x[rows]
+            if moe.weighs_input:
+                weight, read = torch.ones_like(weight), (weight * read).to(x.dtype)
+            hidden = self.activate(self._of_expert(read, weights.gate_up, expert), moe.activation, gated=moe.gated)
+            out[rows] += weight * self._of_expert(hidden, weights.down, expert).float()
         if weights.shared is not None:
             hidden = self.activate(self.linear(x, weights.shared.gate_up), moe.activation, gated=moe.gated)
             found = self.linear(hidden, weights.shared.down).float()
@@ -169,7 +172,7 @@ def _query_factors(temperature: Temperature | None, positions: Tensor) -> Tensor
     """What the queries of each row are multiplied by, (rows, 1, 1)."""
     if temperature is None:
         return 1.0
-    turns = by_value(torch.log1p, (positions // temperature.length).float())
+    turns = by_value(torch.log1p, ((positions + temperature.offset) // temperature.length).float())
     return (1 + temperature.beta * turns)[:, None, None]
 
 
@@ -189,6 +192,8 @@ def tiled_matmul(x: Tensor, weight: Tensor | QuantizedMatrix) -> Tensor:
 
 def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tuple[Tensor, Tensor]:
     """The experts of every row, (rows, num_active), and every expert's share of them, (rows, experts)."""
+    if moe.mixer_margin is not None:
+        return _mix_sparsely(logits, moe.num_active, moe.mixer_margin)
     p = torch.softmax(logits, dim=-1) if moe.scoring == "softmax" else sigmoid(logits)
     choice = p if weights.selection_bias is None else p + weights.selection_bias
     if moe.groups is not None:
@@ -204,6 +209,18 @@ def route(logits: Tensor, weights: ExpertWeights, moe: MixtureOfExperts) -> tupl
     if weights.scale is not None:
         share = share * weights.scale
     return chosen, share * moe.scale
+
+
+def _mix_sparsely(logits: Tensor, num_active: int, margin: float) -> tuple[Tensor, Tensor]:
+    left, share, chosen = logits.clone(), torch.zeros_like(logits), []
+    for _ in range(num_active):
+        best = torch.argsort(left, dim=-1, descending=True, stable=True)[:, :1]
+        largest = left.gather(1, best)
+        is_far = (largest - logits) / torch.maximum(logits.abs(), largest) > margin
+        share.scatter_(1, best, torch.softmax(left.masked_fill(is_far, -math.inf), dim=-1).gather(1, best))
+        left.scatter_(1, best, -math.inf)
+        chosen.append(best)
+    return torch.cat(chosen, dim=-1), share
 
 
 def attend_tiles(

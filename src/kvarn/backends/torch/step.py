@@ -25,7 +25,7 @@ TILE = 16  # queries of one sequence
 PIECE = 256  # keys
 
 Int64 = npt.NDArray[np.int64]
-MaskKind = tuple[str, int | None, int | None]
+MaskKind = tuple[str, int | None, int | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Piece:
 
     def visible(self, attention: Attention, query_positions: Tensor) -> Tensor:
         """Which keys each query sees, (n, TILE, PIECE); made once for all layers of one kind."""
-        kind: MaskKind = (attention.mask, attention.mask_block, attention.window)
+        kind: MaskKind = (attention.mask, attention.mask_block, attention.window, attention.is_chunked)
         if kind not in self.masks:
             self.masks[kind] = self._mask(attention, query_positions[self.tiles][:, :, None])
         return self.masks[kind]
@@ -53,7 +53,8 @@ class Piece:
         elif attention.mask == "causal":
             seen = seen & (keys <= queries)
         if attention.window is not None:
-            seen = seen & (keys > queries - attention.window)
+            reach = queries % attention.window if attention.is_chunked else attention.window - 1
+            seen = seen & (keys >= queries - reach)
         return seen.expand(-1, TILE, -1)
 
 
@@ -94,6 +95,14 @@ class Step:
     output_rows: Tensor | None  # None: all
     tiles: Tiles | PagedTiles
     states: StateRows | None = None  # None: nothing is kept of recurrent layers
+    windowed: Step | None = None  # the same with the slots and tables of the layers that keep a window
+
+    def of_layer(self, is_windowed: bool) -> Step:
+        """What a layer of either group reads."""
+        if not is_windowed:
+            return self
+        assert self.windowed is not None, "the cache has windows, the step has not"
+        return self.windowed
 
 
 def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | PagedTiles) -> Step:
@@ -115,6 +124,18 @@ def make_step(batch: Batch, block_size: int, multiple: int, tiles: Tiles | Paged
         tiles=tiles,
         states=None if batch.states is None else make_state_rows(batch, num_rows + padding, device),
     )
+
+
+def of_windows(batch: Batch) -> Batch:
+    """The batch as the layers that keep a window see it."""
+    assert batch.window_tables is not None, "the cache has windows, the batch has no window_tables"
+    return replace(batch, block_tables=batch.window_tables, window_tables=None)
+
+
+def with_windows(step: Step, batch: Batch, block_size: int, tiles: Tiles | PagedTiles) -> Step:
+    """Add what layers that keep a window read; tiles are those of of_windows(batch)."""
+    slots = np.pad(token_slots(batch, block_size), (0, len(step.token_ids) - step.num_rows), constant_values=-1)
+    return replace(step, windowed=replace(step, slots=on_device(slots, step.token_ids.device), tiles=tiles))
 
 
 def with_chosen(step: Step, chosen: Tensor) -> Step:
@@ -158,7 +179,7 @@ def make_paged_tiles(batch: Batch, tile: int, num_key_tiles: int, device: torch.
         return on_device(np.ascontiguousarray(values, np.int32), device)
 
     return PagedTiles(
-        tables=moved(batch.block_tables),
+        tables=moved(np.maximum(batch.block_tables, 0)),  # what is freed is not seen
         contexts=moved(batch.context_lens),
         shifts=moved(shifts),
         sequences=moved(sequences),
@@ -185,11 +206,16 @@ def _make_pieces(batch: Batch, block_size: int, sequences: Int64, device: torch.
         tiles = np.flatnonzero(contexts[sequences] > first)
         owners = sequences[tiles]
         slots = np.arange(first, first + PIECE)[None, :]
-        is_written = slots < contexts[owners, None]
+        rows = _key_rows(batch, block_size, owners, slots)
+        is_written = (slots < contexts[owners, None]) & (rows >= 0)  # negative: freed, in front of a window
         shifts = 0 if batch.slot_shifts is None else batch.slot_shifts.astype(np.int64)[owners, None]
-        keys = np.where(is_written, _key_rows(batch, block_size, owners, slots), 0)
-        positions = np.broadcast_to(slots + shifts, keys.shape).copy()
-        moved = [on_device(part, device) for part in (tiles, keys, positions, is_written)]
+        keys = np.where(is_written, rows, 0)
+        positions = np.broadcast_to(slots + shifts, keys.shape)
+        has_keys = is_written.any(axis=1)  # a piece without any would add exactly nothing
+        if not has_keys.any():
+            continue
+        parts = (part[has_keys] for part in (tiles, keys, positions, is_written))
+        moved = [on_device(part, device) for part in parts]
         found.append(Piece(moved[0], moved[1], moved[2], moved[3], {}))
     return tuple(found)
 
@@ -204,7 +230,7 @@ def _key_rows(batch: Batch, block_size: int, owners: Int64, slots: Int64) -> Int
 
 
 def token_slots(batch: Batch, block_size: int) -> Int64:
-    """The row of the flat cache for each row of the batch."""
+    """The row of the flat cache for each row of the batch; negative in a block that was freed."""
     sequences, slots = sequence_of_rows(batch), batch.positions.astype(np.int64)
     if batch.slot_shifts is not None:
         slots = slots - batch.slot_shifts[sequences]

@@ -38,7 +38,8 @@ def _feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward
     num_experts = hparams.integer("num_experts", default=0)
     if num_experts == 0 or not is_sparse(hparams, layer):
         return FeedForward(dims.hidden[layer], hparams.activation("silu"))
-    renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=hparams.is_gguf)
+    is_usual = hparams.is_gguf or not hparams.has_key("norm_topk_prob")  # types without the key have it on
+    renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=is_usual)
     return mixture_of_experts(hparams, num_experts, hparams.integer("expert_hidden"), renormalise=renormalise)
 
 

@@ -47,6 +47,8 @@ def describe(hparams: HParams) -> ModelSpec:
 
 def _delta_net(hparams: HParams, norm: Norm) -> GatedDeltaNet:
     key_heads, heads = hparams.integer("num_state_key_heads"), hparams.integer("num_state_heads")
+    if (activation := hparams.activation("silu")) != "silu":
+        raise hparams.unsupported(f"hidden_act is {activation}, also of the convolutions; silu is known", "hidden_act")
     if heads % key_heads:
         raise hparams.format_error(f"{heads} value heads are not a multiple of the {key_heads} key heads")
     inner = hparams.integer("state_inner", default=None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from kvarn.formats.tensor_view import WeightView
 from kvarn.models.architectures import qwen2, qwen3
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import ModelSpec
+from kvarn.models.tensors.turned_experts import turn_experts
 
 NOTE = "the text part of a model that also reads images: images are not read"
 
@@ -16,6 +18,11 @@ def describe_2(hparams: HParams) -> ModelSpec:
 
 
 def describe_3(hparams: HParams) -> ModelSpec:
-    """Describe the text part of a Qwen3-VL."""
+    """Describe the text part of a Qwen3-VL, dense or with experts."""
     hparams.notes[NOTE] = None
     return qwen3.describe(hparams)
+
+
+def separate(spec: ModelSpec, view: WeightView) -> WeightView:
+    """The experts of published folders are turned, those that others write are not."""
+    return turn_experts(spec, view, "either")

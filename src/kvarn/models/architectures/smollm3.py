@@ -15,7 +15,7 @@ def describe(hparams: HParams) -> ModelSpec:
     """Describe a SmolLM3; GGUF files hold Q and K permuted for interleaved rotation, safetensors do not."""
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
     rope = read_rope(hparams, "interleaved" if hparams.is_gguf else "half", dims.head_dim, dims.context_length)
-    rotates, (qkv_bias, output_bias) = _rotating_layers(hparams, dims), attention_biases(hparams)
+    rotates, (qkv_bias, output_bias) = rotating_layers(hparams, dims), attention_biases(hparams)
     window: int | None = hparams.integer("sliding_window", default=0) or None
     # The flag says whether there are windows where layer_types does not.
     has_windows = hparams.flag(None, "use_sliding_window", default=False) and window is not None
@@ -37,7 +37,7 @@ def describe(hparams: HParams) -> ModelSpec:
     return decoder(hparams, dims, blocks, norm)
 
 
-def _rotating_layers(hparams: HParams, dims: Dimensions) -> tuple[bool, ...]:
+def rotating_layers(hparams: HParams, dims: Dimensions) -> tuple[bool, ...]:
     """config.json has 1 for each layer that rotates, under a name that says the opposite."""
     flags = hparams.raw(None, "no_rope_layers")
     interval = hparams.integer("no_rope_interval", default=INTERVAL)

@@ -17,6 +17,8 @@ _NAMES = (
 # In the order of _NAMES. None: derived from the others, or the class has no such key.
 _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "llama": (4096, 11008, 32, 32, None, None, 2048, 1e-6),
+    "llama4_text": (5120, 8192, 48, 40, 8, 128, 131072, 1e-5),
+    "phimoe": (4096, 6400, 32, 32, 8, None, 131072, 1e-5),
     "mistral": (4096, 14336, 32, 32, 8, None, 131072, 1e-6),
     "mixtral": (4096, 14336, 32, 32, 8, None, 131072, 1e-5),
     "ministral": (4096, 14336, 32, 32, 8, None, 131072, 1e-6),
@@ -30,6 +32,7 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "qwen3": (4096, 22016, 32, 32, 32, 128, 32768, 1e-6),
     "qwen3_moe": (2048, 6144, 24, 32, 4, None, 32768, 1e-6),
     "qwen3_vl_text": (4096, 22016, 32, 32, 32, 128, 128000, 1e-6),
+    "qwen3_vl_moe_text": (2048, 5632, 24, 16, 16, None, 128000, 1e-6),
     "qwen3_next": (2048, 5632, 48, 16, 2, 256, 32768, 1e-6),
     "qwen3_5_text": (4096, 12288, 32, 16, 4, 256, 32768, 1e-6),
     "qwen3_5_moe_text": (2048, None, 40, 16, 2, 256, 32768, 1e-6),

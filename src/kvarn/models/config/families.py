@@ -136,6 +136,12 @@ _LLADA_MOE: Final = _EXPERTS | {"expert_intermediate_size": None, "moe_layer_fre
 
 _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "llama": _DECODER | _BIAS,
+    "llama4_text": _DECODER
+    | _BIAS
+    | {"rope_theta": 500000.0, "num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
+    | {"moe_layers": None, "interleave_moe_layer_step": 1, "no_rope_layers": None, "no_rope_layer_interval": 4}
+    | {"attention_chunk_size": 8192, "use_qk_norm": True, "attn_temperature_tuning": True}
+    | {"floor_scale": 8192, "attn_scale": 0.1},
     "mistral": _DECODER | {"sliding_window": 4096},
     "mixtral": _DECODER
     | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
@@ -192,6 +198,9 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "qwen2_5_vl": _QWEN2 | _VISION_TEXT,
     "qwen2_5_vl_text": _QWEN2 | _VISION_TEXT,
     "qwen3_vl_text": _without(_DECODER, "layer_types") | _BIAS | {"rope_theta": 500000.0},
+    "qwen3_vl_moe_text": _without(_QWEN3_MOE, "layer_types", "norm_topk_prob", *_WINDOW)
+    | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "rope_theta": 500000.0}
+    | {"tie_word_embeddings": True},
     "qwen2_moe": _without(_QWEN3_MOE, "num_local_experts")
     | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408}
     | {"max_window_layers": 28, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
@@ -251,6 +260,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "minimax_m2": _DECODER
     | {"rope_theta": 5000000.0, "num_local_experts": 256, "num_experts_per_tok": 8}
     | {"partial_rotary_factor": None, "rotary_dim": None, "scoring_func": None},
+    "phimoe": _DECODER
+    | _BIAS
+    | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 16, "num_experts_per_tok": 2}
+    | {"router_jitter_noise": 0.01, "lm_head_bias": False},
     "phi3": _DECODER | {"sliding_window": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 4096},
 }
 

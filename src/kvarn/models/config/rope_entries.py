@@ -27,8 +27,10 @@ SCALING_KEYS: dict[str, frozenset[str]] = {
 # Read by an architecture itself.
 _OF_IMAGES = frozenset({"mrope_section", "mrope_interleaved"})
 OWN_KEYS = {
+    "phimoe": frozenset({"short_mscale", "long_mscale"}),
     "ministral3": frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), _OF_IMAGES),
+    "qwen3_vl_moe_text": _OF_IMAGES,
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), _OF_IMAGES),
 }
 BY_KIND = (

@@ -1,12 +1,14 @@
-"""Tensors that files store together, or once for two uses, as the separate ones of a spec."""
+"""Tensors that files store together, once for two uses, or not at all, as the separate ones of a spec."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kvarn.errors import FormatError
 from kvarn.formats.hf_names import split_gate_up
-from kvarn.formats.tensor_view import ViewEntry, WeightView, row_slice
+from kvarn.formats.recast_weights import FilledWeights
+from kvarn.formats.tensor_view import ViewEntry, WeightView, renamed, row_slice
 from kvarn.models.spec import Attention, FeedForward, ModelSpec
 
 SUFFIXES = ("weight", "bias")
@@ -59,3 +61,10 @@ def _flatten(entries: dict[str, ViewEntry], name: str) -> None:
     entry = entries.get(name)
     if entry is not None and entry.info.shape[:-1] == (1,):
         entries[name] = replace(entry, info=replace(entry.info, shape=entry.info.shape[1:]))
+
+
+def fill_norms(view: WeightView, lengths: Mapping[str, int]) -> WeightView:
+    """Give norms without weights those of ones, of so many values each; what a file has stays."""
+    missing = {name: length for name, length in lengths.items() if name not in view.entries}
+    filled = FilledWeights(view.source, missing)
+    return WeightView(filled, view.entries | {name: renamed(filled.tensors[name], name) for name in missing})

@@ -23,7 +23,7 @@ from kvarn.backends.torch.cuda.rows import fed_tokens
 from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
 from kvarn.backends.torch.mixers.recurrent import STATE_ROWS, StateRows, state_arrays
-from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, token_slots
+from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, of_windows, token_slots
 from kvarn.models.spec import MaskedDiffusion
 
 MAX_SEQUENCES = 256
@@ -46,6 +46,7 @@ PADDING = {
     "output": 0,
 }
 STATE_PADDING = {"begins": 0, "read": -1, "written": -1, "saved": -1, "firsts": 0, "ends": 0}  # recurrent.StateRows
+WINDOW_PADDING = {"window_slot": -1}
 FEW_SEQUENCES = 16
 TIMED_REPLAYS = 6
 
@@ -101,10 +102,13 @@ class CapturedSteps:
         self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
+        self._has_windows = any(cache.windowed)
         self._padding = PADDING | (STATE_PADDING if cache.states else {})
+        self._padding |= WINDOW_PADDING if self._has_windows else {}
         self._decode_inputs = Inputs(len(self._padding), MAX_SEQUENCES, cache.device)
         self._prompt_inputs = Inputs(len(self._padding), PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
-        self._staged_tables = torch.zeros(MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
+        num_groups = 2 if self._has_windows else 1
+        self._staged_tables = torch.zeros(num_groups, MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._tables = self._staged_tables.to(cache.device)
         self._copied = torch.cuda.Event()  # the last copy has read the staged memory
 
@@ -129,7 +133,7 @@ class CapturedSteps:
         num_rows, num_sequences, width = len(batch.token_ids), len(batch.context_lens), batch.block_tables.shape[1]
         if batch.keep or not 0 < width <= self._width or not 0 < num_sequences <= MAX_SEQUENCES:
             return None
-        if self._cache.states and batch.states is None:
+        if (self._cache.states and batch.states is None) or (self._has_windows and batch.window_tables is None):
             return None
         longest = int(batch.context_lens.max())
         if num_rows == num_sequences == len(batch.output_rows):
@@ -159,16 +163,20 @@ class CapturedSteps:
             "count": np.minimum(lengths[sequences] - first, shape.tile),
             "output": batch.output_rows,
             **(state_arrays(batch) if self._cache.states else {}),
+            **({"window_slot": token_slots(of_windows(batch), self._cache.block_size)} if self._has_windows else {}),
         }
         inputs = self._inputs(shape)
         for row, (name, nothing) in zip(inputs.staged.numpy(), self._padding.items(), strict=True):
             row[: len(arrays[name])] = arrays[name]
             row[len(arrays[name]) :] = nothing
-        tables: Int32 = self._staged_tables.numpy()
-        count, width = batch.block_tables.shape
-        tables[:count, :width] = np.maximum(batch.block_tables, 0)
         inputs.on_device.copy_(inputs.staged, non_blocking=True)
-        self._tables[:count].copy_(self._staged_tables[:count], non_blocking=True)
+        groups = (batch.block_tables, batch.window_tables) if self._has_windows else (batch.block_tables,)
+        for staged, moved, table in zip(self._staged_tables, self._tables, groups, strict=True):
+            assert table is not None, "steps without the tables of windows are not captured"
+            tables: Int32 = staged.numpy()
+            count, width = table.shape
+            tables[:count, :width] = np.maximum(table, 0)
+            moved[:count].copy_(staged[:count], non_blocking=True)
         self._copied.record()
 
     def _inputs(self, shape: StepShape) -> Inputs:
@@ -204,7 +212,7 @@ class CapturedSteps:
         at = dict(zip(self._padding, self._inputs(shape).on_device, strict=True))
         sequences, first, counts = (at[name][: shape.tiles] for name in ("sequence", "first", "count"))
         tiles = PagedTiles(
-            self._tables, at["context"], at["shift"], sequences, first, counts,
+            self._tables[0], at["context"], at["shift"], sequences, first, counts,
             num_key_tiles=shape.key_tiles, tile=shape.tile, is_decode=shape.is_decode,
         )  # fmt: skip
         tokens, positions, slots = (at[name][: shape.rows] for name in ("token", "position", "slot"))
@@ -214,7 +222,11 @@ class CapturedSteps:
         counts = {name: shape.rows if name in STATE_ROWS else shape.sequences for name in STATE_PADDING}
         held = {name: at[name][:count] for name, count in counts.items()} if self._cache.states else None
         states = None if held is None else StateRows(**held)
-        return Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles, states)
+        step = Step(nothing, shape.rows, tokens, positions, slots, outputs, tiles, states)
+        if not self._has_windows:
+            return step
+        own = replace(step, slots=at["window_slot"][: shape.rows], tiles=replace(tiles, tables=self._tables[1]))
+        return replace(step, windowed=own)
 
     def _forward(self, step: Step, shape: StepShape) -> Decoded:
         model = self._model
@@ -244,9 +256,12 @@ def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[
     return _fitting(prompts + decodes, num_blocks, max_context)
 
 
-def with_states(batch: Batch, num_states: int) -> Batch:
-    """The same batch with slots for states, where a model has them: what is written there, nobody has read yet."""
+def with_groups(batch: Batch, num_states: int, num_window_blocks: int) -> Batch:
+    """The same batch with slots for states and with blocks of windows, where a model has them: what is written there,
+    nobody has read yet."""
     count, empty = len(batch.context_lens), np.empty(0, np.int32)
+    if num_window_blocks:
+        batch = replace(batch, window_tables=batch.block_tables % num_window_blocks)
     if not num_states:
         return batch
     written = np.arange(count, dtype=np.int32) % num_states

@@ -39,7 +39,7 @@ from kvarn.backends.torch.weights import (
     StateSpaceWeights,
 )
 from kvarn.models.recurrent import attentions, latent_layers, recurrent_of
-from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts, ModelSpec
+from kvarn.models.spec import Activation, Attention, FeedForward, MixtureOfExperts, ModelSpec
 from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, ShortConv
 
 log = logging.getLogger(__name__)
@@ -190,11 +190,18 @@ class CudaOps(PlainOps):
 
 def _lacks_kernels(spec: ModelSpec) -> bool:
     """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams,
-    state spaces."""
-    is_shared = any(one.kv_source is not None or one.value_norm_eps is not None for one in attentions(spec))
+    chunks, state spaces, experts that are chosen or weighed in another way."""
     has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
-    has_other = any(block.beside or isinstance(recurrent_of(block), Mamba2 | Mamba) for block in spec.blocks)
-    return is_shared or has_inputs or bool(latent_layers(spec)) or has_other
+    is_other = any(block.beside or isinstance(recurrent_of(block), Mamba2 | Mamba) for block in spec.blocks)
+    mixtures = [block.feed_forward for block in spec.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
+    is_other = is_other or any(one.weighs_input or one.mixer_margin is not None for one in mixtures)
+    return has_inputs or is_other or bool(latent_layers(spec)) or any(map(_lacks_kernel, attentions(spec)))
+
+
+def _lacks_kernel(attention: Attention) -> bool:
+    is_offset = attention.temperature is not None and attention.temperature.offset > 0
+    is_other = attention.kv_source is not None or attention.value_norm_eps is not None
+    return is_offset or is_other or attention.is_chunked
 
 
 def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:

@@ -122,6 +122,7 @@ def unsupported(spec: ModelSpec) -> list[str]:
             "experts beside a feed-forward": block.beside is not None,
             "factors behind a layer": block.output_scale,
             "temperature": attention.temperature is not None,
+            "chunks": attention.is_chunked,
             f"mask {attention.mask}": attention.mask != "causal",
             "norms of whole rows of Q and K": attention.qk_norm is not None
             and (attention.qk_norm_span == "row" or attention.qk_norm_after_rope),
