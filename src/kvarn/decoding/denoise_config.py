@@ -27,6 +27,9 @@ class DenoiseConfig:
     sparse: SparseConfig
     is_fixed: bool  # the whole canvas is there from the start
     is_aligned: bool  # blocks are counted from position 0 and never see what is right of them
+    # The logits of a block's first position come from the last row before it, which no step of the block changes: a
+    # step of its own fills it (Fast-dLLM v2, arXiv 2509.26328).
+    first_alone: bool = False
 
     @property
     def is_guided(self) -> bool:
@@ -63,6 +66,7 @@ def make_denoise_config(params: DiffusionParams | None, model: MaskedDiffusion) 
         sparse=sparse,
         is_fixed=not is_aligned and params.canvas != "grow",
         is_aligned=is_aligned,
+        first_alone=is_aligned and model.shift,
     )
 
 

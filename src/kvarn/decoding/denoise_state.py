@@ -66,9 +66,19 @@ class DenoiseState:
     def candidates(self) -> Positions:
         """Positions whose logits this step needs, ascending."""
         masked = self.canvas.masked_in(self.block)
+        if self.is_first_alone:
+            return masked[:1]
         if not self.config.rule.edits:
             return masked
-        return np.sort(np.concatenate([masked, self.canvas.written_in(self.block)]))
+        written = self.canvas.written_in(self.block)
+        if self.config.first_alone:
+            written = written[written != self.block.start]  # its logits are those it was chosen by
+        return np.sort(np.concatenate([masked, written]))
+
+    @property
+    def is_first_alone(self) -> bool:
+        """Whether this step fills the first position of the block and nothing else."""
+        return self.config.first_alone and bool(self.canvas.is_masked[self.block.start])
 
     def decide(self, sampled: Sampled) -> Filling:
         """Choose the positions to fill; sampled has a row per candidate. Changes nothing."""
@@ -77,7 +87,7 @@ class DenoiseState:
         confidences = np.exp(sampled.logprobs.astype(np.float64))
         candidates = self._masked_candidates(positions[is_masked], confidences[is_masked], sampled, is_masked)
         chosen = np.zeros(len(positions), bool)
-        chosen[is_masked] = self.config.rule.choose(candidates, self.config.values)
+        chosen[is_masked] = self.is_first_alone or self.config.rule.choose(candidates, self.config.values)
         if self.config.rule.edits:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
             chosen |= positions_to_edit(confidences, is_other, self.config.values)
@@ -88,15 +98,17 @@ class DenoiseState:
 
     def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
         """Fill the canvas; returns, at the end of a block, its tokens and those already known after it."""
-        was_filled = not len(self.canvas.masked_in(self.block))
+        was_filled, was_first = not len(self.canvas.masked_in(self.block)), self.is_first_alone
         self.canvas.fill(filling.positions, filling.token_ids)
         for position, logprob in zip(filling.positions.tolist(), filling.logprobs, strict=False):
             self.canvas.logprobs[position] = logprob
         self.num_passes += 1
         self._num_steps_reported += 1
         needed_end = self._needed_end()
+        if was_first:  # no step of the schedule
+            self._num_masked -= 1
         if (self.canvas.masked_in(self.block) < needed_end).any():
-            self._advance_to(self.step + 1)
+            self._advance_to(0 if was_first else self.step + 1)
             return ()
         self._num_edit_passes += was_filled
         if self.config.rule.edits and self._keeps_editing(is_changed=not was_filled or len(filling.positions) > 0):

@@ -112,7 +112,7 @@ class DiffusionDecoder:
 
     def _window(self, request: Request, state: DenoiseState) -> Window:
         if state.config.is_aligned:
-            return block_window(state.block, request.num_computed, self._shift)
+            return block_window(state.block, request.num_computed, is_first_alone=state.is_first_alone)
         return full_attention_window(state.config, state.block, state.num_passes, state.length, self._shift)
 
     def _prefill_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:

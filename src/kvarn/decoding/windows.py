@@ -49,9 +49,14 @@ def full_attention_window(
     return Window(start, length if cache == "prefix" else block.end, length)
 
 
-def block_window(block: CanvasBlock, num_computed: int, shift: int) -> Window:
-    """The next step of a block-diffusion model: known text that is not computed, and the block."""
-    return Window(min(num_computed, max(0, block.start - shift)), block.end, block.end)
+def block_window(block: CanvasBlock, num_computed: int, *, is_first_alone: bool) -> Window:
+    """The next step of a block-diffusion model: known text that is not computed, and the block.
+
+    is_first_alone: the step fills the first position, from the row before it.
+    """
+    if is_first_alone:
+        return Window(min(num_computed, block.start - 1), block.start, block.start)
+    return Window(min(num_computed, block.start), block.end, block.end)
 
 
 def sequence_lengths(config: DenoiseConfig, length: int, shift: int) -> tuple[int, ...]:

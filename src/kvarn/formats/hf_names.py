@@ -59,6 +59,9 @@ DECODER = {
     "embed_out": "output",
     "layers.{}.attention.query_key_value": "blk.{}.attn_qkv",
     "layers.{}.attention.dense": "blk.{}.attn_output",
+    "layers.{}.attention.query_layernorm": "blk.{}.attn_q_norm",
+    "layers.{}.attention.key_layernorm": "blk.{}.attn_k_norm",
+    "word_embeddings": "token_embd",
     "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
     "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
     "transformer.word_embeddings": "token_embd",
@@ -163,6 +166,8 @@ DECODER = {
 # Whole names: these do not end in weight or bias, or not in the one that GGUF has.
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.mlp.gate.expert_bias": "blk.{}.exp_probs_b.bias",
+    **{f"layers.{{}}.mlp.experts.{part}_proj": f"blk.{{}}.ffn_{part}_exps.weight" for part in ("gate", "up")},
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.mlp.moe_statics.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",

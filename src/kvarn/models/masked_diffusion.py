@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from kvarn.formats.strict_json import read_optional
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Mask, MaskedDiffusion, ModelSpec
 
@@ -55,9 +57,33 @@ def _mask_id(hparams: HParams, vocab_size: int, default: int | None) -> int:
     return int(value)
 
 
+def tokenizer_mask_id(hparams: HParams) -> int | None:
+    """The id of the mask token that a folder's tokenizer names; None when it names none."""
+    folder = hparams.weights.metadata.get("hf_folder")
+    if folder is None:
+        return None
+    config, special, added = (
+        read_optional(os.path.join(folder, f"{name}.json"))
+        for name in ("tokenizer_config", "special_tokens_map", "added_tokens")
+    )
+    name = _content(config.get("mask_token") or special.get("mask_token"))
+    listed = config.get("added_tokens_decoder")
+    listed = listed if isinstance(listed, Mapping) else {}
+    ids = {_content(entry): number for number, entry in listed.items()} | dict(added)
+    found = ids.get(name) if name else None
+    return int(found) if isinstance(found, int) or str(found).isdecimal() else None
+
+
+def _content(token: Any) -> str | None:
+    """Tokens are strings, or objects with what they say beside them."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
 def _stored_mask_id(hparams: HParams) -> tuple[str, Any]:
     if not hparams.is_gguf:
-        return "mask_token_id", hparams.raw(None, "mask_token_id")
+        value = hparams.raw(None, "mask_token_id")
+        return "mask_token_id", tokenizer_mask_id(hparams) if value is None else value
     key, metadata = "tokenizer.ggml.mask_token_id", hparams.weights.metadata
     value, tokens = metadata.get(key), metadata.get("tokenizer.ggml.tokens")
     if value is None and isinstance(tokens, Sequence):
