@@ -102,6 +102,12 @@ def _llada2_tensors(arch: str, config: dict[str, Any], tensors: Tensors) -> Tens
         return (1.2 / columns**0.5 * rng.standard_normal((rows, columns))).astype(np.float32)
 
     width, hidden = config["hidden_size"], config["num_shared_experts"] * config["moe_intermediate_size"]
+    if not config.get("use_qk_norm", True):
+        tensors = {name: values for name, values in tensors.items() if "self_attn.q_norm" not in name}
+        tensors = {name: values for name, values in tensors.items() if "self_attn.k_norm" not in name}
+    biased = ("q", "k", "v") * config.get("use_qkv_bias", False) + ("o",) * config["use_bias"]
+    for name in [name for name in tensors if any(name.endswith(f"self_attn.{x}_proj.weight") for x in biased)]:
+        tensors[name.replace("weight", "bias")] = rng.normal(0, 0.3, len(tensors[name])).astype(np.float32)
     for layer in range(config["num_hidden_layers"]):
         stem, is_dense = f"model.layers.{layer}.mlp.", layer < config["first_k_dense_replace"]
         if is_dense:

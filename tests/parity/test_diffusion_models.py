@@ -72,13 +72,13 @@ class TorchModel:
         block = torch.arange(len(x)) // self.config.get("block_size", len(x))
         scores = scores.masked_fill(block[None, :] > block[:, None], float("-inf"))
         mixed = (scores.softmax(-1) @ v).transpose(0, 1).reshape(len(x), -1)
-        return mixed @ self.weights[f"{stem}o_proj.weight"].T
+        return mixed @ self.weights[f"{stem}o_proj.weight"].T + self.weights.get(f"{stem}o_proj.bias", 0)
 
     def feed(self, stem: str, x: Any) -> Any:
         if f"{stem}gate.weight" not in self.weights:
             return self.expert(stem, x)
         if "score_function" in self.config:
-            return self.expert(f"{stem}shared_experts.", x) + torch.stack([self.grouped(stem, row) for row in x])
+            return self.expert(f"{stem}shared_experts.", x) + self.grouped(stem, x)
         shares = (x @ self.weights[f"{stem}gate.weight"].T).softmax(-1)
         rows = []
         for row, share in zip(x, shares, strict=True):
@@ -89,15 +89,16 @@ class TorchModel:
 
     def grouped(self, stem: str, x: Any) -> Any:
         """A group is worth its two best experts, by score and bias; the best experts of the best groups are used."""
-        scores = (self.weights[f"{stem}gate.weight"] @ x).sigmoid()
-        worth = (scores + self.weights[f"{stem}gate.expert_bias"]).reshape(self.config["n_group"], -1)
-        kept = worth.topk(2, dim=-1).values.sum(-1).topk(self.config["topk_group"]).indices.tolist()
-        is_out = [group not in kept for group in range(len(worth))]
-        worth[torch.tensor(is_out)] = float("-inf")
-        chosen = worth.flatten().topk(self.config["num_experts_per_tok"]).indices
-        total = scores[chosen].sum() if len(chosen) > 1 else torch.tensor(1.0)
-        parts = [self.expert(f"{stem}experts.{e}.", x) * scores[e] / total for e in chosen.tolist()]
-        return sum(parts) * self.config["routed_scaling_factor"]
+        scores = (x @ self.weights[f"{stem}gate.weight"].T).sigmoid()
+        worth = (scores + self.weights[f"{stem}gate.expert_bias"]).reshape(len(x), self.config["n_group"], -1)
+        kept = worth.topk(2).values.sum(-1).topk(self.config["topk_group"]).indices
+        is_kept = torch.zeros(worth.shape[:2], dtype=torch.bool).scatter(1, kept, True)
+        worth = worth.masked_fill(~is_kept[:, :, None], float("-inf")).flatten(1)
+        chosen = worth.topk(self.config["num_experts_per_tok"]).indices
+        shares = scores.gather(1, chosen)
+        shares = shares / shares.sum(-1, keepdim=True) if chosen.shape[1] > 1 else shares
+        weights = torch.zeros_like(scores).scatter(1, chosen, shares * self.config["routed_scaling_factor"])
+        return sum(weights[:, [e]] * self.expert(f"{stem}experts.{e}.", x) for e in range(self.config["num_experts"]))
 
     def expert(self, stem: str, x: Any) -> Any:
         gate, up, down = (self.weights[f"{stem}{name}_proj.weight"] for name in ("gate", "up", "down"))

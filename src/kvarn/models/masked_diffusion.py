@@ -48,9 +48,8 @@ def _mask_id(hparams: HParams, vocab_size: int, default: int | None) -> int:
     key, value = _stored_mask_id(hparams)
     value = default if value is None else value
     if value is None:
-        raise hparams.format_error(
-            f"{key} is missing and no token is called {', '.join(MASK_TOKENS)}; which token is the mask?"
-        )
+        where = f"no token is called {', '.join(MASK_TOKENS)}" if hparams.is_gguf else "the tokenizer has no mask_token"
+        raise hparams.format_error(f"{key} is missing and {where}; which token is the mask?")
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
     if not is_number or not 0 <= value < vocab_size:
         raise hparams.format_error(f"{key} is {value!r:.60}; expected a token of the vocabulary of {vocab_size}")

@@ -79,6 +79,7 @@ class Architecture:
 
 
 TRANSCRIPTION: Final = "a transcription of its authors' code"
+MASKED: Final = "transformers, with another mask"
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
@@ -194,9 +195,11 @@ ARCHITECTURES: Final = (
         llada2.describe,
         oracle=TRANSCRIPTION,
     ),
-    Architecture("Dream, Dream-Coder, DiffuCoder", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION),
-    Architecture("Fast-dLLM v2", (), ("Fast_dLLM_Qwen",), a2d.describe_fast_dllm, oracle=TRANSCRIPTION),
-    Architecture("Tiny-A2D", (), ("a2d-llama", "a2d-qwen2", "a2d-qwen3"), a2d.describe, oracle=TRANSCRIPTION),
+    Architecture(
+        "Dream, Dream-Coder, DiffuCoder", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION
+    ),
+    Architecture("Fast-dLLM v2", (), ("Fast_dLLM_Qwen",), a2d.describe_fast_dllm, oracle=MASKED),
+    Architecture("Tiny-A2D", (), ("a2d-llama", "a2d-qwen2", "a2d-qwen3"), a2d.describe, oracle=MASKED),
     Architecture("SDAR", ("sdar",), ("sdar", "sdar_moe"), sdar.describe, oracle=TRANSCRIPTION),
 )
 
