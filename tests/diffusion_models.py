@@ -185,7 +185,7 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gguf_tensors(config: dict[str, Any], tensors: Tensors, type: TensorType) -> dict[str, Stored]:
-    """SDAR and LLaDA 2 have no names of their own in the `gguf` package: they are those of the models they come from."""
+    """SDAR and LLaDA 2 have no names of their own in `gguf`: they are those of the models they come from."""
     arch = {"sdar": "qwen3", "llada2_moe": "bailingmoe2"}.get(config["model_type"])
     arch = arch or ARCHITECTURES[config["model_type"]]
     if arch == "bailingmoe2":

@@ -1,8 +1,8 @@
 """The published loops of block diffusion in plain NumPy: everything is computed anew in every step, nothing is cached.
 
 Written from LLaDA2MoeModelLM.generate of LLaDA 2.0 and 2.1 (arXiv 2512.15745, 2602.08676) and batch_sample of Fast-dLLM
-v2 (arXiv 2509.26328), for one prompt at temperature 0. They fill from above a threshold on; here as in Kvarn a confidence
-that equals it suffices, and the mask token is never an answer.
+v2 (arXiv 2509.26328), for one prompt at temperature 0. They fill above a threshold; here as in Kvarn a
+confidence that equals it suffices, and the mask token is never an answer.
 """
 
 from __future__ import annotations

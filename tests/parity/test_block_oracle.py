@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,5 +91,5 @@ def test_shifted_blocks_are_filled_as_fast_dllm_v2_does(models: dict[str, Diffus
 
 def _num_edits(views: list[Any]) -> int:
     """Tokens that changed from one canvas to the next."""
-    pairs = [zip(a.token_ids, b.token_ids, strict=False) for a, b in zip(views, views[1:], strict=False)]
+    pairs = [zip(a.token_ids, b.token_ids, strict=False) for a, b in pairwise(views)]
     return sum(a is not None and a != b for pair in pairs for a, b in pair)

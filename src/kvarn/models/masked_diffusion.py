@@ -69,8 +69,8 @@ def tokenizer_mask_id(hparams: HParams) -> int | None:
     listed = config.get("added_tokens_decoder")
     listed = listed if isinstance(listed, Mapping) else {}
     ids = {_content(entry): number for number, entry in listed.items()} | dict(added)
-    found = ids.get(name) if name else None
-    return int(found) if isinstance(found, int) or str(found).isdecimal() else None
+    found = str(ids.get(name)) if name else ""
+    return int(found) if found.isdecimal() else None
 
 
 def _content(token: Any) -> str | None:

@@ -44,7 +44,6 @@ from kvarn.models.architectures import (
     olmoe,
     phi,
     phi3,
-    qwen2,
     qwen2_moe,
     qwen3,
     qwen3_next,

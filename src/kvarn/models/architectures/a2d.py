@@ -1,4 +1,4 @@
-"""Autoregressive models retrained to fill in masked tokens, under their old tensors: Tiny-A2D, Fast-dLLM v2, Open-dCoder."""
+"""Autoregressive models retrained to fill in masked tokens: Tiny-A2D, Fast-dLLM v2, Open-dCoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES: dict[str, Callable[[HParams], ModelSpec]] = {
 
 
 def describe(hparams: HParams) -> ModelSpec:
-    """Describe a Tiny-A2D: mdlm sees both ways everywhere, bd3lm within its blocks. Only block_size tells them apart."""
+    """Describe a Tiny-A2D: mdlm sees both ways everywhere, bd3lm within blocks; only block_size tells which."""
     block = hparams.integer("diffusion_block_length", default=0) or None
     if block is None:
         hparams.notes['all tokens see each other (mdlm); for bd3lm weights, add "block_size": 32 to config.json'] = None

@@ -1,4 +1,4 @@
-"""Dream: a Qwen2 that sees both ways, in some models within blocks only. Its head predicts the next position's token."""
+"""Dream: a Qwen2 that sees both ways, some only within blocks. Its head predicts the next position's token."""
 
 from __future__ import annotations
 
