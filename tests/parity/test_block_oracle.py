@@ -89,6 +89,13 @@ def test_shifted_blocks_are_filled_as_fast_dllm_v2_does(models: dict[str, Diffus
             assert (tokens, passes) == expected(block_oracle.fast_dllm_v2, "dream-blocks", prompt)
 
 
+def test_parts_of_a_block_are_filled_as_fast_dllm_v2_does(models: dict[str, DiffusionModel]) -> None:
+    options = {"policy": "threshold", "threshold": SURE["dream-blocks"], "sub_block_length": 4}
+    for prompt in PROMPTS:
+        tokens, passes, _ = found(models["dream-blocks"], prompt, **options)
+        assert (tokens, passes) == expected(block_oracle.fast_dllm_v2, "dream-blocks", prompt, sub_block=4)
+
+
 def _num_edits(views: list[Any]) -> int:
     """Tokens that changed from one canvas to the next."""
     pairs = [zip(a.token_ids, b.token_ids, strict=False) for a, b in pairwise(views)]

@@ -65,7 +65,7 @@ class DenoiseState:
 
     def candidates(self) -> Positions:
         """Positions whose logits this step needs, ascending."""
-        masked = self.canvas.masked_in(self.block)
+        masked = self.canvas.masked_in(self.part)
         if self.is_first_alone:
             return masked[:1]
         if not self.config.rule.edits:
@@ -74,6 +74,12 @@ class DenoiseState:
         if self.config.first_alone:
             written = written[written != self.block.start]  # its logits are those it was chosen by
         return np.sort(np.concatenate([masked, written]))
+
+    @property
+    def active_part(self) -> CanvasBlock | None:
+        """The part of the block that this step computes alone; None: as much as the cache wants."""
+        is_cached = self.config.cache == "sub_block" and self._num_part_passes > 0
+        return self.part if is_cached else None
 
     @property
     def is_first_alone(self) -> bool:
@@ -105,10 +111,12 @@ class DenoiseState:
         self.num_passes += 1
         self._num_steps_reported += 1
         needed_end = self._needed_end()
-        if was_first:  # no step of the schedule
-            self._num_masked -= 1
         if (self.canvas.masked_in(self.block) < needed_end).any():
-            self._advance_to(0 if was_first else self.step + 1)
+            if was_first or not len(self.canvas.masked_in(self.part)):
+                self._enter_part()  # the first position alone is no step of the schedule
+            else:
+                self._num_part_passes += 1
+                self._advance_to(self.step + 1)
             return ()
         self._num_edit_passes += was_filled
         if self.config.rule.edits and self._keeps_editing(is_changed=not was_filled or len(filling.positions) > 0):
@@ -150,18 +158,28 @@ class DenoiseState:
         if not len(masked):
             return shape.length
         self.block: CanvasBlock = shape.block_of(int(masked[0]))
-        self._num_masked = len(self.canvas.masked_in(self.block))
         self.num_passes = 0
         self._num_edit_passes = 0  # of them, those that began with a full block
-        self._advance_to(0)
+        self._enter_part()
         return max(self.block.start, len(self._request.token_ids))
+
+    def _enter_part(self) -> None:
+        """Begin the first part of the block that has masked positions; schedules are those of parts."""
+        length, start = self.config.sub_block_length, self.block.start
+        offset = (int(self.canvas.masked_in(self.block)[0]) - start) // length
+        index = self.block.index * (self.config.block_length // length) + offset
+        end = min(start + (offset + 1) * length, self.block.end)
+        self.part = CanvasBlock(index, start + offset * length, end)
+        self._num_masked = len(self.canvas.masked_in(self.part))
+        self._num_part_passes = 0
+        self._advance_to(0)
 
     def _advance_to(self, step: int) -> None:
         """Go to the next step that fills something; one that fills nothing need not be computed."""
         self.step = step
         if self.config.rule.schedule != "timesteps":
             return  # every step fills something until nothing is left
-        masked, num_steps = self.canvas.masked_in(self.block), self._num_steps
+        masked, num_steps = self.canvas.masked_in(self.part), self._num_steps
         if not self.config.rule.is_random:
             self.step = first_filling_step(len(masked), num_steps, step)
             return
@@ -171,10 +189,11 @@ class DenoiseState:
 
     @property
     def _num_steps(self) -> int:
-        """Of this block."""
+        """Of this part of the canvas."""
         if self.config.params.steps is None:
             return self._num_masked
-        return steps_of_block(self.config.params.steps, self.canvas.shape.num_blocks, self.block.index)
+        num_parts = self.canvas.shape.num_blocks * (self.config.block_length // self.config.sub_block_length)
+        return steps_of_block(self.config.params.steps, num_parts, self.part.index)
 
     @property
     def _share(self) -> float:
@@ -183,7 +202,7 @@ class DenoiseState:
     @property
     def _count(self) -> int:
         """Positions the schedule fills in this step."""
-        num_left = len(self.canvas.masked_in(self.block))
+        num_left = len(self.canvas.masked_in(self.part))
         if self.config.rule.schedule == "timesteps":
             return timestep_count(num_left, self._num_steps, self.step)
         count = even_count(self._num_masked, self._num_steps, self.step)
