@@ -41,8 +41,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "prefix": {"cache": "prefix"},
     "dual": {"cache": "dual"},
     "sparse": {"sparse": SparseConfig(retention_ratio=0.5)},
+    "sub_block": {"cache": "sub_block"},
 }
-CACHED = ("prefix", "dual", "sparse")
+CACHED = ("prefix", "dual", "sparse", "sub_block")
 Size = Callable[[int, int], int]
 
 

@@ -117,7 +117,7 @@ class DiffusionDecoder:
             return block_window(
                 state.block, request.num_computed, is_first_alone=is_first, shift=shift, active_part=part
             )
-        return full_attention_window(state.config, state.block, state.num_passes, state.length, shift, part)
+        return full_attention_window(state.config, state.block, state.num_passes, state.length, shift, active_part=part)
 
     def _prefill_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:
         """Whole blocks of known text, from which nothing is sampled."""

@@ -40,6 +40,7 @@ def full_attention_window(
     num_passes: int,
     length: int,
     shift: int,
+    *,
     active_part: CanvasBlock | None = None,
 ) -> Window:
     """The next step of a model with full attention.
