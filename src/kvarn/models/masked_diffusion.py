@@ -70,7 +70,7 @@ def tokenizer_mask_id(hparams: HParams) -> int | None:
     listed = listed if isinstance(listed, Mapping) else {}
     ids = {_content(entry): number for number, entry in listed.items()} | dict(added)
     found = str(ids.get(name)) if name else ""
-    return int(found) if found.isdecimal() else None
+    return int(found) if found.isdecimal() and len(found) < 10 else None
 
 
 def _content(token: Any) -> str | None:
