@@ -1,11 +1,13 @@
 """Tiny random models of masked diffusion, as a Hugging Face folder or as a GGUF file with the same weights.
 
-LLaDA's folder has its own names of tensors and of config entries; the others are named like the models they come from.
+The folders of LLaDA and LLaDA 2 have their own names of tensors and of config entries; the others are named like the
+models they come from.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,10 +32,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | OURS
     | {"model_type": "llada_moe", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32},
     "sdar": COMMON | OURS | {"model_type": "sdar", "head_dim": 32, "block_size": BLOCK_LENGTH},
+    "dream-blocks": COMMON | OURS | {"model_type": "Dream", "block_size": BLOCK_LENGTH},
+    "llada2": COMMON
+    | OURS
+    | {"model_type": "llada2_moe", "head_dim": 32, "partial_rotary_factor": 0.5, "block_size": BLOCK_LENGTH}
+    | {"num_hidden_layers": 3, "first_k_dense_replace": 1, "num_experts": 12, "num_experts_per_tok": 3}
+    | {"n_group": 4, "topk_group": 2, "num_shared_experts": 1, "moe_intermediate_size": 32, "use_bias": False}
+    | {"routed_scaling_factor": 2.5, "score_function": "sigmoid", "norm_topk_prob": True},
 }
 DIFFUSION = tuple(CONFIGS)
-LIKE = {"llada": "llama", "Dream": "qwen2", "llada_moe": "qwen3_moe", "sdar": "qwen3"}
-ARCHITECTURES = {"llada": "llada", "Dream": "dream", "llada_moe": "llada-moe", "sdar": "sdar"}
+BLOCKS = ("sdar", "dream-blocks", "llada2")  # those that denoise block by block
+LIKE = {"llada": "llama", "Dream": "qwen2", "llada_moe": "qwen3_moe", "sdar": "qwen3", "llada2_moe": "qwen3_moe"}
+LIKE |= {"Fast_dLLM_Qwen": "qwen2", "a2d-llama": "llama", "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3"}
+ARCHITECTURES = {"llada": "llada", "Dream": "dream", "llada_moe": "llada-moe", "sdar": "sdar", "llada2_moe": "llada2"}
+# Folders only: GGUF has no names of their own for them.
+FOLDERS = ("Fast_dLLM_Qwen", "a2d-llama", "a2d-qwen2", "a2d-qwen3")
 
 OWN_KEYS = {
     "hidden_size": "d_model",
@@ -43,6 +56,13 @@ OWN_KEYS = {
     "intermediate_size": "mlp_hidden_size",
     "max_position_embeddings": "max_sequence_length",
     "tie_word_embeddings": "weight_tying",
+}
+LLADA2_KEYS = {
+    "first_k_dense_replace": "leading_dense_block_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "num_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
 }
 OWN_TENSORS = {
     "model.embed_tokens": "model.transformer.wte",
@@ -59,6 +79,47 @@ OWN_TENSORS = {
 }
 
 
+LLADA2_TENSORS = {
+    "model.embed_tokens": "model.word_embeddings",
+    "self_attn.o_proj": "attention.dense",
+    "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm",
+    "self_attn.": "attention.",
+}
+
+
+def diffusion_tensors(arch: str, config: dict[str, Any]) -> Tensors:
+    """Draw the weights of a model, under the names of the model it comes from."""
+    tensors = random_tensors(arch, config | {"model_type": LIKE[config["model_type"]]})
+    return _llada2_tensors(arch, config, tensors) if config["model_type"] == "llada2_moe" else tensors
+
+
+def _llada2_tensors(arch: str, config: dict[str, Any], tensors: Tensors) -> Tensors:
+    """Add shared experts and biases of experts; the first layers have one feed-forward instead."""
+    rng = np.random.default_rng(zlib.crc32(arch.encode()) + 1)
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        return (1.2 / columns**0.5 * rng.standard_normal((rows, columns))).astype(np.float32)
+
+    width, hidden = config["hidden_size"], config["num_shared_experts"] * config["moe_intermediate_size"]
+    if not config.get("use_qk_norm", True):
+        tensors = {name: values for name, values in tensors.items() if "self_attn.q_norm" not in name}
+        tensors = {name: values for name, values in tensors.items() if "self_attn.k_norm" not in name}
+    biased = ("q", "k", "v") * config.get("use_qkv_bias", False) + ("o",) * config["use_bias"]
+    for name in [name for name in tensors if any(name.endswith(f"self_attn.{x}_proj.weight") for x in biased)]:
+        tensors[name.replace("weight", "bias")] = rng.normal(0, 0.3, len(tensors[name])).astype(np.float32)
+    for layer in range(config["num_hidden_layers"]):
+        stem, is_dense = f"model.layers.{layer}.mlp.", layer < config["first_k_dense_replace"]
+        if is_dense:
+            tensors = {name: values for name, values in tensors.items() if not name.startswith(stem)}
+        else:
+            tensors[f"{stem}gate.expert_bias"] = rng.uniform(0.0, 0.5, config["num_experts"]).astype(np.float32)
+        rows, part = (config["intermediate_size"], "") if is_dense else (hidden, "shared_experts.")
+        tensors |= {f"{stem}{part}{name}_proj.weight": matrix(rows, width) for name in ("gate", "up")}
+        tensors[f"{stem}{part}down_proj.weight"] = matrix(width, rows)
+    return tensors
+
+
 def tiny_diffusion(
     arch: str,
     folder: Path,
@@ -69,7 +130,7 @@ def tiny_diffusion(
 ) -> Path:
     """Write one model under folder and return the path to open. changes: entries of the config."""
     config = CONFIGS[arch] | changes
-    tensors = random_tensors(arch, config | {"model_type": LIKE[config["model_type"]]})
+    tensors = diffusion_tensors(arch, config)
     if format == "gguf":
         path = folder / f"{arch}-{type.name}.gguf"
         write_gguf(path, _metadata(config), _gguf_tensors(config, tensors, type))
@@ -77,6 +138,8 @@ def tiny_diffusion(
     if config["model_type"] == "llada":
         config = {OWN_KEYS.get(key, key): value for key, value in config.items()}
         tensors = {_own_name(name): values for name, values in tensors.items()}
+    if config["model_type"] == "llada2_moe":
+        tensors = {_own_name(name, LLADA2_TENSORS): values for name, values in _fused_qkv(tensors).items()}
     path = folder / arch
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -84,8 +147,18 @@ def tiny_diffusion(
     return path
 
 
-def _own_name(name: str) -> str:
-    for usual, own in OWN_TENSORS.items():
+def _fused_qkv(tensors: Tensors) -> Tensors:
+    found = {name: values for name, values in tensors.items() if not any(f".{x}_proj" in name for x in "qkv")}
+    for name in tensors:
+        stem, is_q, suffix = name.partition("q_proj.")
+        if is_q:
+            parts = [tensors[f"{stem}{x}_proj.{suffix}"] for x in "qkv"]
+            found[f"{stem}query_key_value.{suffix}"] = np.concatenate(parts)
+    return found
+
+
+def _own_name(name: str, table: dict[str, str] = OWN_TENSORS) -> str:
+    for usual, own in table.items():
         name = name.replace(usual, own)
     return name
 
@@ -98,8 +171,13 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
         facts |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
     if arch == "llada-moe":
         del facts["feed_forward_length"]
-    if arch == "sdar":
+    if "block_size" in config:
         facts["diffusion.block_length"] = config["block_size"]
+    if arch == "llada2":
+        facts |= {key: config[name] for name, key in LLADA2_KEYS.items()}
+        facts |= {"rope.dimension_count": int(config["head_dim"] * config["partial_rotary_factor"])}
+        facts |= {"expert_gating_func": 2, "expert_weights_norm": True}
+        facts["expert_shared_feed_forward_length"] = config["num_shared_experts"] * config["moe_intermediate_size"]
     ours = {"general.architecture": arch, "tokenizer.ggml.mask_token_id": config["mask_token_id"]}
     if arch != "dream":  # where nothing is said, the logits are shifted
         ours["diffusion.shift_logits"] = False
@@ -107,8 +185,12 @@ def _metadata(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gguf_tensors(config: dict[str, Any], tensors: Tensors, type: TensorType) -> dict[str, Stored]:
-    """SDAR has no names of its own in the `gguf` package: they are those of the model it comes from."""
-    arch = {"sdar": "qwen3"}.get(config["model_type"], ARCHITECTURES[config["model_type"]])
+    """SDAR and LLaDA 2 have no names of their own in `gguf`: they are those of the models they come from."""
+    arch = {"sdar": "qwen3", "llada2_moe": "bailingmoe2"}.get(config["model_type"])
+    arch = arch or ARCHITECTURES[config["model_type"]]
+    if arch == "bailingmoe2":
+        names_there = LLADA2_TENSORS | {"gate.expert_bias": "gate.expert_bias.bias"}  # as its converter calls it
+        tensors = {_own_name(name, names_there): values for name, values in _fused_qkv(tensors).items()}
     known = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == arch)
     names = gguf.get_tensor_name_map(known, config["num_hidden_layers"])
     found = {}

@@ -26,7 +26,7 @@ Policy = Literal[
     "hierarchy",
     "joint_threshold",
 ]
-Cache = Literal["none", "prefix", "dual", "sparse", "block"]
+Cache = Literal["none", "prefix", "dual", "sparse", "block", "sub_block"]
 CanvasKind = Literal["fixed", "grow"]
 
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -84,6 +84,7 @@ class DiffusionParams:
 
     steps: int | None = None  # over the whole canvas; None: one token per step, the threshold policies more
     block_length: int | None = None  # blocks are denoised from left to right
+    sub_block_length: int | None = None  # the parts of a block that are filled one after the other; None: all at once
     policy: Policy = "low_confidence"  # which positions are filled in a step
     threshold: float | None = None  # threshold, local_leap, hierarchy, joint_threshold: fill from this confidence on
     factor: float | None = None  # factor: fill the largest n with confidence >= 1 - factor / (n + 1)
@@ -104,6 +105,7 @@ class DiffusionParams:
     def __post_init__(self) -> None:
         check_parameter.integer("steps", self.steps, 1, 2**31 - 1, optional=True)
         check_parameter.integer("block_length", self.block_length, 1, 2**31 - 1, optional=True)
+        check_parameter.integer("sub_block_length", self.sub_block_length, 1, 2**31 - 1, optional=True)
         check_parameter.one_of("policy", self.policy, POLICIES)
         for name in ("threshold", "relaxed_threshold", "low_threshold", "edit_threshold"):
             check_parameter.number(name, getattr(self, name), 0.0, 1.0, optional=True)

@@ -14,6 +14,7 @@ from kvarn.engine.engine import Engine
 from kvarn.formats.weights import TensorType
 from kvarn.request import Request
 from tests.diffusing import DiffusionModel, denoise, run
+from tests.diffusion_models import BLOCKS
 from tests.submitting import submit
 from tests.tiny_models import VOCAB
 
@@ -22,6 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "none": {"cache": "none"},
     "prefix": {"cache": "prefix"},
     "dual": {"cache": "dual"},
+    "sub_block": {"cache": "sub_block", "sub_block_length": 2},
     "sparse": {"sparse": SPARSE},
     "grow": {"cache": "dual", "canvas": "grow"},
     "guided": {"cache": "dual", "cfg_scale": 0.8},
@@ -34,7 +36,7 @@ Answer = tuple[tuple[int, ...], tuple[TokenLogprob, ...]]  # bit by bit the same
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, DiffusionModel]:
     folder = tmp_path_factory.mktemp("models")
-    return {arch: DiffusionModel(arch, folder, TensorType.Q4_0) for arch in ("llada-tied", "dream", "sdar")}
+    return {arch: DiffusionModel(arch, folder, TensorType.Q4_0) for arch in ("llada-tied", "dream", *BLOCKS)}
 
 
 def prompts(count: int, seed: int = 5) -> list[list[int]]:
@@ -95,10 +97,31 @@ def test_every_policy_alone_together_and_preempted(models: dict[str, DiffusionMo
     )
 
 
+@pytest.mark.parametrize("cache", ["none", "block", "sub_block"])
+@pytest.mark.parametrize("arch", BLOCKS)
+def test_block_models_alone_together_and_preempted(models: dict[str, DiffusionModel], arch: str, cache: str) -> None:
+    params = denoise(11, policy="threshold", threshold=0.05, cache=cache, sub_block_length=2, sampling=SAMPLED)
+    expected = alone(models[arch], params)
+    assert len({token_ids for token_ids, _ in expected}) == 4
+    assert together(models[arch].engine(is_native=True, max_batch_tokens=50), params) == expected
+    assert (
+        together(models[arch].engine(is_native=True, max_batch_tokens=20), params, preempted_in=(2, 5, 9, 14))
+        == expected
+    )
+
+
+@pytest.mark.parametrize("policy", ["origin", "entropy", "joint_threshold"])
+def test_shifted_blocks_with_every_schedule(models: dict[str, DiffusionModel], policy: str) -> None:
+    params = denoise(14, policy=policy, steps=9, sampling=SAMPLED)
+    model = models["dream-blocks"]
+    expected = alone(model, params)
+    assert together(model.engine(is_native=True, max_batch_tokens=20), params, preempted_in=(1, 4, 9)) == expected
+
+
 @pytest.mark.parametrize("max_batch_tokens", [1, 3, 4, 6, 9])
 def test_steps_of_few_rows_come_to_the_same_end(models: dict[str, DiffusionModel], max_batch_tokens: int) -> None:
     for arch, model in models.items():
-        params = denoise(9, block_length=None if arch == "sdar" else 3, sampling=SAMPLED)
+        params = denoise(9, block_length=None if arch in BLOCKS else 3, sampling=SAMPLED)
         engine = model.engine(is_native=True, max_batch_tokens=max_batch_tokens)
         assert together(engine, params) == alone(model, params)
 

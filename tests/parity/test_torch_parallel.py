@@ -21,7 +21,7 @@ from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from tests.children import child_ids
-from tests.diffusion_models import DIFFUSION, tiny_diffusion
+from tests.diffusion_models import BLOCKS, DIFFUSION, tiny_diffusion
 from tests.parity import test_native_diffusion as denoising
 from tests.parity.test_same_bytes import KINDS, TinyModel, alone, prompts, run, same
 from tests.parity.test_torch_reference import NUM_TOKENS, _beside_a_neighbour, _ids, _loaded, _table
@@ -150,7 +150,7 @@ def test_preempted_and_forked_answers_are_the_same_bytes(ranks: Ranks, tmp_path:
 def test_diffusion_over_ranks_is_that_of_one(ranks: Ranks, arch: str, tmp_path: Path) -> None:
     """A canvas, a block of it, and a block against the keys that all heads together, or each for itself, keep."""
     path, results = tiny_diffusion(arch, tmp_path, "gguf"), []
-    keeps = [] if arch == "sdar" else [denoising.keep_of(29, per_head=per_head) for per_head in (True, False)]
+    keeps = [] if arch in BLOCKS else [denoising.keep_of(29, per_head=per_head) for per_head in (True, False)]
     for backend in (denoising.loaded(ranks(), path), denoising.loaded(torch_cpu(), path)):
         found = [all_logits(backend, denoising.OWN[None], denoising.canvas(), [denoising.LENGTH])]
         found.append(denoising.logits_of(backend, denoising.block_of(denoising.canvas(seed=8), denoising.OWN, 90)))

@@ -10,7 +10,7 @@ import pytest
 
 from kvarn.cli.models.manage import list_models
 from kvarn.models.config.families import FAMILIES
-from kvarn.models.registry import ARCHITECTURES, TRANSCRIPTION
+from kvarn.models.registry import ARCHITECTURES, MASKED, TRANSCRIPTION
 from tests import diffusion_models, tiny_models
 from tests.rules.tree import ROOT
 
@@ -36,6 +36,8 @@ def test_every_family_is_tested_against_what_the_table_says() -> None:
     for one in ARCHITECTURES:
         if one.oracle == TRANSCRIPTION:
             assert set(one.hf) & diffusion_models.ARCHITECTURES.keys(), one.title
+        elif one.oracle == MASKED:
+            assert set(one.hf) <= set(diffusion_models.FOLDERS), one.title
         else:
             # gemma3 is gemma3_text, nested; kimi_k2 deepseek_v3 by another name
             assert set(one.hf) - {"gemma3", "kimi_k2"} <= compared, one.title

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -54,6 +55,24 @@ def test_the_canvas_comes_after_each_step_when_asked_for(http: httpx.Client, pat
     assert all(chunk["choices"] == [] for chunk in chunks if "diffusion" in chunk)
 
 
+def test_tokens_are_edited_within_the_block_under_way_and_sent_text_never_changes(http: httpx.Client) -> None:
+    edits = {"block_length": 6, "policy": "joint_threshold", "threshold": 0.0, "edit_threshold": 0.0}
+    body = BODY | {"diffusion": edits | {"max_post_edit_steps": 4, "events": True}}
+    chunks = read(http, CHAT, body)
+    steps = [chunk["diffusion"] for chunk in chunks if "diffusion" in chunk]
+    changed = [
+        (index, now["block"])
+        for before, now in pairwise(steps)
+        for index, (a, b) in enumerate(zip(before["token_ids"], now["token_ids"], strict=False))
+        if a is not None and a != b
+    ]
+    assert changed
+    assert all(first <= index < end for index, (first, end) in changed)
+    pieces = [one["delta"].get("content", "") for chunk in chunks for one in chunk["choices"]]
+    whole = http.post(CHAT, json=BODY | {"diffusion": edits | {"max_post_edit_steps": 4}}).json()
+    assert "".join(pieces) == whole["choices"][0]["message"]["content"]
+
+
 def test_denoising_steps_are_counted(http: httpx.Client) -> None:
     def counted() -> float:
         lines = http.get("/metrics").text.splitlines()
@@ -78,6 +97,9 @@ def test_denoising_steps_are_counted(http: httpx.Client) -> None:
         ({"diffusion": {"cache": "dual", "sparse": {"enabled": True}}}, "sparse"),
         ({"diffusion": {"sparse": {"retention_ratio": 0}}}, "retention_ratio"),
         ({"diffusion": {"events": True}}, "diffusion.events"),
+        ({"diffusion": {"edit_threshold": 0.5}}, "edit_threshold has no meaning for policy 'low_confidence'"),
+        ({"diffusion": {"policy": "joint_threshold", "edit_threshold": 2}}, "diffusion.edit_threshold"),
+        ({"diffusion": {"block_length": 8, "sub_block_length": 3}}, "sub_block_length is 3"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(http: httpx.Client, fields: dict[str, Any], name: str) -> None:

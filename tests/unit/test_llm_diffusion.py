@@ -94,6 +94,10 @@ def test_diffusion_options_are_refused_by_a_model_that_writes(writer: LLM) -> No
     "options",
     [
         {"cache": "block"},
+        {"cache": "sub_block", "block_length": 12},
+        {"sub_block_length": 5},
+        {"sub_block_length": 64},
+        {"sub_block_length": 8, "policy": "joint_threshold"},
         {"pinned": {8: 1}},
         {"pinned": {0: 100_000}},
         {"pinned": dict.fromkeys(range(8), 1)},
@@ -114,6 +118,7 @@ def test_what_the_model_cannot_do_is_refused(llm: LLM, options: dict[str, Any]) 
         {"policy": "joint_threshold", "max_post_edit_steps": 10**6},
         {"steps": 0},
         {"block_length": 0},
+        {"sub_block_length": 0},
         {"policy": "best"},
         {"cache": "all"},
         {"cache": "dual", "sparse": SparseConfig()},

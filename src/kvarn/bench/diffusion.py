@@ -6,6 +6,7 @@ everything for every token, as the published loops do.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,7 @@ class DiffusionBench:
             "dual": every | {"cache": "dual"},
             "sparse": every | {"sparse": SPARSE},
             "dual+threshold": sure | {"cache": "dual"},
+            "sub_block+threshold": sure | {"cache": "sub_block", "sub_block_length": math.gcd(self.block, 8)},
             "sparse+threshold": sure | {"sparse": SPARSE},
         }
 

@@ -12,6 +12,7 @@ from kvarn.models.spec import MaskedDiffusion
 from kvarn.types import SamplingParams
 
 DEFAULT_BLOCK = 32  # of the published sampler
+DEFAULT_SUB_BLOCK = 8  # of the published cache of sub-blocks
 DEFAULT_TOKENS = 256  # of a fixed canvas where max_tokens says nothing: all of it is computed
 
 
@@ -24,9 +25,13 @@ class DenoiseConfig:
     values: PolicyValues
     cache: Cache
     block_length: int
+    sub_block_length: int  # block_length where blocks have no parts
     sparse: SparseConfig
     is_fixed: bool  # the whole canvas is there from the start
     is_aligned: bool  # blocks are counted from position 0 and never see what is right of them
+    # The logits of a block's first position come from the last row before it, which no step of the block changes: a
+    # step of its own fills it (Fast-dLLM v2, arXiv 2509.26328).
+    first_alone: bool = False
 
     @property
     def is_guided(self) -> bool:
@@ -54,15 +59,18 @@ def make_denoise_config(params: DiffusionParams | None, model: MaskedDiffusion) 
             "cache is 'block', and all tokens of this model see each other; use prefix, dual or sparse", field="cache"
         )
     default = sparse.default_block_len if cache == "sparse" else DEFAULT_BLOCK
+    block_length = model.block or params.block_length or default
     return DenoiseConfig(
         params=params,
         rule=RULES[params.policy],
         values=policy_values(params),
         cache=cache,
-        block_length=model.block or params.block_length or default,
+        block_length=block_length,
+        sub_block_length=_sub_block_length(params, cache, block_length),
         sparse=sparse,
         is_fixed=not is_aligned and params.canvas != "grow",
         is_aligned=is_aligned,
+        first_alone=is_aligned and model.shift,
     )
 
 
@@ -115,10 +123,27 @@ def _default_cache(params: DiffusionParams, *, is_aligned: bool) -> Cache:
     return "block" if is_aligned else "dual"
 
 
-def _check_block_diffusion(params: DiffusionParams, cache: Cache, model: MaskedDiffusion) -> None:
-    if cache not in ("none", "block"):
+def _sub_block_length(params: DiffusionParams, cache: Cache, block_length: int) -> int:
+    usual = DEFAULT_SUB_BLOCK if cache == "sub_block" else block_length
+    length = params.sub_block_length or usual
+    if block_length % length:
         raise InvalidParameter(
-            f"cache is {cache!r}, and this model denoises block by block; use 'block' or 'none'", field="cache"
+            f"sub_block_length is {length:,}, and blocks of {block_length:,} tokens are not a multiple of it",
+            field="sub_block_length",
+        )
+    if length != block_length and RULES[params.policy].edits:
+        raise InvalidParameter(
+            f"policy {params.policy!r} edits whole blocks; leave sub_block_length and cache 'sub_block' out",
+            field="sub_block_length",
+        )
+    return length
+
+
+def _check_block_diffusion(params: DiffusionParams, cache: Cache, model: MaskedDiffusion) -> None:
+    if cache not in ("none", "block", "sub_block"):
+        raise InvalidParameter(
+            f"cache is {cache!r}, and this model denoises block by block; use 'block', 'sub_block' or 'none'",
+            field="cache",
         )
     if params.block_length not in (None, model.block):
         raise InvalidParameter(

@@ -65,10 +65,26 @@ class DenoiseState:
 
     def candidates(self) -> Positions:
         """Positions whose logits this step needs, ascending."""
-        masked = self.canvas.masked_in(self.block)
+        masked = self.canvas.masked_in(self.part)
+        if self.is_first_alone:
+            return masked[:1]
         if not self.config.rule.edits:
             return masked
-        return np.sort(np.concatenate([masked, self.canvas.written_in(self.block)]))
+        written = self.canvas.written_in(self.block)
+        if self.config.first_alone:
+            written = written[written != self.block.start]  # its logits are those it was chosen by
+        return np.sort(np.concatenate([masked, written]))
+
+    @property
+    def active_part(self) -> CanvasBlock | None:
+        """The part of the block that this step computes alone; None: as much as the cache wants."""
+        is_cached = self.config.cache == "sub_block" and self._num_part_passes > 0
+        return self.part if is_cached else None
+
+    @property
+    def is_first_alone(self) -> bool:
+        """Whether this step fills the first position of the block and nothing else."""
+        return self.config.first_alone and bool(self.canvas.is_masked[self.block.start])
 
     def decide(self, sampled: Sampled) -> Filling:
         """Choose the positions to fill; sampled has a row per candidate. Changes nothing."""
@@ -77,7 +93,7 @@ class DenoiseState:
         confidences = np.exp(sampled.logprobs.astype(np.float64))
         candidates = self._masked_candidates(positions[is_masked], confidences[is_masked], sampled, is_masked)
         chosen = np.zeros(len(positions), bool)
-        chosen[is_masked] = self.config.rule.choose(candidates, self.config.values)
+        chosen[is_masked] = self.is_first_alone or self.config.rule.choose(candidates, self.config.values)
         if self.config.rule.edits:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
             chosen |= positions_to_edit(confidences, is_other, self.config.values)
@@ -88,7 +104,7 @@ class DenoiseState:
 
     def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
         """Fill the canvas; returns, at the end of a block, its tokens and those already known after it."""
-        was_filled = not len(self.canvas.masked_in(self.block))
+        was_filled, was_first = not len(self.canvas.masked_in(self.block)), self.is_first_alone
         self.canvas.fill(filling.positions, filling.token_ids)
         for position, logprob in zip(filling.positions.tolist(), filling.logprobs, strict=False):
             self.canvas.logprobs[position] = logprob
@@ -96,7 +112,11 @@ class DenoiseState:
         self._num_steps_reported += 1
         needed_end = self._needed_end()
         if (self.canvas.masked_in(self.block) < needed_end).any():
-            self._advance_to(self.step + 1)
+            if was_first or not len(self.canvas.masked_in(self.part)):
+                self._enter_part()  # the first position alone is no step of the schedule
+            else:
+                self._num_part_passes += 1
+                self._advance_to(self.step + 1)
             return ()
         self._num_edit_passes += was_filled
         if self.config.rule.edits and self._keeps_editing(is_changed=not was_filled or len(filling.positions) > 0):
@@ -138,18 +158,28 @@ class DenoiseState:
         if not len(masked):
             return shape.length
         self.block: CanvasBlock = shape.block_of(int(masked[0]))
-        self._num_masked = len(self.canvas.masked_in(self.block))
         self.num_passes = 0
         self._num_edit_passes = 0  # of them, those that began with a full block
-        self._advance_to(0)
+        self._enter_part()
         return max(self.block.start, len(self._request.token_ids))
+
+    def _enter_part(self) -> None:
+        """Begin the first part of the block that has masked positions; schedules are those of parts."""
+        length, start = self.config.sub_block_length, self.block.start
+        offset = (int(self.canvas.masked_in(self.block)[0]) - start) // length
+        index = self.block.index * (self.config.block_length // length) + offset
+        end = min(start + (offset + 1) * length, self.block.end)
+        self.part = CanvasBlock(index, start + offset * length, end)
+        self._num_masked = len(self.canvas.masked_in(self.part))
+        self._num_part_passes = 0
+        self._advance_to(0)
 
     def _advance_to(self, step: int) -> None:
         """Go to the next step that fills something; one that fills nothing need not be computed."""
         self.step = step
         if self.config.rule.schedule != "timesteps":
             return  # every step fills something until nothing is left
-        masked, num_steps = self.canvas.masked_in(self.block), self._num_steps
+        masked, num_steps = self.canvas.masked_in(self.part), self._num_steps
         if not self.config.rule.is_random:
             self.step = first_filling_step(len(masked), num_steps, step)
             return
@@ -159,10 +189,11 @@ class DenoiseState:
 
     @property
     def _num_steps(self) -> int:
-        """Of this block."""
+        """Of this part of the canvas."""
         if self.config.params.steps is None:
             return self._num_masked
-        return steps_of_block(self.config.params.steps, self.canvas.shape.num_blocks, self.block.index)
+        num_parts = self.canvas.shape.num_blocks * (self.config.block_length // self.config.sub_block_length)
+        return steps_of_block(self.config.params.steps, num_parts, self.part.index)
 
     @property
     def _share(self) -> float:
@@ -171,7 +202,7 @@ class DenoiseState:
     @property
     def _count(self) -> int:
         """Positions the schedule fills in this step."""
-        num_left = len(self.canvas.masked_in(self.block))
+        num_left = len(self.canvas.masked_in(self.part))
         if self.config.rule.schedule == "timesteps":
             return timestep_count(num_left, self._num_steps, self.step)
         count = even_count(self._num_masked, self._num_steps, self.step)

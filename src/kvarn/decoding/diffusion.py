@@ -111,9 +111,13 @@ class DiffusionDecoder:
         request.denoising = request.sampling = None
 
     def _window(self, request: Request, state: DenoiseState) -> Window:
+        part, shift = state.active_part, self._shift
         if state.config.is_aligned:
-            return block_window(state.block, request.num_computed, self._shift)
-        return full_attention_window(state.config, state.block, state.num_passes, state.length, self._shift)
+            is_first = state.is_first_alone
+            return block_window(
+                state.block, request.num_computed, is_first_alone=is_first, shift=shift, active_part=part
+            )
+        return full_attention_window(state.config, state.block, state.num_passes, state.length, shift, active_part=part)
 
     def _prefill_chunk(self, request: Request, state: DenoiseState, budget: int) -> Span | None:
         """Whole blocks of known text, from which nothing is sampled."""

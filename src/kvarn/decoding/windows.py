@@ -5,6 +5,7 @@
     dual      |........xxxxxx.........|    the block alone, against all others as they were in the full step
     sparse    |. . ....xxxxxx. ..  . .|    the block alone, against the kept ones among the others
     block     |........xxxxxx|             nothing is right of it; what is left of it never changes
+    sub_block |..........xx...  .  .  .|   a part of the block, against the others as they were in its first step
 
 x is computed, . is read from the cache.
 """
@@ -34,24 +35,46 @@ class Window:
 
 
 def full_attention_window(
-    config: DenoiseConfig, block: CanvasBlock, num_passes: int, length: int, shift: int
+    config: DenoiseConfig,
+    block: CanvasBlock,
+    num_passes: int,
+    length: int,
+    shift: int,
+    *,
+    active_part: CanvasBlock | None = None,
 ) -> Window:
     """The next step of a model with full attention.
 
     num_passes: steps this block has had. length: of the canvas now. shift: rows before a position that its logits come
-    from; the active part begins there.
+    from; the active part begins there. active_part: of the block, where the others are read from the cache.
     """
     start, cache = block.start - shift, config.cache
     if cache == "sparse":
         return _sparse_window(config, CanvasBlock(block.index, start, block.end), num_passes, length)
     if num_passes == 0 or cache == "none":
         return Window(0, length, length)
+    if active_part is not None:
+        return Window(active_part.start - shift, active_part.end, length)
     return Window(start, length if cache == "prefix" else block.end, length)
 
 
-def block_window(block: CanvasBlock, num_computed: int, shift: int) -> Window:
-    """The next step of a block-diffusion model: known text that is not computed, and the block."""
-    return Window(min(num_computed, max(0, block.start - shift)), block.end, block.end)
+def block_window(
+    block: CanvasBlock,
+    num_computed: int,
+    *,
+    is_first_alone: bool,
+    shift: int = 0,
+    active_part: CanvasBlock | None = None,
+) -> Window:
+    """The next step of a block-diffusion model: known text that is not computed, and the block.
+
+    is_first_alone: the step fills the first position, from the row before it.
+    """
+    if is_first_alone:
+        return Window(min(num_computed, block.start - 1), block.start, block.start)
+    if active_part is not None:
+        return Window(max(block.start, active_part.start - shift), active_part.end, block.end)
+    return Window(min(num_computed, block.start), block.end, block.end)
 
 
 def sequence_lengths(config: DenoiseConfig, length: int, shift: int) -> tuple[int, ...]:

@@ -40,8 +40,11 @@ DECODER = {
     "layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
     "layers.{}.post_self_attn_layernorm": "blk.{}.post_attention_norm",
     "layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
-    "layers.{}.self_attn.query_layernorm": "blk.{}.attn_q_norm",
-    "layers.{}.self_attn.key_layernorm": "blk.{}.attn_k_norm",
+    **{
+        f"layers.{{}}.{mixer}.{part}_layernorm": f"blk.{{}}.attn_{part[0]}_norm"
+        for mixer in ("self_attn", "attention")
+        for part in ("query", "key")
+    },
     "layers.{}.self_attn.dense": "blk.{}.attn_output",
     "layers.{}.mlp.c_fc": "blk.{}.ffn_up",
     "layers.{}.mlp.c_proj": "blk.{}.ffn_down",
@@ -55,7 +58,7 @@ DECODER = {
     "layers.{}.attention.dense": "blk.{}.attn_output",
     "layers.{}.mlp.dense_h_to_4h": "blk.{}.ffn_up",
     "layers.{}.mlp.dense_4h_to_h": "blk.{}.ffn_down",
-    "transformer.word_embeddings": "token_embd",
+    **{f"{stem}word_embeddings": "token_embd" for stem in ("", "transformer.")},
     **{
         f"transformer.h.{{}}.{theirs}": f"blk.{{}}.{ours}"
         for theirs, ours in {
@@ -150,8 +153,6 @@ DECODER = {
     "layers.{}.laurel.linear_right": "blk.{}.laurel_r",
     "layers.{}.laurel.post_laurel_norm": "blk.{}.laurel_post_norm",
     # LLaDA's own
-    "transformer.wte": "token_embd",
-    "transformer.ln_f": "output_norm",
     "transformer.ff_out": "output",
     **{f"transformer.blocks.{{}}.{part}_proj": f"blk.{{}}.attn_{part}" for part in "qkv"},
     "transformer.blocks.{}.attn_norm": "blk.{}.attn_norm",
@@ -164,6 +165,8 @@ DECODER = {
 # Whole names: these do not end in weight or bias, or not in the one that GGUF has.
 WHOLE_NAMES = {
     "layers.{}.mlp.gate.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
+    "layers.{}.mlp.gate.expert_bias": "blk.{}.exp_probs_b.bias",
+    **{f"layers.{{}}.mlp.experts.{part}_proj": f"blk.{{}}.ffn_{part}_exps.weight" for part in ("gate", "up")},
     "layers.{}.block_sparse_moe.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.mlp.moe_statics.e_score_correction_bias": "blk.{}.exp_probs_b.bias",
     "layers.{}.self_attn.sinks": "blk.{}.attn_sinks.weight",
@@ -219,8 +222,6 @@ _FUSED_EXPERTS = re.compile(
     rf"^layers\.{_NUMBER}\.(?:(?:(?:mlp|block_sparse_moe|feed_forward)\.)?experts\.(gate_up_proj|down_proj)"
     r"|block_sparse_moe\.(input_linear|output_linear)\.weight)$"
 )
-
-
 _LAYER = re.compile(rf"(?:blk|(?:model\.)*layers)\.{_NUMBER}\.")
 
 

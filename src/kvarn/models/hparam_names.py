@@ -69,7 +69,9 @@ HPARAMS: Final[Mapping[str, HParam]] = {
         0,
         2**22,
     ),
-    "num_shared_experts": HParam("expert_shared_count", ("n_shared_experts", "moe_num_shared_experts"), 0, 1024),
+    "num_shared_experts": HParam(
+        "expert_shared_count", ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"), 0, 1024
+    ),
     "num_dense_layers": HParam(
         "leading_dense_block_count", ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"), 0, 1024
     ),
@@ -112,7 +114,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "decoder_sparse_step": HParam(None, ("decoder_sparse_step",), 1, 1024),
     "first_window_layer": HParam(None, ("max_window_layers",), 0, 1024),
     # KV blocks are whole blocks of it: 255 and 16 make blocks of 4,080 tokens. Trained models have 4 to 64.
-    "diffusion_block_length": HParam("diffusion.block_length", ("block_size",), 1, 256),
+    "diffusion_block_length": HParam("diffusion.block_length", ("block_size", "bd_size"), 1, 256),
     "conv_kernel": HParam("ssm.conv_kernel", ("linear_conv_kernel_dim", "conv_kernel", "mamba_d_conv"), 1, 64),
     "short_conv_kernel": HParam("shortconv.l_cache", ("conv_L_cache",), 2, 64),
     "state_key_dim": HParam(

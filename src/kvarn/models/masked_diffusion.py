@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from kvarn.formats.strict_json import read_optional
 from kvarn.models.hparams import HParams
 from kvarn.models.spec import Block, Mask, MaskedDiffusion, ModelSpec
 
@@ -46,18 +48,41 @@ def _mask_id(hparams: HParams, vocab_size: int, default: int | None) -> int:
     key, value = _stored_mask_id(hparams)
     value = default if value is None else value
     if value is None:
-        raise hparams.format_error(
-            f"{key} is missing and no token is called {', '.join(MASK_TOKENS)}; which token is the mask?"
-        )
+        where = f"no token is called {', '.join(MASK_TOKENS)}" if hparams.is_gguf else "the tokenizer has no mask_token"
+        raise hparams.format_error(f"{key} is missing and {where}; which token is the mask?")
     is_number = isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
     if not is_number or not 0 <= value < vocab_size:
         raise hparams.format_error(f"{key} is {value!r:.60}; expected a token of the vocabulary of {vocab_size}")
     return int(value)
 
 
+def tokenizer_mask_id(hparams: HParams) -> int | None:
+    """The id of the mask token that a folder's tokenizer names; None when it names none."""
+    folder = hparams.weights.metadata.get("hf_folder")
+    if folder is None:
+        return None
+    config, special, added = (
+        read_optional(os.path.join(folder, f"{name}.json"))
+        for name in ("tokenizer_config", "special_tokens_map", "added_tokens")
+    )
+    name = _content(config.get("mask_token") or special.get("mask_token"))
+    listed = config.get("added_tokens_decoder")
+    listed = listed if isinstance(listed, Mapping) else {}
+    ids = {_content(entry): number for number, entry in listed.items()} | dict(added)
+    found = str(ids.get(name)) if name else ""
+    return int(found) if found.isdecimal() and len(found) < 10 else None
+
+
+def _content(token: Any) -> str | None:
+    """Tokens are strings, or objects with what they say beside them."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
 def _stored_mask_id(hparams: HParams) -> tuple[str, Any]:
     if not hparams.is_gguf:
-        return "mask_token_id", hparams.raw(None, "mask_token_id")
+        value = hparams.raw(None, "mask_token_id")
+        return "mask_token_id", tokenizer_mask_id(hparams) if value is None else value
     key, metadata = "tokenizer.ggml.mask_token_id", hparams.weights.metadata
     value, tokens = metadata.get(key), metadata.get("tokenizer.ggml.tokens")
     if value is None and isinstance(tokens, Sequence):

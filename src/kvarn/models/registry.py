@@ -11,6 +11,7 @@ from kvarn.formats.hf_names import Dialect
 from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
+    a2d,
     arcee,
     bert,
     cohere,
@@ -35,6 +36,7 @@ from kvarn.models.architectures import (
     hunyuan,
     lfm2,
     llada,
+    llada2,
     llada_moe,
     llama,
     llama4,
@@ -49,7 +51,6 @@ from kvarn.models.architectures import (
     phi,
     phi3,
     phimoe,
-    qwen2,
     qwen2_moe,
     qwen3,
     qwen3_next,
@@ -90,12 +91,13 @@ TEXT_PARTS: Final = {
     **{"mistral3": "mistral", "internvl": "qwen2", "smolvlm": "llama", "idefics3": "llama", "lfm2_vl": "lfm2"},
     **{"llava": "llama", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"},
 }
+MASKED: Final = "transformers, with another mask"
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
     Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
     Architecture("Llama 4 (text)", ("llama4",), ("llama4_text",), llama4.describe, "turned", split=llama4.separate),
     Architecture("Phi-3.5-MoE, Phi-mini-MoE", ("phimoe",), ("phimoe",), phimoe.describe),
-    Architecture("Qwen2, Qwen2.5", ("qwen2",), ("qwen2",), qwen2.describe),
+    Architecture("Qwen2, Qwen2.5; Open-dCoder", ("qwen2",), ("qwen2",), a2d.describe_qwen2),
     Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(
@@ -226,7 +228,18 @@ ARCHITECTURES: Final = (
     Architecture("BERT (embeddings, rerankers)", ("bert",), ("bert",), bert.describe, "encoder"),
     Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
     Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),
-    Architecture("Dream", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION),
+    Architecture(
+        "LLaDA 2.0, LLaDA 2.1",
+        ("llada2",),
+        ("llada2_moe", "llada2_moe_veomni"),
+        llada2.describe,
+        oracle=TRANSCRIPTION,
+    ),
+    Architecture(
+        "Dream, Dream-Coder, DiffuCoder", ("dream",), ("Dream", "dream"), dream.describe, oracle=TRANSCRIPTION
+    ),
+    Architecture("Fast-dLLM v2", (), ("Fast_dLLM_Qwen",), a2d.describe_fast_dllm, oracle=MASKED),
+    Architecture("Tiny-A2D", (), ("a2d-llama", "a2d-qwen2", "a2d-qwen3"), a2d.describe, oracle=MASKED),
     Architecture("SDAR", ("sdar",), ("sdar", "sdar_moe"), sdar.describe, oracle=TRANSCRIPTION),
 )
 

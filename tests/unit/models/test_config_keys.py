@@ -111,9 +111,10 @@ def test_a_missing_output_matrix_is_not_made_up(llama: WeightSource) -> None:
     assert describe(tied).spec.head == Head(tied=True)
 
 
-def test_a_dream_with_blocks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="block_size = 32"):
-        describe(open_weights(tiny_diffusion("dream", tmp_path, block_size=32)))
+@pytest.mark.parametrize("key", ["block_length", "bd_size"])
+def test_a_dream_with_blocks_of_another_name_is_refused(key: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{key} = 32"):
+        describe(open_weights(tiny_diffusion("dream", tmp_path, **{key: 32})))
 
 
 @pytest.mark.parametrize("format", ["safetensors", "gguf"])

@@ -1,4 +1,4 @@
-"""Dream: a Qwen2 that sees both ways and fills in masked tokens. Its head predicts the next position's token."""
+"""Dream: a Qwen2 that sees both ways, some only within blocks. Its head predicts the next position's token."""
 
 from __future__ import annotations
 
@@ -10,4 +10,5 @@ from kvarn.models.spec import ModelSpec
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Dream."""
-    return as_masked_diffusion(hparams, qwen2.describe(hparams), shift=True)
+    block = hparams.integer("diffusion_block_length", default=0) or None
+    return as_masked_diffusion(hparams, qwen2.describe(hparams), shift=True, block=block)

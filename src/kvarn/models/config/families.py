@@ -133,6 +133,13 @@ _LLADA: Final = {
     "weight_tying": False,
 }
 _LLADA_MOE: Final = _EXPERTS | {"expert_intermediate_size": None, "moe_layer_freq": None}
+_LLADA2: Final = (
+    _without(_DECODER, "layer_types")
+    | _without(_EXPERTS, "num_local_experts")
+    | {"norm_topk_prob": True, "num_shared_experts": 0, "first_k_dense_replace": 0, "n_group": 8, "topk_group": 4}
+    | {"routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5, "use_qk_norm": True, "use_qkv_bias": False}
+    | {"use_bias": True, "score_function": "sigmoid", "block_size": None, "mask_token_id": None}
+)
 
 _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "llama": _DECODER | _BIAS,
@@ -278,8 +285,14 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
         ),
         "llada": _DECODER | _LLADA | _LLADA_MOE | _MASK,
         "llada_moe": _DECODER | _LLADA_MOE | _MASK,
-        "Dream": _QWEN2 | _MASK,
-        "dream": _QWEN2 | _MASK,
+        "llada2_moe": _LLADA2,
+        "llada2_moe_veomni": _LLADA2,
+        "Dream": _QWEN2 | _MASK | {"block_size": None},
+        "dream": _QWEN2 | _MASK | {"block_size": None},
+        "Fast_dLLM_Qwen": _QWEN2 | _MASK | {"bd_size": None},
+        "a2d-llama": _DECODER | _BIAS | _MASK | {"block_size": None},
+        "a2d-qwen2": _QWEN2 | _MASK | {"block_size": None},
+        "a2d-qwen3": _QWEN2 | _MASK | {"block_size": None, "head_dim": 128},
         "sdar": _QWEN2 | _MASK | {"block_size": None, "head_dim": 128},
         "sdar_moe": _QWEN3_MOE | _MASK | {"block_size": None},
     }

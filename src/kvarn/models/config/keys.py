@@ -92,6 +92,17 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "gemma4_text": {"use_bidirectional_attention": ("vision",)},  # of images
     "gpt_neox": {"num_key_value_heads": ANY},  # every head has its own
     "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
+    **{
+        name: {
+            "norm_head": (False,),
+            "norm_softmax": (False,),
+            "use_rmsnorm": (True,),
+            "using_split_qkv_in_self_attention": (False,),
+            "moe_router_enable_expert_bias": (True,),
+            "rotary_dim": ANY,  # beside partial_rotary_factor
+        }
+        for name in ("llada2_moe", "llada2_moe_veomni")
+    },
     "minimax_m2": {"qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "mlp_intermediate_size": ANY},
 }
 HARMLESS: Final = frozenset(

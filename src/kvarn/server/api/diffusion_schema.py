@@ -39,6 +39,7 @@ class DiffusionBody(Body):
 
     steps: int | None = Field(None, ge=1, le=INT31, description="Over the whole answer; default: one for each token")
     block_length: int | None = Field(None, ge=1, le=INT31)
+    sub_block_length: int | None = Field(None, ge=1, le=INT31, description="Parts of a block, filled one by one")
     policy: Policy | None = Field(None, description="Which positions a step fills; default low_confidence")
     threshold: Probability | None = None
     factor: float | None = Field(None, ge=0, le=1e6)
@@ -46,7 +47,7 @@ class DiffusionBody(Body):
     relaxed_threshold: Probability | None = None
     radius: int | None = Field(None, ge=1, le=INT31)
     low_threshold: Probability | None = None
-    edit_threshold: Probability | None = None
+    edit_threshold: Probability | None = Field(None, description="joint_threshold: filled tokens of a block may change")
     max_post_edit_steps: int | None = Field(None, ge=0, le=MAX_POST_EDIT_STEPS)
     cache: Cache | None = None
     canvas: CanvasKind | None = None
