@@ -55,8 +55,3 @@ def test_golden_ids_give_back_their_text_at_once_and_token_by_token(name: str) -
 def test_a_file_that_does_not_say_how_to_cut_words_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre is missing"):
         load_tokenizer(open_weights(vocabulary(name)))
-
-
-def test_a_unigram_vocabulary_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match="'t5'"):
-        load_tokenizer(open_weights(vocabulary("nomic-bert-moe")))

@@ -11,12 +11,13 @@ from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder
 from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.encoders.pretokenize import pre_tokenizer_rule
 from kvarn.tokenizer.encoders.sentencepiece import SentencePieceEncoder, rank_by_score
+from kvarn.tokenizer.encoders.unigram import UnigramEncoder
 from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
 from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
 from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_flag, read_merges, read_vocabulary
 
-KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
+KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = None) -> Tokenizer:
@@ -48,6 +49,8 @@ def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
         return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)
+    if model == "t5":
+        return UnigramEncoder(vocabulary, metadata)
     rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, read_merges(metadata))
     space_prefix = bool(read_flag(metadata, "add_space_prefix", model == "llama"))
     return SentencePieceEncoder(vocabulary, rank, space_prefix=space_prefix)
@@ -63,7 +66,7 @@ class _BosEos:
         )
         # Early files of Gemma 4 say they have no bos, which they need (llama.cpp pull request 21500).
         adds_bos = model == "gemma4" or read_flag(metadata, "add_bos_token", bos_implied)
-        adds_eos = read_flag(metadata, "add_eos_token", model == "bert")
+        adds_eos = read_flag(metadata, "add_eos_token", model in ("bert", "t5"))
         self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
         self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()
 
