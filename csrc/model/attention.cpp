@@ -65,6 +65,7 @@ private:
         if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
         else if (spec_.mask == MaskKind::block_causal)
             end = std::min(context, (position / spec_.mask_block + 1) * spec_.mask_block - shift);
+        else if (spec_.window > 0) end = std::min(context, position + spec_.window - shift);
         int begin = spec_.window > 0 ? std::max(0, position + 1 - spec_.window - shift) : 0;
         return {begin, end};
     }

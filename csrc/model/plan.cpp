@@ -56,7 +56,7 @@ private:
             return;
         }
         if (block_.placement != Placement::post) {
-            layer.attention_in = norm("attn_norm");
+            if (block_.has_attention_norm) layer.attention_in = norm("attn_norm");
             layer.ffn_in = norm("ffn_norm");
         }
         if (block_.placement == Placement::sandwich || block_.placement == Placement::post) {

@@ -58,8 +58,7 @@ def listed_pairs(pairs: object) -> list[tuple[str, str]]:
 
 def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> list[int]:
     """Two texts as a cross-encoder reads them: [CLS] first [SEP] second [SEP], the second in its own segment."""
-    first = tokenizer.encode(pair[0])
-    second = tokenizer.encode(pair[1])[len(tokenizer.prefix_ids) :]
+    first, second = tokenizer.encode_pair(*pair)
     shift = spec.vocab_size if spec.embedding.segments > 1 else 0
     return [*first, *(token_id + shift for token_id in second)]
 

@@ -56,21 +56,23 @@ class Vectors:
         )
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
-        """The vectors of all groups, (n, dim)."""
+        """The vectors of all groups, (n, dim), behind the model's dense layers."""
         joined = np.concatenate([np.empty((0, self._model.spec.width), np.float32), *vectors])
+        joined = self._model.pooled_layers.apply(joined)
         if not normalize:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
-        spec, classifier = self._model.spec, self._model.classifier
-        if classifier is None:
+        spec = self._model.spec
+        if not isinstance(spec.generation, Encoder) or spec.generation.classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
         check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in listed_pairs(pairs)]
-        vectors = [self.compute(group, "cls", priority=priority).result() for group in self._fitting(ids)]
-        return classifier.scores(self.joined(vectors, normalize=False))
+        pooling = spec.generation.pooling
+        vectors = [self.compute(group, pooling, priority=priority).result() for group in self._fitting(ids)]
+        return self.joined(vectors, normalize=False)
 
     def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:
         engine = self._model.engine

@@ -13,7 +13,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from kvarn.backends.batch import KVLayout
-from kvarn.backends.pooling import ClassifierWeights
+from kvarn.backends.pooling import PooledLayers
 from kvarn.backends.protocol import Backend
 from kvarn.backends.select import (
     block_size,
@@ -61,7 +61,7 @@ class LoadedModel:
     backend: Backend
     engine: Engine
     memory: MemoryPlan
-    classifier: ClassifierWeights | None = None
+    pooled_layers: PooledLayers
 
     def close(self) -> None:
         self.backend.close()
@@ -128,16 +128,10 @@ def _load(
             config=config,
             publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
-        return LoadedModel(spec, words, backend, engine, memory, _classifier(description))
+        return LoadedModel(spec, words, backend, engine, memory, PooledLayers.read(spec, description.weights))
     except BaseException:
         backend.close()
         raise
-
-
-def _classifier(description: Description) -> ClassifierWeights | None:
-    generation = description.spec.generation
-    has_one = isinstance(generation, Encoder) and generation.classifier is not None
-    return ClassifierWeights.read(description.weights) if has_one else None
 
 
 def _make_decoder(

@@ -16,7 +16,10 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", r
 # Projectors and importance matrices come as .gguf too, but are no language models.
 _COMPANION = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 # Besides weights, a safetensors folder needs its configuration and tokeniser; never code, never pickles.
-_FOLDER_FILES = re.compile(r"[^/]+\.json|tokenizer\.model|vocab\.txt|merges\.txt|[^/]+\.jinja|1_Pooling/config\.json")
+_FOLDER_FILES = re.compile(
+    r"[^/]+\.json|tokenizer\.model|vocab\.txt|merges\.txt|[^/]+\.jinja|1_Pooling/config\.json"
+    r"|[0-9]{1,2}_Dense/(?:config\.json|model\.safetensors)"
+)
 
 _Parts = tuple[str, ...]
 

@@ -24,13 +24,13 @@ class HParam:
 
 HPARAMS: Final[Mapping[str, HParam]] = {
     "num_layers": HParam("block_count", ("num_hidden_layers", "n_layers", "n_layer"), 1, 1024),
-    "width": HParam("embedding_length", ("hidden_size", "d_model", "n_embd"), 1, 2**20),
+    "width": HParam("embedding_length", ("hidden_size", "d_model", "n_embd", "dim"), 1, 2**20),
     "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
     "context_length": HParam(
         "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
     ),
     "hidden": HParam(
-        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 1, 2**22
+        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size", "hidden_dim"), 1, 2**22
     ),
     "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
     "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
@@ -111,6 +111,12 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "full_attention_interval": HParam("full_attention_interval", ("full_attention_interval",), 1, 1024),
     "ffn_multiple": HParam(None, ("block_multiple_of",), 1, 2**20),
     "ffn_multiplier": HParam(None, ("block_ffn_dim_multiplier",), 1e-6, 1e6),
+    "local_attention": HParam("attention.sliding_window", ("local_attention",), 1, 2**30),
+    "global_layer_period": HParam("attention.sliding_window_pattern", ("global_attn_every_n_layers",), 1, 1024),
+    "rope_base_global_layers": HParam(None, ("global_rope_theta",), 1.001, 1e15),
+    "rope_base_local_layers": HParam(None, ("local_rope_theta",), 1.001, 1e15),
+    "trained_positions": HParam(None, ("max_trained_positions",), 1, 2**30),
+    "padding_id": HParam(None, ("pad_token_id",), 0, 2**24),
     "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
     "rope_dims_window": HParam("rope.dimension_count_swa", (), 2, 2**14),
@@ -137,6 +143,7 @@ ONE_NUMBER: Final = frozenset(
 HARMLESS: Final = {
     "vocab_size",
     "tensor_data_layout",
+    "classifier.output_labels",
     "rope.scaling.finetuned",
     "embedding_length_per_head",
     "rope.dimension_sections",  # of positions in images: those of a text are all the same

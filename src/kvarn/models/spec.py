@@ -17,6 +17,7 @@ from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
 Mask = Literal["causal", "bidirectional", "block_causal"]
 Pooling = Literal["mean", "cls", "last"]
+ClassifierActivation = Literal["identity", "tanh", "relu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Attention:
     scale: float
     rope: Rope | None
     mask: Mask = "causal"
-    window: int | None = None  # a query at p sees keys in (p - window, p]
+    window: int | None = None  # a query at p sees keys in (p - window, p], of a bidirectional mask (p - window, p + window)
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Norm | None = None
@@ -199,7 +200,7 @@ class Block:
     residual: x = norm(x + sub(x))           attn_output_norm, layer_output_norm
     post:     x += post(sub(x))              post_attention_norm, post_ffw_norm
     parallel: x += attention(norm(x)) + ffn(other norm(x))    attn_norm, ffn_norm
-    All but residual multiply what they add by residual_scale.
+    All but residual multiply what they add by residual_scale. Without attn_norm, of pre only, attention reads x itself.
     beside, of sandwich only: experts beside the feed-forward, which read the same x and sub(norm(x)) is the sum of
               post_ffw_norm_1(ffn(ffn_norm(x))) + post_ffw_norm_2(experts(pre_ffw_norm_2(x)))
               where the router reads ffn_gate_inp_norm(x)
@@ -211,6 +212,7 @@ class Block:
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
+    attn_norm: bool = True
     residual_scale: float = 1.0
     beside: MixtureOfExperts | None = None
     per_layer: PerLayerInput | None = None
@@ -272,17 +274,35 @@ class MaskedDiffusion:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """scores = cls.output @ tanh(cls @ x + bias) + bias, for x of the first token: (labels)."""
+    """scores = cls.output @ norm(act(cls @ x + bias)) + bias, for the pooled x: (labels).
+
+    Without a dense layer, cls.output @ x. Tensors cls, cls.norm, cls.output.
+    """
 
     labels: int
+    activation: ClassifierActivation = "tanh"
+    dense: bool = True
+    dense_bias: bool = True
+    norm: Norm | None = None
+    output_bias: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A pooled vector becomes act(weight @ x + bias), of `width` values. Tensors dense_2, dense_3 and so on, in order."""
+
+    width: int
+    activation: ClassifierActivation = "identity"
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """No generation: hidden states pooled to one vector per text, or scored by a classifier."""
+    """No generation: hidden states pooled to one vector per text, which dense layers change or a classifier scores."""
 
     pooling: Pooling
     classifier: Classifier | None = None
+    dense: tuple[DenseLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

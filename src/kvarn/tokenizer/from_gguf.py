@@ -37,6 +37,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
             encoder=_encoder(model, metadata, vocabulary),
             prefix_ids=bos_eos.prefix,
             suffix_ids=bos_eos.suffix,
+            between_ids=_between_ids(metadata, vocabulary, bos_eos.suffix),
             chat_template=_text(metadata, "tokenizer.chat_template"),
             rules=MatchRules(rstrip=_rstrip_ids(metadata, vocabulary)),
         )
@@ -69,6 +70,16 @@ class _BosEos:
         adds_eos = read_flag(metadata, "add_eos_token", model in ("bert", "t5"))
         self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
         self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()
+
+
+def _between_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary, suffix: tuple[int, ...]) -> tuple[int, ...]:
+    """Between two texts, RoBERTa's tokenizers have one separator more than after one; ModernBERT's files say so too."""
+    pre = metadata.get("tokenizer.ggml.pre")
+    separator = metadata.get("tokenizer.ggml.seperator_token_id", vocabulary.eos_id)
+    implied = metadata["tokenizer.ggml.model"] == "t5" or pre == "roberta-bpe"
+    is_single = metadata["tokenizer.ggml.model"] == "bert" or pre == "modern-bert"
+    adds_one = read_flag(metadata, "add_sep_token", implied) and not is_single and suffix and separator is not None
+    return (*suffix, separator) if adds_one else suffix
 
 
 def _required(name: str, token_id: int | None) -> tuple[int, ...]:

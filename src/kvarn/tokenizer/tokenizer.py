@@ -31,6 +31,7 @@ class TokenizerParts:
     encoder: TextEncoder
     prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
     suffix_ids: tuple[int, ...] = ()  # put after it
+    between_ids: tuple[int, ...] | None = None  # put between two texts read together; None: what is put after one
     chat_template: str | None = None
     rules: MatchRules | None = None  # of special tokens
 
@@ -94,6 +95,12 @@ class Tokenizer:
     def prefix_ids(self) -> tuple[int, ...]:
         """What encode puts before a text, such as bos."""
         return self._parts.prefix_ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts that a model reads together; what stands between them belongs to the first."""
+        prefix, suffix, between = self._parts.prefix_ids, self._parts.suffix_ids, self._parts.between_ids
+        one, other = (self.encode(text, add_special=False) for text in (first, second))
+        return [*prefix, *one, *(suffix if between is None else between)], [*other, *suffix]
 
     @property
     def bos_text(self) -> str:

@@ -210,7 +210,9 @@ def visible(positions: Int32, length: int, attention: Attention, shift: int = 0)
         seen = keys < (queries // attention.mask_block + 1) * attention.mask_block
     else:
         seen = keys <= queries
-    return seen if attention.window is None else seen & (keys > queries - attention.window)
+    if attention.window is None:
+        return seen
+    return seen & (keys > queries - attention.window) & (keys < queries + attention.window)
 
 
 def _pack(keep: Keep, layer: Layer, sequence: Sequence, q: Float32, keys: Float32) -> None:

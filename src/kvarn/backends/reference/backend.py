@@ -169,7 +169,7 @@ class ReferenceBackend:
         if block.placement == "parallel":
             found = attention(norm(x, "attn_norm")) + ffn(norm(x, "ffn_norm"))
             return x + scale * found
-        x = x + scale * attention(norm(x, "attn_norm"))
+        x = x + scale * attention(norm(x, "attn_norm") if block.attn_norm else x)
         return x + scale * ffn(norm(x, "ffn_norm"))
 
     def _loaded(self) -> ModelSpec:

@@ -53,7 +53,7 @@ class Piece:
         elif attention.mask == "causal":
             seen = seen & (keys <= queries)
         if attention.window is not None:
-            seen = seen & (keys > queries - attention.window)
+            seen = seen & (keys > queries - attention.window) & (keys < queries + attention.window)
         return seen.expand(-1, TILE, -1)
 
 

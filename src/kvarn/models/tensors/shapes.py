@@ -13,6 +13,7 @@ from kvarn.models.residual import AltUp, PerLayerEmbedding
 from kvarn.models.spec import (
     Attention,
     Block,
+    Classifier,
     Encoder,
     FeedForward,
     GatedDeltaNet,
@@ -42,7 +43,8 @@ def block_norms(block: Block) -> tuple[str, ...]:
     """The norms of a layer, all of the model's width."""
     beside = BESIDE_NORMS if block.beside is not None else ()
     laurel = ("laurel_post_norm",) if block.laurel is not None else ()
-    return (*BLOCK_NORMS[block.placement], *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
+    usual = BLOCK_NORMS[block.placement][0 if block.attn_norm else 1 :]
+    return (*usual, *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
@@ -70,9 +72,20 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     if spec.head is not None and spec.head.bias:
         found["output.bias"] = (spec.vocab_size,)
     if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
-        found.update(_matrix("cls", spec.width, spec.width, bias=True))
-        found.update(_matrix("cls.output", spec.generation.classifier.labels, spec.width, bias=True))
+        found.update(_classifier(spec.generation.classifier, spec.width))
+    if isinstance(spec.generation, Encoder):
+        widths = (spec.width, *(layer.width for layer in spec.generation.dense))
+        for number, layer in enumerate(spec.generation.dense):
+            found.update(_matrix(f"dense_{number + 2}", layer.width, widths[number], bias=layer.bias))
     return found
+
+
+def _classifier(classifier: Classifier, width: int) -> Iterator[tuple[str, Shape]]:
+    if classifier.dense:
+        yield from _matrix("cls", width, width, bias=classifier.dense_bias)
+    if classifier.norm is not None:
+        yield from _norm("cls.norm", classifier.norm, width)
+    yield from _matrix("cls.output", classifier.labels, width, bias=classifier.output_bias)
 
 
 def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:
