@@ -97,9 +97,7 @@ def _dense(weights: WeightSource, number: int, layer: DenseLayer) -> _Linear:
 def _classifier(weights: WeightSource, classifier: Classifier) -> list[_Linear | _LayerNorm]:
     found: list[_Linear | _LayerNorm] = []
     if classifier.dense:
-        found.append(
-            _Linear.read(weights, "cls", bias=classifier.dense_bias, activation=classifier.activation)
-        )
+        found.append(_Linear.read(weights, "cls", bias=classifier.dense_bias, activation=classifier.activation))
     if classifier.norm is not None:
         found.append(_LayerNorm.read(weights, "cls.norm", classifier.norm))
     found.append(_Linear.read(weights, "cls.output", bias=classifier.output_bias, activation="identity"))

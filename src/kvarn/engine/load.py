@@ -41,10 +41,10 @@ from kvarn.kv.group import WindowShape
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.cache_cost import CacheCost, windowed_layers
-from kvarn.models.describe import Description, describe
+from kvarn.models.describe import describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
-from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
+from kvarn.models.spec import MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer

@@ -64,7 +64,9 @@ class Attention:
     scale: float
     rope: Rope | None
     mask: Mask = "causal"
-    window: int | None = None  # a query at p sees keys in (p - window, p], of a bidirectional mask (p - window, p + window)
+    window: int | None = (
+        None  # a query at p sees keys in (p - window, p], of a bidirectional mask (p - window, p + window)
+    )
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Norm | None = None

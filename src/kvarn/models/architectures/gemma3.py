@@ -67,7 +67,7 @@ def _sees_ahead(hparams: HParams) -> bool:
 
 def _pattern(hparams: HParams) -> int:
     pattern = hparams.raw("attention.sliding_window_pattern", "sliding_window_pattern")
-    if pattern is None:
+    if pattern is None or (hparams.is_gguf and isinstance(pattern, list)):  # one for each layer: window_layers reads it
         return PATTERN
     if not isinstance(pattern, int) or not 1 <= pattern <= 1024:
         raise hparams.unsupported(f"sliding_window_pattern is {pattern!r}; expected a number", "sliding_window_pattern")

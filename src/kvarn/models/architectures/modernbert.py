@@ -103,7 +103,7 @@ def _rope(hparams: HParams, dims: Dimensions, *, is_local: bool) -> Rope:
 def _entries(hparams: HParams, kind: str) -> Mapping[str, Any]:
     """rope_parameters by kind of layer; anything but a base is refused."""
     if hparams.raw(None, "rope_scaling"):
-        raise hparams.unsupported("rope scaling of this kind of model is unknown", "rope_scaling")
+        raise hparams.unsupported("rope_scaling of this kind of model is unknown", "rope_scaling")
     given = hparams.raw(None, "rope_parameters") or {}
     table = given.get(kind) or {} if isinstance(given, Mapping) else None
     if not isinstance(table, Mapping) or table.get("rope_type", "default") != "default":

@@ -22,7 +22,12 @@ POOLING_FLAGS: dict[str, Pooling] = {
 }
 POOLING_FOLDER = "1_Pooling"
 STEPS = ("Transformer", "Pooling", "Dense", "Normalize")
-ACTIVATIONS: Mapping[str, ClassifierActivation] = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu"}
+ACTIVATIONS: Mapping[str, ClassifierActivation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+}
 MAX_DENSE = 8
 
 
@@ -105,5 +110,7 @@ def _gguf_dense(hparams: HParams) -> tuple[DenseLayer, ...]:
 def _layer(hparams: HParams, number: int, activation: ClassifierActivation) -> DenseLayer:
     info: Any = hparams.weights.tensors.get(f"dense_{number}.weight")
     if info is None or len(info.shape) != 2:
-        raise hparams.format_error(f"dense_{number}.weight is missing or no matrix; {number}_Dense/model.safetensors has it")
+        raise hparams.format_error(
+            f"dense_{number}.weight is missing or no matrix; {number}_Dense/model.safetensors has it"
+        )
     return DenseLayer(info.shape[0], activation, bias=hparams.has_tensor(f"dense_{number}.bias"))

@@ -41,9 +41,7 @@ class UnigramEncoder:
             model = models.Unigram(_pieces(vocabulary, vocabulary.scores), vocabulary.unk_id, falls_back)
             self._tokenizer = Tokenizer(model)
             self._tokenizer.normalizer = _normalizer(metadata, space_prefix=self.drops_first_space)
-            self._tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-                SPACE, "never", split=not _spans_words(vocabulary)
-            )
+            self._tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", split=not _spans_words(vocabulary))
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
         """Return the ids of plain text."""
