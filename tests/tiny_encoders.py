@@ -55,7 +55,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "qwen3": (
         {"head_dim": 16, "num_key_value_heads": 2},
         {"head_dim": 24, "num_key_value_heads": 1, "tie_word_embeddings": True},
-        {"head_dim": 8, "num_key_value_heads": 5},
+        {"head_dim": 8, "num_key_value_heads": 5, "num_labels": 2},
     ),
 }  # fmt: skip
 FAMILIES = tuple(VARIANTS)
@@ -138,7 +138,8 @@ def nomic_of_its_authors(folder: Path, target: Path) -> Path:
             stem = name.removesuffix("self_attn.q_proj.weight")
             parts = [tensors.pop(f"{stem}self_attn.{part}_proj.weight") for part in "qkv"]
             found[f"encoder.{stem}attn.Wqkv.weight"] = np.concatenate(parts)
-    for name, values in tensors.items():
+    for old, values in tensors.items():
+        name = old
         for theirs, ours in NOMIC_NAMES.items():
             name = name.replace(theirs, ours)
         if "pooler" not in name:
@@ -185,7 +186,7 @@ def encoder_gguf(folder: Path) -> Path:
     facts["context_length"] = c.get("max_position_embeddings", c.get("n_positions")) - offset
     names = gguf.get_tensor_name_map(number, facts["block_count"])
     tensors = load_file(folder / "model.safetensors")
-    has_classifier = any(name.startswith("classifier") for name in tensors)
+    has_classifier = any(name.startswith(("classifier", "score")) for name in tensors)
     found: dict[str, Any] = {}
     for theirs, values in tensors.items():
         name = theirs.removeprefix("roberta.").removeprefix("distilbert.").removeprefix("bert.")
@@ -193,9 +194,9 @@ def encoder_gguf(folder: Path) -> Path:
         if ("pooler" in name and not has_classifier) or name.startswith("lm_head"):
             continue
         name = f"model.{name}" if family in ("gemma3_text", "qwen3") and not name.startswith("model.") else name
-        values = values[offset:] if "position_embeddings" in name else values
-        values = values + 1 if family == "gemma3_text" and name.endswith("norm.weight") else values
-        found[_gguf_name(name, names)] = values
+        is_shifted = family == "gemma3_text" and name.endswith("norm.weight")
+        kept = values[offset:] if "position_embeddings" in name else values
+        found[_gguf_name(name, names)] = kept + 1 if is_shifted else kept
     facts |= _pooling(folder, found, has_classifier)
     facts |= _own_facts(c, family)
     stored = {name: Stored.quantized(values, TensorType.F32) for name, values in found.items()}
@@ -207,8 +208,8 @@ def encoder_gguf(folder: Path) -> Path:
 def _gguf_name(name: str, names: Any) -> str:
     for theirs, ours in {"pooler.dense": "cls", "pre_classifier": "cls"}.items():
         name = name.replace(theirs, ours)
-    if name.startswith(("cls.", "classifier.weight", "classifier.bias")):
-        return name.replace("classifier.", "cls.output.")
+    if name.startswith(("cls.", "classifier.weight", "classifier.bias")) or name == "model.score.weight":
+        return name.replace("classifier.", "cls.output.").replace("model.score.", "cls.output.")
     found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
     return found
@@ -216,7 +217,7 @@ def _gguf_name(name: str, names: Any) -> str:
 
 def _pooling(folder: Path, tensors: dict[str, Any], has_classifier: bool) -> dict[str, Any]:
     if has_classifier:
-        return {"pooling_type": 4, "classifier.output_labels": ["relevant"]}
+        return {"pooling_type": 4, "classifier.output_labels": ["yes", "no"]}
     kinds = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
     if not (folder / "modules.json").exists():
         return {"pooling_type": 1}

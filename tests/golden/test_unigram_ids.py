@@ -16,7 +16,7 @@ pytestmark = pytest.mark.model
 
 MORE_TEXTS = (
     *("e\u0301 café", "naïve \u200b x", "ﬁne ①② ½ ＡＢＣ", "한국어 텍스트", "हिन्दी में", "ไทย ภาษา", "a\u00a0b\u3000c"),
-    *("🙂👩‍👩‍👧‍👦 ok", "<s></s><mask>", "‏עברית ‎", "Z͑ͫ̓ͪA̴̵̜̰͔L̠ͨͧG̴̻͈͍O̵̹", "  two  spaces  ", "▁already▁written"),
+    *("🙂👩‍👩‍👧‍👦 ok", "<s></s><mask>", "\u200fעברית \u200e", "Z͑ͫ̓ͪA̴̵̜̰͔L̠ͨͧG̴̻͈͍O̵̹", "  two  spaces  ", "▁already▁written"),
 )
 
 

@@ -18,6 +18,8 @@ from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
 from kvarn.errors import ModelError
 from kvarn.formats.open import open_weights
+from kvarn.models.config.encoder_families import ENCODERS
+from kvarn.models.config.keys import ANY, OF_ONE_TYPE
 from kvarn.models.describe import Description, describe
 from kvarn.models.spec import Encoder
 from tests.running import batch_of, layout_of
@@ -34,6 +36,7 @@ from tests.tiny_encoders import (
 from tests.torch_backend import torch_cpu
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 Float32 = npt.NDArray[np.float32]
 
@@ -138,6 +141,18 @@ def test_neighbours_and_threads_change_no_bit(family: str, made: Made) -> None:
         together = vectors_of(NativeBackend(2), path)
         alone = np.concatenate([vectors_of(NativeBackend(1), path, [ids]) for ids in TEXTS])
         np.testing.assert_array_equal(alone, together)
+
+
+@pytest.mark.parametrize("family", sorted(OF_ONE_TYPE.keys() & ENCODERS.keys()))
+def test_keys_that_pass_change_nothing_in_transformers(family: str, made: Made, tmp_path: Path) -> None:
+    source, expected = made.folder(family, 0)
+    odd = {key: True if values is ANY else values[0] for key, values in OF_ONE_TYPE[family].items() if values}
+    config = json.loads((source / "config.json").read_text()) | odd
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    theirs = transformers.AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
+    assert np.abs(_expected(theirs, family, 0, TEXTS[0]) - expected[0]).max() <= TOLERANCE
+    assert np.abs(vectors_of(ReferenceBackend(), tmp_path) - expected).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.formats.weights import WeightSource
-from kvarn.models.spec import Classifier, ClassifierActivation, DenseLayer, Encoder, ModelSpec, Norm, Pooling
+from kvarn.models.encoders.pooled import Classifier, ClassifierActivation, DenseLayer
+from kvarn.models.spec import Encoder, ModelSpec, Norm, Pooling
 
 Float32 = npt.NDArray[np.float32]
 _erf = np.frompyfunc(math.erf, 1, 1)

@@ -23,6 +23,7 @@ DECODER = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
     "lm_head": "output",
+    "score": "cls.output",
     "layers.{}.input_layernorm": "blk.{}.attn_norm",
     "layers.{}.self_attn.q_proj": "blk.{}.attn_q",
     "layers.{}.self_attn.k_proj": "blk.{}.attn_k",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.errors import UnsupportedModel
+from kvarn.models.encoders.pooled import Classifier, DenseLayer
 from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 
 # gelu is the exact erf form, relu2 the square of relu. swiglu_oai, gated only:
@@ -17,7 +18,6 @@ from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
 Mask = Literal["causal", "bidirectional", "block_causal"]
 Pooling = Literal["mean", "cls", "last"]
-ClassifierActivation = Literal["identity", "tanh", "relu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,7 @@ class Attention:
     scale: float
     rope: Rope | None
     mask: Mask = "causal"
-    window: int | None = (
-        None  # a query at p sees keys in (p - window, p], of a bidirectional mask (p - window, p + window)
-    )
+    window: int | None = None  # a query at p sees keys in (p - window, p]; bidirectional: (p - window, p + window)
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: Norm | None = None
@@ -272,30 +270,6 @@ class MaskedDiffusion:
     mask_id: int
     shift: bool
     block: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Classifier:
-    """scores = cls.output @ norm(act(cls @ x + bias)) + bias, for the pooled x: (labels).
-
-    Without a dense layer, cls.output @ x. Tensors cls, cls.norm, cls.output.
-    """
-
-    labels: int
-    activation: ClassifierActivation = "tanh"
-    dense: bool = True
-    dense_bias: bool = True
-    norm: Norm | None = None
-    output_bias: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class DenseLayer:
-    """A pooled vector becomes act(weight @ x + bias), of `width` values. Tensors dense_2, dense_3 and so on, in order."""
-
-    width: int
-    activation: ClassifierActivation = "identity"
-    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)

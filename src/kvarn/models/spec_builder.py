@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -144,4 +145,9 @@ def model_name(hparams: HParams) -> str:
     """Return the name to show: the file's own, else the architecture."""
     metadata = hparams.weights.metadata
     name = metadata.get("general.name") if hparams.is_gguf else metadata["hf"].get("_name_or_path")
-    return name if isinstance(name, str) and name else hparams.architecture
+    if isinstance(name, str) and name:
+        return name
+    # A reranker that is a language model is known by its name alone.
+    parts = str(metadata.get("hf_folder", "")).replace(os.sep, "/").split("/")
+    named = [part for part in parts if "reranker" in part.lower()]
+    return named[-1][:80] if named else hparams.architecture

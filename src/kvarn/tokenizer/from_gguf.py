@@ -39,6 +39,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
             suffix_ids=bos_eos.suffix,
             between_ids=_between_ids(metadata, vocabulary, bos_eos.suffix),
             chat_template=_text(metadata, "tokenizer.chat_template"),
+            rerank_template=_text(metadata, "tokenizer.chat_template.rerank"),
             rules=MatchRules(rstrip=_rstrip_ids(metadata, vocabulary)),
         )
     )

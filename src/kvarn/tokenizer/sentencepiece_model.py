@@ -1,7 +1,7 @@
 """Read tokenizer.model of sentencepiece: the pieces, their scores and types, and how texts are prepared.
 
-A protobuf message, read field by field with bounds; nothing but what BPE and unigram models need. Gives the tokenizer keys of GGUF,
-whose token types are sentencepiece's.
+A protobuf message, read field by field with bounds; nothing but what BPE and unigram models need. Gives the
+tokenizer keys of GGUF, whose token types are sentencepiece's.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ class TokenizerParts:
     suffix_ids: tuple[int, ...] = ()  # put after it
     between_ids: tuple[int, ...] | None = None  # put between two texts read together; None: what is put after one
     chat_template: str | None = None
+    rerank_template: str | None = None  # with {query} and {document}
     rules: MatchRules | None = None  # of special tokens
 
 
@@ -116,6 +117,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The model's own chat template."""
         return self._parts.chat_template
+
+    @property
+    def rerank_template(self) -> str | None:
+        """The model's own prompt for a query and a document."""
+        return self._parts.rerank_template
 
     @property
     def fim(self) -> FimTokens | None:

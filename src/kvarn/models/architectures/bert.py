@@ -9,18 +9,10 @@ from typing import Any
 
 from kvarn.formats.tensor_view import WeightView, row_slice
 from kvarn.models.dimensions import read_dimensions
+from kvarn.models.encoders.pooled import Classifier, ClassifierActivation
 from kvarn.models.encoders.sentence_modules import read_encoder
 from kvarn.models.hparams import HParams
-from kvarn.models.spec import (
-    Block,
-    Classifier,
-    ClassifierActivation,
-    Encoder,
-    FeedForward,
-    InputEmbedding,
-    ModelSpec,
-    Norm,
-)
+from kvarn.models.spec import Block, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm
 from kvarn.models.spec_builder import model_name
 
 ROBERTAS = ("roberta", "xlm-roberta", "camembert")
@@ -102,4 +94,4 @@ def _generation(hparams: HParams) -> Encoder:
         return found
     hparams.integer("pooling_type", default=0)  # GGUF says 4, "rank": the classifier always reads the first token
     activation: ClassifierActivation = "relu" if hparams.architecture == "distilbert" else "tanh"
-    return Encoder("cls", Classifier(output.shape[0], activation))
+    return Encoder("cls", Classifier(output.shape[0], activation, relevant=output.shape[0] - 1))

@@ -7,23 +7,12 @@ from typing import Any
 
 from kvarn.models.architectures.bert import encoder, refuse_causal
 from kvarn.models.dimensions import Dimensions, read_dimensions
+from kvarn.models.encoders.pooled import Classifier, ClassifierActivation
 from kvarn.models.encoders.sentence_modules import read_encoder
 from kvarn.models.hparam_names import ACTIVATIONS
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import frequencies, rope
-from kvarn.models.spec import (
-    Activation,
-    Block,
-    Classifier,
-    ClassifierActivation,
-    Encoder,
-    FeedForward,
-    InputEmbedding,
-    ModelSpec,
-    Norm,
-    Pooling,
-    Rope,
-)
+from kvarn.models.spec import Activation, Block, Encoder, FeedForward, InputEmbedding, ModelSpec, Norm, Pooling, Rope
 from kvarn.models.spec_builder import layer_kinds
 
 PATTERN = 3  # every third layer sees all of a text, from the first on
@@ -130,6 +119,7 @@ def _generation(hparams: HParams, norm: Norm) -> Encoder:
         dense_bias=hparams.has_tensor("cls.bias"),
         norm=norm,
         output_bias=hparams.has_tensor("cls.output.bias"),
+        relevant=output.shape[0] - 1,
     )
     return Encoder(_classifier_pooling(hparams), classifier)
 

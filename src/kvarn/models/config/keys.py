@@ -94,10 +94,8 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
     "modernbert": {
         "classifier_bias": ANY,  # as its tensor is there or not
-        "decoder_bias": ANY,  # of the head for masked words
         "position_embedding_type": ("absolute", "sans_pos"),
         "reference_compile": ANY,
-        **dict.fromkeys(("sparse_prediction", "sparse_pred_ignore_index"), ANY),  # of training
         "repad_logits_with_grad": ANY,
         "layer_norm_eps": ANY,  # norm_eps is the one that transformers reads
     },
@@ -153,6 +151,9 @@ HARMLESS: Final = frozenset(
         "tie_word_embeddings",  # of encoders: they have no head
         "type_vocab_size",
         "sinusoidal_pos_embds",
+        "decoder_bias",  # of a head for masked words
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
         "use_qk_norm",
         "sliding_window_size",  # of Gemma 2, beside sliding_window, which is the one that transformers reads
     }

@@ -11,8 +11,9 @@ from typing import Any, get_args
 
 from kvarn.checks import short
 from kvarn.formats.strict_json import read_object, read_optional, read_optional_list
+from kvarn.models.encoders.pooled import Classifier, ClassifierActivation, DenseLayer
 from kvarn.models.hparams import HParams
-from kvarn.models.spec import ClassifierActivation, DenseLayer, Encoder, Pooling
+from kvarn.models.spec import Encoder, Pooling
 
 POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}  # of GGUF
 POOLING_FLAGS: dict[str, Pooling] = {
@@ -33,6 +34,8 @@ MAX_DENSE = 8
 
 def read_encoder(hparams: HParams, default: Pooling | None) -> Encoder | None:
     """How hidden states become a vector: as the file or the folder says, else by the default; None: no encoder."""
+    if hparams.has_tensor("cls.output.weight"):
+        return _scoring(hparams)
     folder = hparams.weights.metadata.get("hf_folder")
     if folder is None:
         pooling = read_pooling(hparams, default)
@@ -42,6 +45,17 @@ def read_encoder(hparams: HParams, default: Pooling | None) -> Encoder | None:
     if pooling is None:
         return None
     return Encoder(pooling, dense=_folder_dense(hparams, folder, [path for kind, path in steps if kind == "Dense"]))
+
+
+def _scoring(hparams: HParams) -> Encoder:
+    """A language model whose head has a row for each label instead of each token: it reads the last token's state."""
+    hparams.integer("pooling_type", default=0)  # 4, "rank"
+    labels = hparams.raw("classifier.output_labels") or []
+    info = hparams.weights.tensors["cls.output.weight"]
+    names = [str(one).lower() for one in labels] if isinstance(labels, list) else []
+    relevant = names.index("yes") if "yes" in names[: info.shape[0]] else info.shape[0] - 1
+    has_bias = hparams.has_tensor("cls.output.bias")
+    return Encoder("last", Classifier(info.shape[0], dense=False, output_bias=has_bias, relevant=relevant))
 
 
 def read_pooling(hparams: HParams, default: Pooling | None) -> Pooling | None:

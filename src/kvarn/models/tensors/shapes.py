@@ -8,12 +8,12 @@ import numpy as np
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
+from kvarn.models.encoders.pooled import Classifier
 from kvarn.models.recurrent import conv_channels
 from kvarn.models.residual import AltUp, PerLayerEmbedding
 from kvarn.models.spec import (
     Attention,
     Block,
-    Classifier,
     Encoder,
     FeedForward,
     GatedDeltaNet,
@@ -74,9 +74,9 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
         found.update(_classifier(spec.generation.classifier, spec.width))
     if isinstance(spec.generation, Encoder):
-        widths = (spec.width, *(layer.width for layer in spec.generation.dense))
-        for number, layer in enumerate(spec.generation.dense):
-            found.update(_matrix(f"dense_{number + 2}", layer.width, widths[number], bias=layer.bias))
+        widths = (spec.width, *(dense.width for dense in spec.generation.dense))
+        for number, dense in enumerate(spec.generation.dense):
+            found.update(_matrix(f"dense_{number + 2}", dense.width, widths[number], bias=dense.bias))
     return found
 
 

@@ -87,13 +87,12 @@ def _normalizer(metadata: Mapping[str, Any], *, space_prefix: bool) -> Normalize
 
 
 def _charsmap(value: Any) -> bytes:
-    if value is None or isinstance(value, bytes):
-        return value or b""
+    numbers = value.tolist() if hasattr(value, "tolist") else value or b""
     try:
-        numbers = value.tolist() if hasattr(value, "tolist") else value
-        table = bytes(numbers if len(numbers) <= MAX_CHARSMAP_BYTES else None)
+        if len(numbers) > MAX_CHARSMAP_BYTES:
+            raise ValueError(f"{len(numbers):,} bytes")
+        return bytes(numbers)
     except (TypeError, ValueError) as error:
         raise FormatError(
             f"{CHARSMAP} is no table of at most {MAX_CHARSMAP_BYTES:,} bytes; get the model file again"
         ) from error
-    return table
