@@ -14,6 +14,7 @@ from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
 from kvarn.errors import UnsupportedModel
+from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.spec import Encoder, Pooling
 from kvarn.prompts import TokenIds, listed_inputs, listed_pairs, pair_ids
 from kvarn.submissions import encoded
@@ -42,9 +43,23 @@ class Vectors:
         check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         return wanted or spec.generation.pooling
 
-    def groups(self, texts: object) -> list[list[TokenIds]]:
-        """Texts as token ids, checked, in groups that each fit into one batch."""
-        ids: list[TokenIds] = [encoded(self._model.tokenizer, text) for text in listed_inputs(texts)]
+    @property
+    def width(self) -> int:
+        """Values of a vector."""
+        return int(self.joined([], normalize=False).shape[1])
+
+    @property
+    def prompts(self) -> TextPrompts:
+        """What the model wants before a text, by name."""
+        return self._model.text_prompts
+
+    def groups(self, texts: object, prompt_name: str | None = None) -> list[list[TokenIds]]:
+        """Texts behind a prompt, as token ids, checked, in groups that each fit into one batch."""
+        prompt = self.prompts.text(prompt_name)
+        ids: list[TokenIds] = [
+            encoded(self._model.tokenizer, prompt + text if isinstance(text, str) else text)
+            for text in listed_inputs(texts)
+        ]
         for one in ids:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)

@@ -42,6 +42,7 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.cache_cost import CacheCost, windowed_layers
 from kvarn.models.describe import describe
+from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
 from kvarn.models.spec import MaskedDiffusion, ModelSpec
@@ -62,6 +63,7 @@ class LoadedModel:
     engine: Engine
     memory: MemoryPlan
     pooled_layers: PooledLayers
+    text_prompts: TextPrompts
 
     def close(self) -> None:
         self.backend.close()
@@ -128,7 +130,9 @@ def _load(
             config=config,
             publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
-        return LoadedModel(spec, words, backend, engine, memory, PooledLayers.read(spec, description.weights))
+        pooled = PooledLayers.read(spec, description.weights)
+        prompts = TextPrompts.read(description.weights)
+        return LoadedModel(spec, words, backend, engine, memory, pooled, prompts)
     except BaseException:
         backend.close()
         raise

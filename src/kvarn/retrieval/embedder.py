@@ -72,7 +72,7 @@ class ModelEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float32:
         if not texts:
-            return np.empty((0, self.llm.spec.width), np.float32)
+            return np.empty((0, self.llm.vectors.width), np.float32)
         return self.llm.embed(list(texts), priority=self._priority)
 
     def at_priority(self, priority: int) -> ModelEmbedder:

@@ -91,6 +91,8 @@ def _folder_pooling(hparams: HParams, folder: str, *, is_named: bool) -> Pooling
     config = read(os.path.join(folder, POOLING_FOLDER, "config.json"))
     if not config:
         return None
+    if config.get("include_prompt") is False:
+        raise hparams.unsupported("pooling that leaves the prompt out (include_prompt) is unknown", "include_prompt")
     chosen = [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
     chosen += [name for key, name in POOLING_FLAGS.items() if config.get(key) is True]
     unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v is True and k not in POOLING_FLAGS]
