@@ -242,15 +242,10 @@ class LLM:
         prompt_name: str | None = None,
         priority: int = 0,
     ) -> Float32:
-        """One vector per text or list of token ids, (n, dim); for encoder models. priority: as of SamplingParams.
-
-        prompt_name: which of the model's own prompts is put before texts, such as query or document.
-        """
+        """One vector per text or list of token ids, (n, dim), behind the model's prompt of this name; for encoders."""
         parts = self.vectors
         chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
-        vectors = [
-            parts.compute(group, chosen, priority=priority).result() for group in parts.groups(texts, prompt_name)
-        ]
+        vectors = [parts.compute(one, chosen, priority=priority).result() for one in parts.groups(texts, prompt_name)]
         return parts.joined(vectors, normalize)
 
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,28 @@ def test_a_roberta_scores_pairs_as_transformers_does(roberta: tuple[Path, Any, A
         scores = rerank(llm, PAIRS[0][0], [document for _, document in PAIRS])
         assert ((scores > 0) & (scores < 1)).all()
         assert llm.classify([]).shape == (0, 1)
+
+
+def test_vectors_are_made_behind_the_models_own_prompts(roberta: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    folder, model, tokenizer = roberta
+    tokenizer.save_pretrained(tmp_path)
+    model.roberta.save_pretrained(tmp_path)
+    prompts = {"query": "what grinds: ", "document": "the "}
+    config = {"prompts": prompts, "default_prompt_name": "document"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    encoder = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with kvarn.LLM(tmp_path, backend="reference") as llm:
+        for name, prompt in [*prompts.items(), (None, "the ")]:
+            with torch.no_grad():
+                states = encoder(**tokenizer(f"{prompt}mill", return_tensors="pt", return_token_type_ids=False))[0][0]
+            ours = llm.embed("mill", normalize=False, prompt_name=name)[0]
+            assert np.abs(ours - states.mean(dim=0).numpy()).max() <= 1e-3  # the cache has half floats
+        with pytest.raises(kvarn.InvalidParameter, match="query, document"):
+            llm.embed("mill", prompt_name="passage")
+    with kvarn.LLM(folder, backend="reference") as llm, pytest.raises(kvarn.UnsupportedModel, match="scores pairs"):
+        llm.embed("mill", prompt_name="query")
 
 
 def test_a_long_document_counts_as_its_best_part(cross_encoder: tuple[Path, Any, Any]) -> None:

@@ -130,12 +130,14 @@ def _load(
             config=config,
             publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
-        pooled = PooledLayers.read(spec, description.weights)
-        prompts = TextPrompts.read(description.weights)
-        return LoadedModel(spec, words, backend, engine, memory, pooled, prompts)
+        return LoadedModel(spec, words, backend, engine, memory, *_encoder_parts(description))
     except BaseException:
         backend.close()
         raise
+
+
+def _encoder_parts(description: Description) -> tuple[PooledLayers, TextPrompts]:
+    return PooledLayers.read(description.spec, description.weights), TextPrompts.read(description.weights)
 
 
 def _make_decoder(

@@ -65,7 +65,8 @@ class ModelEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        return self.llm.context - len(self.llm.tokenizer.encode("", add_special=True))
+        prompt = self.llm.vectors.prompts.text(None)
+        return self.llm.context - len(self.llm.tokenizer.encode(prompt, add_special=True))
 
     def count(self, text: str) -> int:
         return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0

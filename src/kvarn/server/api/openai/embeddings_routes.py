@@ -53,9 +53,10 @@ def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
     """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
     llm.vectors.pooling(body.pooling)
     prompt = llm.vectors.prompts.text(body.prompt_name)
-    if body.dimensions is not None and body.dimensions > llm.vectors.width:
+    width = llm.vectors.width
+    if body.dimensions is not None and body.dimensions > width:
         raise InvalidField(
-            f"dimensions is {body.dimensions:,}, the model's vectors have {llm.vectors.width:,}; give at most that many",
+            f"dimensions is {body.dimensions:,}, the model's vectors have {width:,}; give at most that many",
             "dimensions",
         )
     inputs: Sequence[str | list[int]] = [prompt + one if isinstance(one, str) else one for one in body.input]
