@@ -65,6 +65,7 @@ private:
         if (spec_.mask == MaskKind::causal) end = position + 1 - shift;
         else if (spec_.mask == MaskKind::block_causal)
             end = std::min(context, (position / spec_.mask_block + 1) * spec_.mask_block - shift);
+        else if (spec_.window > 0) end = std::min(context, position + spec_.window - shift);
         if (spec_.window == 0) return {0, end};
         int reach = spec_.is_chunked ? position % spec_.window : spec_.window - 1;
         return {std::max(0, position - reach - shift), end};

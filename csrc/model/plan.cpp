@@ -50,7 +50,7 @@ private:
             return;
         }
         if (block_.placement != Placement::post) {
-            if (block_.has_mixer()) layer.attention_in = norm("attn_norm");
+            if (block_.has_mixer() && block_.has_attention_norm) layer.attention_in = norm("attn_norm");
             if (block_.feed_forward.exists()) layer.ffn_in = norm("ffn_norm");
         }
         if (block_.placement == Placement::sandwich || block_.placement == Placement::post) {

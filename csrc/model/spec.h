@@ -148,6 +148,7 @@ struct BlockSpec {
     FeedForwardSpec feed_forward;
     NormSpec norm;
     Placement placement = Placement::pre;
+    bool has_attention_norm = true;  // of pre
     float residual_scale = 1;
     FeedForwardSpec beside;    // experts beside the feed-forward; without experts: none
     int per_layer_length = 0;  // of the layer's own input, 0: none

@@ -135,12 +135,13 @@ class AsyncLLM:
         pooling: Pooling | None = None,
         normalize: bool = True,
         *,
+        prompt_name: str | None = None,
         priority: int = 0,
     ) -> Float32:
         """One vector per text or list of token ids, (n, dim); for encoder models. Cancelling stops between groups."""
         parts = self.llm.vectors
         chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
-        groups = await asyncio.to_thread(parts.groups, texts)
+        groups = await asyncio.to_thread(parts.groups, texts, prompt_name)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
 

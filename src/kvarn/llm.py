@@ -239,12 +239,13 @@ class LLM:
         pooling: Pooling | None = None,
         normalize: bool = True,
         *,
+        prompt_name: str | None = None,
         priority: int = 0,
     ) -> Float32:
-        """One vector per text or list of token ids, (n, dim); for encoder models. priority: as of SamplingParams."""
+        """One vector per text or list of token ids, (n, dim), behind the model's prompt of this name; for encoders."""
         parts = self.vectors
         chosen = parts.pooling(pooling, normalize=normalize, priority=priority)
-        vectors = [parts.compute(group, chosen, priority=priority).result() for group in parts.groups(texts)]
+        vectors = [parts.compute(one, chosen, priority=priority).result() for one in parts.groups(texts, prompt_name)]
         return parts.joined(vectors, normalize)
 
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from kvarn.checks import check_parameter, is_iterable, short
-from kvarn.errors import InvalidParameter
-from kvarn.models.spec import ModelSpec
+from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.models.encoders.rerank_templates import filled, rerank_template
+from kvarn.models.spec import Encoder, ModelSpec
 from kvarn.types import Message, SamplingParams
 
 if TYPE_CHECKING:
@@ -58,10 +59,22 @@ def listed_pairs(pairs: object) -> list[tuple[str, str]]:
 
 def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> list[int]:
     """Two texts as a cross-encoder reads them: [CLS] first [SEP] second [SEP], the second in its own segment."""
-    first = tokenizer.encode(pair[0])
-    second = tokenizer.encode(pair[1])[len(tokenizer.prefix_ids) :]
+    if not isinstance(spec.generation, Encoder) or spec.generation.pooling == "last":
+        return rerank_ids(tokenizer, pair, spec)
+    first, second = tokenizer.encode_pair(*pair)
     shift = spec.vocab_size if spec.embedding.segments > 1 else 0
     return [*first, *(token_id + shift for token_id in second)]
+
+
+def rerank_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> list[int]:
+    """A query and a document in the prompt of a language model; their text becomes no control token."""
+    template, known = tokenizer.rerank_template, rerank_template(spec)
+    if template is None and known is not None:
+        template = known.text
+    if template is None:
+        raise UnsupportedModel(f"{spec.name!r} scores texts, and nothing says how it reads a query and a document")
+    text, plain = filled(template, *pair)
+    return tokenizer.encode_marked(text, parse_special=True, plain=plain)
 
 
 def is_single(given: str | list[Any]) -> bool:

@@ -14,6 +14,7 @@ from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_group, groups
 from kvarn.engine.load import LoadedModel
 from kvarn.errors import UnsupportedModel
+from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.spec import Encoder, Pooling
 from kvarn.prompts import TokenIds, listed_inputs, listed_pairs, pair_ids
 from kvarn.submissions import encoded
@@ -42,9 +43,23 @@ class Vectors:
         check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         return wanted or spec.generation.pooling
 
-    def groups(self, texts: object) -> list[list[TokenIds]]:
-        """Texts as token ids, checked, in groups that each fit into one batch."""
-        ids: list[TokenIds] = [encoded(self._model.tokenizer, text) for text in listed_inputs(texts)]
+    @property
+    def width(self) -> int:
+        """Values of a vector."""
+        return int(self.joined([], normalize=False).shape[1])
+
+    @property
+    def prompts(self) -> TextPrompts:
+        """What the model wants before a text, by name."""
+        return self._model.text_prompts
+
+    def groups(self, texts: object, prompt_name: str | None = None) -> list[list[TokenIds]]:
+        """Texts behind a prompt, as token ids, checked, in groups that each fit into one batch."""
+        prompt = self.prompts.text(prompt_name)
+        ids: list[TokenIds] = [
+            encoded(self._model.tokenizer, prompt + text if isinstance(text, str) else text)
+            for text in listed_inputs(texts)
+        ]
         for one in ids:
             self._model.engine.admission.check_tokens("texts", one)
         return self._fitting(ids)
@@ -56,21 +71,23 @@ class Vectors:
         )
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
-        """The vectors of all groups, (n, dim)."""
+        """The vectors of all groups, (n, dim), behind the model's dense layers."""
         joined = np.concatenate([np.empty((0, self._model.spec.width), np.float32), *vectors])
+        joined = self._model.pooled_layers.apply(joined)
         if not normalize:
             return joined
         return np.asarray(joined / np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12), np.float32)
 
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels)."""
-        spec, classifier = self._model.spec, self._model.classifier
-        if classifier is None:
+        spec = self._model.spec
+        if not isinstance(spec.generation, Encoder) or spec.generation.classifier is None:
             raise UnsupportedModel(f"{spec.name!r} has no classifier; use a cross-encoder")
         check_parameter.integer("priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
         ids = [pair_ids(self._model.tokenizer, pair, spec) for pair in listed_pairs(pairs)]
-        vectors = [self.compute(group, "cls", priority=priority).result() for group in self._fitting(ids)]
-        return classifier.scores(self.joined(vectors, normalize=False))
+        pooling = spec.generation.pooling
+        vectors = [self.compute(group, pooling, priority=priority).result() for group in self._fitting(ids)]
+        return self.joined(vectors, normalize=False)
 
     def _fitting(self, ids: Sequence[TokenIds]) -> list[list[TokenIds]]:
         engine = self._model.engine

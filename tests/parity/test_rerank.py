@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,78 @@ def test_the_second_text_is_in_a_segment_of_its_own(cross_encoder: tuple[Path, A
     with kvarn.LLM(cross_encoder[0]) as llm:
         one, other = llm.classify([("mill grain", "flour"), ("mill", "grain flour")])
         assert np.abs(one - other).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A reranker such as bge-reranker: a unigram tokenizer, two separators between the texts, one label."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("roberta")
+    pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -9.0)]
+    pieces += [(f"\u2581{word}", -2.0) for word in WORDS] + [(letter, -8.0) for letter in "abdefghiklnorstuw"]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=3))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = transformers.XLMRobertaConfig(
+        vocab_size=len(pieces), max_position_embeddings=48, num_labels=1, type_vocab_size=1, pad_token_id=1, **sizes
+    )
+    torch.manual_seed(0)
+    model = transformers.XLMRobertaForSequenceClassification(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(folder)
+    return folder, model, tokenizer
+
+
+def test_a_roberta_scores_pairs_as_transformers_does(roberta: tuple[Path, Any, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    folder, model, tokenizer = roberta
+    expected = []
+    with torch.no_grad():
+        for pair in PAIRS:
+            inputs = tokenizer(*pair, return_tensors="pt", return_token_type_ids=False)
+            expected.append(model(**inputs).logits.numpy()[0])
+    with kvarn.LLM(folder, backend="reference") as llm:
+        together = llm.classify(PAIRS)
+        assert np.abs(together - np.stack(expected)).max() <= 1e-4
+        assert np.ptp(together) > 0.01
+    with kvarn.LLM(folder) as llm:
+        together = llm.classify(PAIRS)
+        assert np.abs(together - np.stack(expected)).max() <= 5e-3
+        np.testing.assert_array_equal(np.concatenate([llm.classify([pair]) for pair in PAIRS]), together)
+        scores = rerank(llm, PAIRS[0][0], [document for _, document in PAIRS])
+        assert ((scores > 0) & (scores < 1)).all()
+        assert llm.classify([]).shape == (0, 1)
+
+
+def test_vectors_are_made_behind_the_models_own_prompts(roberta: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    folder, model, tokenizer = roberta
+    tokenizer.save_pretrained(tmp_path)
+    model.roberta.save_pretrained(tmp_path)
+    prompts = {"query": "what grinds: ", "document": "the "}
+    config = {"prompts": prompts, "default_prompt_name": "document"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    encoder = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with kvarn.LLM(tmp_path, backend="reference") as llm:
+        for name, prompt in [*prompts.items(), (None, "the ")]:
+            with torch.no_grad():
+                states = encoder(**tokenizer(f"{prompt}mill", return_tensors="pt", return_token_type_ids=False))[0][0]
+            ours = llm.embed("mill", normalize=False, prompt_name=name)[0]
+            assert np.abs(ours - states.mean(dim=0).numpy()).max() <= 1e-3  # the cache has half floats
+        with pytest.raises(kvarn.InvalidParameter, match="query, document"):
+            llm.embed("mill", prompt_name="passage")
+    with kvarn.LLM(folder, backend="reference") as llm, pytest.raises(kvarn.UnsupportedModel, match="scores pairs"):
+        llm.embed("mill", prompt_name="query")
 
 
 def test_a_long_document_counts_as_its_best_part(cross_encoder: tuple[Path, Any, Any]) -> None:

@@ -33,6 +33,7 @@ def test_every_family_is_tested_against_what_the_table_says() -> None:
     tiny_families = pytest.importorskip("tests.tiny_families")
     compared = {config["model_type"] for config in tiny_models.CONFIGS.values()} | set(tiny_families.FAMILIES)
     compared |= {f"{family}_text" for family in tiny_families.VISION}
+    compared |= set(pytest.importorskip("tests.tiny_encoders").FAMILIES)
     for one in ARCHITECTURES:
         if one.oracle == TRANSCRIPTION:
             assert set(one.hf) & diffusion_models.ARCHITECTURES.keys(), one.title

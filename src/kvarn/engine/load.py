@@ -13,7 +13,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from kvarn.backends.batch import KVLayout
-from kvarn.backends.pooling import ClassifierWeights
+from kvarn.backends.pooling import PooledLayers
 from kvarn.backends.protocol import Backend
 from kvarn.backends.select import (
     block_size,
@@ -42,9 +42,10 @@ from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.cache_cost import CacheCost, windowed_layers
 from kvarn.models.describe import Description, describe
+from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
-from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
+from kvarn.models.spec import MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -61,7 +62,8 @@ class LoadedModel:
     backend: Backend
     engine: Engine
     memory: MemoryPlan
-    classifier: ClassifierWeights | None = None
+    pooled_layers: PooledLayers
+    text_prompts: TextPrompts
 
     def close(self) -> None:
         self.backend.close()
@@ -128,16 +130,14 @@ def _load(
             config=config,
             publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
-        return LoadedModel(spec, words, backend, engine, memory, _classifier(description))
+        return LoadedModel(spec, words, backend, engine, memory, *_encoder_parts(description))
     except BaseException:
         backend.close()
         raise
 
 
-def _classifier(description: Description) -> ClassifierWeights | None:
-    generation = description.spec.generation
-    has_one = isinstance(generation, Encoder) and generation.classifier is not None
-    return ClassifierWeights.read(description.weights) if has_one else None
+def _encoder_parts(description: Description) -> tuple[PooledLayers, TextPrompts]:
+    return PooledLayers.read(description.spec, description.weights), TextPrompts.read(description.weights)
 
 
 def _make_decoder(

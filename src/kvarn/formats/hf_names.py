@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kvarn.errors import FormatError
+from kvarn.formats.encoder_names import DENSE, ENCODER, has_classifier, is_head
 from kvarn.formats.hf_state_names import STATE_NAMES, WHOLE_STATE_NAMES
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
@@ -23,6 +24,7 @@ DECODER = {
     "embed_tokens": "token_embd",
     "norm": "output_norm",
     "lm_head": "output",
+    "score": "cls.output",
     "layers.{}.input_layernorm": "blk.{}.attn_norm",
     **{f"layers.{{}}.self_attn.{part}_proj": f"blk.{{}}.attn_{part}" for part in ("q", "k", "v", "qkv")},
     **{f"layers.{{}}.self_attn.{part}_norm": f"blk.{{}}.attn_{part}_norm" for part in "qk"},
@@ -184,22 +186,6 @@ SANDWICH = DECODER | {
     "layers.{}.pre_feedforward_layernorm": "blk.{}.ffn_norm",
     "layers.{}.post_feedforward_layernorm": "blk.{}.post_ffw_norm",
 }
-ENCODER = {
-    "embeddings.word_embeddings": "token_embd",
-    "embeddings.position_embeddings": "position_embd",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "token_embd_norm",
-    "encoder.layer.{}.attention.self.query": "blk.{}.attn_q",
-    "encoder.layer.{}.attention.self.key": "blk.{}.attn_k",
-    "encoder.layer.{}.attention.self.value": "blk.{}.attn_v",
-    "encoder.layer.{}.attention.output.dense": "blk.{}.attn_output",
-    "encoder.layer.{}.attention.output.LayerNorm": "blk.{}.attn_output_norm",
-    "encoder.layer.{}.intermediate.dense": "blk.{}.ffn_up",
-    "encoder.layer.{}.output.dense": "blk.{}.ffn_down",
-    "encoder.layer.{}.output.LayerNorm": "blk.{}.layer_output_norm",
-    "pooler.dense": "cls",  # only where a classifier reads it, see canonical_view
-    "classifier": "cls.output",
-}
 TABLES: Mapping[Dialect, Mapping[str, str]] = {
     "decoder": DECODER,
     "sandwich": SANDWICH,
@@ -209,8 +195,10 @@ TABLES: Mapping[Dialect, Mapping[str, str]] = {
 EXPERT_MATRICES = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 _NUMBER = r"(0|[1-9][0-9]{0,3})"  # of a layer or an expert; what is written otherwise is an unknown name
-_PREFIX = re.compile(r"^(?:(?:model|language_model|text_model|bert|gpt_neox|backbone)\.)*")
-# Not part of the text model, or recomputed: heads of encoders, vision towers, cached positions and masks.
+_PREFIX = re.compile(
+    r"^(?:(?:model|language_model|text_model|bert|gpt_neox|backbone|roberta|distilbert|nomic_bert)\.)*"
+)
+# Not part of the text model, or recomputed: heads, vision towers, cached positions and masks.
 _IGNORED = re.compile(
     r"(^|\.)(pooler|cls|vision_tower|audio_tower|embed_vision|embed_audio|visual|vision_model|vision_embedder|multi_modal_projector|connector|mtp(?:_[a-z_]+)?)\.|\.(inv_freq|position_ids)$"
     r"|\.(attn|attention)\.(masked_)?bias$"
@@ -237,7 +225,7 @@ def translate(name: str, dialect: Dialect) -> str | None:
     number = re.search(rf"\.{_NUMBER}\.", local)
     whole_pattern = local if number is None else f"{local[: number.start()]}.{{}}.{local[number.end() :]}"
     pattern, _, suffix = whole_pattern.rpartition(".")
-    found = TABLES[dialect].get(pattern)
+    found = TABLES[dialect].get(pattern) or DENSE.get(pattern)
     if whole := WHOLE_NAMES.get(whole_pattern):
         return whole.format(*number.groups() if number else ())
     if found is None or suffix not in ("weight", "bias"):
@@ -249,11 +237,12 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
     """View a safetensors folder under GGUF's names. Unknown names stay as they are, for the caller to refuse."""
     entries: dict[str, ViewEntry] = {}
     experts: dict[str, dict[int, ViewEntry]] = {}
-    has_classifier = dialect == "encoder" and "classifier.weight" in source.tensors
     for name, info in source.tensors.items():
-        if _IGNORED.search(name) and not (has_classifier and "pooler." in name):
-            continue
         local = _PREFIX.sub("", name, count=1)
+        canonical = translate(name, dialect)
+        is_classifier = dialect == "encoder" and has_classifier(source.tensors) and (canonical or "").startswith("cls.")
+        if not is_classifier and (_IGNORED.search(name) or (dialect == "encoder" and is_head(local, canonical))):
+            continue
         if match := _EXPERT.match(local):
             layer, index, matrix = match.groups()
             key = f"blk.{layer}.ffn_{EXPERT_MATRICES[matrix]}_exps.weight"
@@ -264,8 +253,8 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
             found = split_gate_up(info, f"blk.{match.group(1)}.") if is_first else {down: renamed(info, down)}
             _add_all(entries, found, source.path)
         else:
-            canonical = translate(name, dialect) or name
-            _add_all(entries, {canonical: renamed(info, canonical)}, source.path)
+            known = canonical or name
+            _add_all(entries, {known: renamed(info, known)}, source.path)
     _add_all(entries, {key: _stack(key, members, source.path) for key, members in experts.items()}, source.path)
     return WeightView(source, entries)
 

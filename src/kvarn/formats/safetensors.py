@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -38,13 +39,15 @@ _MAX_DIMENSIONS = 8
 _MAX_DIMENSION = 2**31 - 1
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_DENSE = re.compile(r"[2-9]_Dense")
 
 
 class SafetensorsFile:
     """One safetensors file: where each tensor lies."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, prefix: str = "") -> None:
         self.file = MappedFile(path)
+        self._prefix = prefix  # of all names
         self.tensors: dict[str, TensorInfo] = {}
         self.others: dict[str, StoredTensor] = {}  # of types that only a method of quantisation reads
         self.offsets: dict[str, int] = {}
@@ -73,6 +76,7 @@ class SafetensorsFile:
             )
         header = parse_object(self.file.buffer[8 : 8 + length], self.file.path)
         header.pop("__metadata__", None)
+        header = {self._prefix + name: entry for name, entry in header.items()}
         entries = sorted((self._offsets_of(name, entry), name) for name, entry in header.items())
         end = 0
         for (begin, stop), name in entries:
@@ -127,7 +131,8 @@ class SafetensorsFolder:
 
     def _open(self, files: Mapping[str, frozenset[str] | None]) -> None:
         for file, expected in files.items():
-            shard = SafetensorsFile(self._join(file))
+            folder = os.path.dirname(file)
+            shard = SafetensorsFile(self._join(file), f"{folder}." if folder else "")
             self._files.append(shard)
             missing = sorted((expected or frozenset()) - shard.offsets.keys())
             missing = [name for name in missing if not name.endswith(_BUFFERS)]
@@ -224,10 +229,16 @@ def _weight_files(folder: str) -> dict[str, frozenset[str] | None]:
     if "config.json" not in present:
         raise ModelNotFound(f"{folder}: the folder has no config.json{_what_else(present)}")
     if _INDEX in present:
-        return _shards(os.path.join(folder, _INDEX), present)
+        return _shards(os.path.join(folder, _INDEX), present) | _dense_files(folder, present)
     if _SINGLE in present:
-        return {_SINGLE: None}
+        return {_SINGLE: None} | _dense_files(folder, present)
     raise ModelNotFound(f"{folder}: the folder has no {_SINGLE}{_what_else(present)}")
+
+
+def _dense_files(folder: str, present: set[str]) -> dict[str, frozenset[str] | None]:
+    """Of the layers that sentence-transformers puts behind an encoder, each in a folder of its own."""
+    files = [os.path.join(name, _SINGLE) for name in sorted(present) if _DENSE.fullmatch(name)]
+    return {file: None for file in files if os.path.isfile(os.path.join(folder, file))}
 
 
 def _listing(folder: str) -> list[str]:

@@ -18,6 +18,7 @@ _COMPANION = re.compile(r"mmproj|imatrix", re.IGNORECASE)
 # Besides weights, a safetensors folder needs its configuration and tokeniser; never code, never pickles.
 _FOLDER_FILES = re.compile(
     r"[^/]+\.json|(tokenizer|tiktoken)\.model|[^/]+\.tiktoken|vocab\.txt|merges\.txt|[^/]+\.jinja|1_Pooling/config\.json"
+    r"|[0-9]{1,2}_Dense/(?:config\.json|model\.safetensors)"
 )
 
 _Parts = tuple[str, ...]

@@ -23,16 +23,19 @@ class HParam:
 
 
 HPARAMS: Final[Mapping[str, HParam]] = {
-    "num_layers": HParam("block_count", ("num_hidden_layers", "n_layers", "n_layer"), 1, 1024),
-    "width": HParam("embedding_length", ("hidden_size", "d_model", "n_embd"), 1, 2**20),
+    "num_layers": HParam("block_count", ("n_layers", "n_layer", "num_hidden_layers"), 1, 1024),
+    "width": HParam("embedding_length", ("d_model", "n_embd", "dim", "hidden_size"), 1, 2**20),
     "vocab_size": HParam("vocab_size", ("embedding_size", "vocab_size"), 1, 2**24),
     "context_length": HParam(
-        "context_length", ("max_position_embeddings", "max_sequence_length", "n_positions"), 1, 2**30
+        "context_length", ("max_sequence_length", "n_positions", "max_position_embeddings"), 1, 2**30
     ),
     "hidden": HParam(
-        "feed_forward_length", ("intermediate_size", "mlp_hidden_size", "n_inner", "ffn_hidden_size"), 0, 2**22
+        "feed_forward_length",
+        ("mlp_hidden_size", "n_inner", "ffn_hidden_size", "hidden_dim", "intermediate_size"),
+        0,
+        2**22,
     ),
-    "num_heads": HParam("attention.head_count", ("num_attention_heads", "n_heads", "n_head"), 1, 1024),
+    "num_heads": HParam("attention.head_count", ("n_heads", "n_head", "num_attention_heads"), 1, 1024),
     "num_kv_heads": HParam("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 0, 1024),
     "head_dim": HParam("attention.key_length", ("head_dim",), 1, 2**14),
     "value_dim": HParam("attention.value_length", (), 1, 2**14),
@@ -49,7 +52,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "sliding_window": HParam("attention.sliding_window", ("sliding_window",), 0, 2**30),
     "rms_norm_eps": HParam("attention.layer_norm_rms_epsilon", ("rms_norm_eps",), 0, 1),
     "layer_norm_eps": HParam(
-        "attention.layer_norm_epsilon", ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon", "norm_eps"), 0, 1
+        "attention.layer_norm_epsilon", ("norm_epsilon", "layer_norm_epsilon", "norm_eps", "layer_norm_eps"), 0, 1
     ),
     "attn_softcap": HParam("attn_logit_softcapping", ("attn_logit_softcapping",), 0, 1e6),
     "final_softcap": HParam("final_logit_softcapping", ("final_logit_softcapping",), 0, 1e6),
@@ -139,6 +142,12 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "full_attention_interval": HParam("full_attention_interval", ("full_attention_interval",), 1, 1024),
     "ffn_multiple": HParam(None, ("block_multiple_of",), 1, 2**20),
     "ffn_multiplier": HParam(None, ("block_ffn_dim_multiplier",), 1e-6, 1e6),
+    "local_attention": HParam("attention.sliding_window", ("local_attention",), 1, 2**30),
+    "global_layer_period": HParam("attention.sliding_window_pattern", ("global_attn_every_n_layers",), 1, 1024),
+    "rope_base_global_layers": HParam(None, ("global_rope_theta",), 1.001, 1e15),
+    "rope_base_local_layers": HParam(None, ("local_rope_theta",), 1.001, 1e15),
+    "trained_positions": HParam(None, ("max_trained_positions",), 1, 2**30),
+    "padding_id": HParam(None, ("pad_token_id",), 0, 2**24),
     "pooling_type": HParam("pooling_type", (), 0, 16),
     "rope_dims": HParam("rope.dimension_count", (), 2, 2**14),
     "rope_dims_window": HParam("rope.dimension_count_swa", (), 2, 2**14),
@@ -165,6 +174,7 @@ ONE_NUMBER: Final = frozenset(
 HARMLESS: Final = {
     "vocab_size",
     "tensor_data_layout",
+    "classifier.output_labels",
     "rope.scaling.finetuned",
     "embedding_length_per_head",
     "rope.dimension_sections",  # of positions in images: those of a text are all the same

@@ -45,7 +45,9 @@ from kvarn.models.architectures import (
     minicpm3,
     minimax_m2,
     ministral3,
+    modernbert,
     nemotron_h,
+    nomic_bert,
     olmo2,
     olmoe,
     phi,
@@ -101,7 +103,12 @@ ARCHITECTURES: Final = (
     Architecture("Qwen3, dense and with experts", ("qwen3", "qwen3moe"), ("qwen3", "qwen3_moe"), qwen3.describe),
     Architecture("Gemma 2", ("gemma2",), ("gemma2",), gemma2.describe, "sandwich", hf_norm_offset=1.0),
     Architecture(
-        "Gemma 3 (text)", ("gemma3",), ("gemma3_text", "gemma3"), gemma3.describe, "sandwich", hf_norm_offset=1.0
+        "Gemma 3 (text), EmbeddingGemma",
+        ("gemma3", "gemma-embedding"),
+        ("gemma3_text", "gemma3"),
+        gemma3.describe,
+        "sandwich",
+        hf_norm_offset=1.0,
     ),
     Architecture(
         "Gemma 3n (text)",
@@ -225,7 +232,18 @@ ARCHITECTURES: Final = (
         "Mamba, Falcon-Mamba", ("mamba",), ("mamba", "falcon_mamba"), mamba.describe, split=mamba2.flatten_states
     ),
     Architecture("Mamba-2, Codestral Mamba", ("mamba2",), ("mamba2",), mamba2.describe, split=mamba2.flatten_states),
-    Architecture("BERT (embeddings, rerankers)", ("bert",), ("bert",), bert.describe, "encoder"),
+    Architecture(
+        "BERT, RoBERTa, XLM-RoBERTa, DistilBERT (embeddings, rerankers)",
+        ("bert",),
+        ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
+        bert.describe,
+        "encoder",
+        split=bert.drop_position_offset,
+    ),
+    Architecture(
+        "ModernBERT (embeddings, rerankers)", ("modern-bert",), ("modernbert",), modernbert.describe, "encoder"
+    ),
+    Architecture("Nomic BERT (embeddings)", ("nomic-bert",), ("nomic_bert",), nomic_bert.describe, "encoder"),
     Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
     Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),
     Architecture(

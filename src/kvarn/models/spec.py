@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.errors import UnsupportedModel
+from kvarn.models.encoders.pooled import Classifier, DenseLayer
 from kvarn.models.residual import AltUp, PerLayerEmbedding, PerLayerInput
 from kvarn.models.state_layers import GatedDeltaNet, Mamba, Mamba2, NoMixer, ShortConv
 
@@ -65,7 +66,7 @@ class Attention:
     scale: float
     rope: Rope | None
     mask: Mask = "causal"
-    window: int | None = None  # a query at p sees keys in (p - window, p] ...
+    window: int | None = None  # a query at p sees keys in (p - window, p]; bidirectional: (p - window, p + window) ...
     is_chunked: bool = False  # ... of these only those of its own chunk: from p - p % window on
     qkv_bias: bool = False
     output_bias: bool = False
@@ -178,7 +179,7 @@ class Block:
     residual: x = norm(x + sub(x))           attn_output_norm, layer_output_norm
     post:     x += post(sub(x))              post_attention_norm, post_ffw_norm
     parallel: x += attention(norm(x)) + ffn(other norm(x))    attn_norm, ffn_norm
-    All but residual multiply what they add by residual_scale.
+    All but residual multiply what they add by residual_scale. Without attn_norm, of pre only, attention reads x itself.
     beside, of sandwich only: experts beside the feed-forward, which read the same x and sub(norm(x)) is the sum of
               post_ffw_norm_1(ffn(ffn_norm(x))) + post_ffw_norm_2(experts(pre_ffw_norm_2(x)))
               where the router reads ffn_gate_inp_norm(x)
@@ -191,6 +192,7 @@ class Block:
     feed_forward: FeedForward | MixtureOfExperts
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
+    attn_norm: bool = True
     residual_scale: float = 1.0
     beside: MixtureOfExperts | None = None
     per_layer: PerLayerInput | None = None
@@ -246,18 +248,12 @@ class MaskedDiffusion:
 
 
 @dataclass(frozen=True, slots=True)
-class Classifier:
-    """scores = cls.output @ tanh(cls @ x + bias) + bias, for x of the first token: (labels)."""
-
-    labels: int
-
-
-@dataclass(frozen=True, slots=True)
 class Encoder:
-    """No generation: hidden states pooled to one vector per text, or scored by a classifier."""
+    """No generation: hidden states pooled to one vector per text, which dense layers change or a classifier scores."""
 
     pooling: Pooling
     classifier: Classifier | None = None
+    dense: tuple[DenseLayer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,11 +10,10 @@ import numpy as np
 
 from kvarn.checks import short
 from kvarn.models.dimensions import Dimensions
+from kvarn.models.encoders.sentence_modules import read_encoder
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import usual_context
-from kvarn.models.spec import Autoregressive, Block, Encoder, Head, InputEmbedding, ModelSpec, Norm, Pooling
-
-POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+from kvarn.models.spec import Autoregressive, Block, Head, InputEmbedding, ModelSpec, Norm
 
 
 def rms_norm(hparams: HParams) -> Norm:
@@ -121,9 +121,9 @@ def decoder(
     """
     if not hparams.flag(None, "is_causal", default=True):
         raise hparams.unsupported("is_causal is false: every token sees those after it", "is_causal")
-    pooling = read_pooling(hparams, default=None)
+    pooled = read_encoder(hparams, default=None)
     tied = hparams.ties_head()
-    if not tied and not pooling and not hparams.has_tensor("output.weight"):
+    if not tied and not pooled and not hparams.has_tensor("output.weight"):
         raise hparams.format_error(
             "the output matrix (lm_head.weight) is missing, and tie_word_embeddings is false or not given; "
             "download all files of the model, or set tie_word_embeddings to true if the embedding stands in for it"
@@ -137,23 +137,18 @@ def decoder(
         embedding=embedding or InputEmbedding(),
         blocks=blocks,
         output_norm=norm,
-        head=None if pooling else replace(head or Head(tied), tied=tied),
-        generation=Encoder(pooling) if pooling else Autoregressive(),
+        head=None if pooled else replace(head or Head(tied), tied=tied),
+        generation=pooled or Autoregressive(),
     )
-
-
-def read_pooling(hparams: HParams, default: Pooling | None) -> Pooling | None:
-    """Read how hidden states become one vector; 0 in GGUF means: not given."""
-    number = hparams.integer("pooling_type", default=0)
-    if number == 0:
-        return default
-    if number not in POOLINGS:
-        raise hparams.unsupported(f"pooling_type is {number}; known are 1 mean, 2 cls, 3 last", "pooling_type")
-    return POOLINGS[number]
 
 
 def model_name(hparams: HParams) -> str:
     """Return the name to show: the file's own, else the architecture."""
     metadata = hparams.weights.metadata
     name = metadata.get("general.name") if hparams.is_gguf else metadata["hf"].get("_name_or_path")
-    return name if isinstance(name, str) and name else hparams.architecture
+    if isinstance(name, str) and name:
+        return name
+    # A reranker that is a language model is known by its name alone.
+    parts = str(metadata.get("hf_folder", "")).replace(os.sep, "/").split("/")
+    named = [part for part in parts if "reranker" in part.lower()]
+    return named[-1][:80] if named else hparams.architecture

@@ -65,14 +65,15 @@ class ModelEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        return self.llm.context - len(self.llm.tokenizer.encode("", add_special=True))
+        prompt = self.llm.vectors.prompts.text(None)
+        return self.llm.context - len(self.llm.tokenizer.encode(prompt, add_special=True))
 
     def count(self, text: str) -> int:
         return len(self.llm.tokenizer.encode(text, add_special=False)) if text else 0
 
     def embed(self, texts: Sequence[str]) -> Float32:
         if not texts:
-            return np.empty((0, self.llm.spec.width), np.float32)
+            return np.empty((0, self.llm.vectors.width), np.float32)
         return self.llm.embed(list(texts), priority=self._priority)
 
     def at_priority(self, priority: int) -> ModelEmbedder:

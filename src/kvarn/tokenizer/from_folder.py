@@ -57,7 +57,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
-    prefix, suffix = _bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
+    prefix, suffix, between = _bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
     control = frozenset(vocabulary.tokens[token_id] for token_id in vocabulary.of_type(TokenType.CONTROL))
     return Tokenizer(
         TokenizerParts(
@@ -65,6 +65,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             encoder=FolderEncoder({**tokenizer_json, "model": without_tokens(tokenizer_json.get("model"), control)}),
             prefix_ids=prefix,
             suffix_ids=suffix,
+            between_ids=between,
             chat_template=_chat_template(path, config),
             rules=_match_rules(added),
         )
@@ -219,9 +220,11 @@ def _configured_id(config: Mapping[str, Any], name: str, ids: Mapping[str, int])
     return ids.get(text) if isinstance(text, str) else None
 
 
-def _bos_eos_ids(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _bos_eos_ids(
+    processor: Any, vocabulary: Vocabulary
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
     try:
-        return _processor_ids(processor, vocabulary)
+        return *_processor_ids(processor, vocabulary), _between_ids(processor, vocabulary)
     except (KeyError, IndexError, TypeError) as error:
         raise FormatError(f"the post-processor is incomplete: {error!r:.60}", file="tokenizer.json") from error
 
@@ -245,6 +248,23 @@ def _processor_ids(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, .
             named = processor["special_tokens"][item["SpecialToken"]["id"]]
             found.extend(_known_id(token_id, vocabulary) for token_id in named["ids"])
     return tuple(before), tuple(after)
+
+
+def _between_ids(processor: Any, vocabulary: Vocabulary) -> tuple[int, ...] | None:
+    """The ids between two texts; None where the post-processor says nothing about them."""
+    if not isinstance(processor, dict):
+        return None
+    if processor.get("type") == "Sequence":
+        found = [_between_ids(part, vocabulary) for part in _entries(processor, "processors")]
+        return next((one for one in found if one is not None), None)
+    if processor.get("type") == "RobertaProcessing":
+        return (_known_id(processor["sep"][1], vocabulary),) * 2
+    items = _entries(processor, "pair")
+    places = [number for number, item in enumerate(items) if "Sequence" in item]
+    if len(places) != 2:
+        return None
+    named = [item["SpecialToken"]["id"] for item in items[places[0] + 1 : places[1]] if "SpecialToken" in item]
+    return tuple(_known_id(i, vocabulary) for name in named for i in processor["special_tokens"][name]["ids"])
 
 
 def _known_id(token_id: Any, vocabulary: Vocabulary) -> int:

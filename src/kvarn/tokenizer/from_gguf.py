@@ -12,6 +12,7 @@ from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder
 from kvarn.tokenizer.encoders.encoder import TextEncoder
 from kvarn.tokenizer.encoders.pretokenize import pre_tokenizer_rule
 from kvarn.tokenizer.encoders.sentencepiece import SentencePieceEncoder, rank_by_score
+from kvarn.tokenizer.encoders.unigram import UnigramEncoder
 from kvarn.tokenizer.encoders.wordpiece import WordPieceEncoder
 from kvarn.tokenizer.special_tokens import MatchRules
 from kvarn.tokenizer.tokenizer import Tokenizer, TokenizerParts
@@ -19,7 +20,7 @@ from kvarn.tokenizer.vocabulary import TokenType, Vocabulary, read_flag, read_me
 
 log = logging.getLogger("kvarn.tokenizer")
 
-KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert")
+KNOWN_MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = None) -> Tokenizer:
@@ -39,7 +40,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, num_rows: int | None = N
             encoder=_encoder(model, metadata, vocabulary),
             prefix_ids=bos_eos.prefix,
             suffix_ids=bos_eos.suffix,
+            between_ids=_between_ids(metadata, vocabulary, bos_eos.suffix),
             chat_template=_text(metadata, "tokenizer.chat_template"),
+            rerank_template=_text(metadata, "tokenizer.chat_template.rerank"),
             rules=MatchRules(rstrip=_rstrip_ids(metadata, vocabulary)),
         )
     )
@@ -54,6 +57,8 @@ def _encoder(model: str, metadata: Mapping[str, Any], vocabulary: Vocabulary) ->
         return ByteLevelEncoder(vocabulary, read_merges(metadata), rule)
     if model == "bert":
         return WordPieceEncoder(vocabulary, metadata)
+    if model == "t5":
+        return UnigramEncoder(vocabulary, metadata)
     rank = rank_by_score(vocabulary) if model == "llama" else rank_by_merges(vocabulary, read_merges(metadata))
     space_prefix = bool(read_flag(metadata, "add_space_prefix", model == "llama"))
     return SentencePieceEncoder(vocabulary, rank, space_prefix=space_prefix)
@@ -69,9 +74,19 @@ class _BosEos:
         )
         # Early files of Gemma 4 say they have no bos, which they need (llama.cpp pull request 21500).
         adds_bos = model == "gemma4" or read_flag(metadata, "add_bos_token", bos_implied)
-        adds_eos = read_flag(metadata, "add_eos_token", model == "bert")
+        adds_eos = read_flag(metadata, "add_eos_token", model in ("bert", "t5"))
         self.prefix = _required("bos", vocabulary.bos_id) if adds_bos else ()
         self.suffix = _required("eos", vocabulary.eos_id) if adds_eos else ()
+
+
+def _between_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary, suffix: tuple[int, ...]) -> tuple[int, ...]:
+    """Between two texts, RoBERTa's tokenizers have one separator more than after one; ModernBERT's files say so too."""
+    pre = metadata.get("tokenizer.ggml.pre")
+    separator = metadata.get("tokenizer.ggml.seperator_token_id", vocabulary.eos_id)
+    implied = metadata["tokenizer.ggml.model"] == "t5" or pre == "roberta-bpe"
+    is_single = metadata["tokenizer.ggml.model"] == "bert" or pre == "modern-bert"
+    adds_one = read_flag(metadata, "add_sep_token", implied) and not is_single and suffix and separator is not None
+    return (*suffix, separator) if adds_one else suffix
 
 
 def _required(name: str, token_id: int | None) -> tuple[int, ...]:

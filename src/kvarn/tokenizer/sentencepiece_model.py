@@ -1,7 +1,7 @@
 """Read tokenizer.model of sentencepiece: the pieces, their scores and types, and how texts are prepared.
 
-A protobuf message, read field by field with bounds; nothing but what BPE models need. Gives the tokenizer keys of GGUF,
-whose token types are sentencepiece's.
+A protobuf message, read field by field with bounds; nothing but what BPE and unigram models need. Gives the
+tokenizer keys of GGUF, whose token types are sentencepiece's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from kvarn.tokenizer.vocabulary import MAX_TOKENS
 FILE: Final = "tokenizer.model"
 MAX_BYTES: Final = 64 << 20
 MODEL_TYPES: Final = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+GGUF_MODELS: Final = {"unigram": "t5", "bpe": "llama"}
 # Numbers of fields, in sentencepiece_model.proto
 _PIECE, _TRAINER, _NORMALIZER = 1, 2, 3
-_MODEL_TYPE, _UNK, _BOS, _EOS, _PAD = 3, 40, 41, 42, 43
+_MODEL_TYPE, _SPACE_SUFFIX, _UNK, _BOS, _EOS, _PAD = 3, 24, 40, 41, 42, 43
 _CHARSMAP, _DUMMY_PREFIX, _REMOVE_SPACES, _ESCAPE_SPACES = 2, 3, 4, 5
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -33,19 +34,26 @@ def gguf_metadata(data: bytes) -> dict[str, Any]:
     fields = list(_fields(data))
     pieces = [_piece(value) for number, value in fields if number == _PIECE and isinstance(value, bytes)]
     trainer, normalizer = (_settings(fields, number) for number in (_TRAINER, _NORMALIZER))
-    _check_settings(trainer, normalizer)
+    kind = _model_type(trainer)
+    _check_settings(kind, trainer, normalizer)
     if not 1 <= len(pieces) <= MAX_TOKENS:
         raise FormatError(f"there are {len(pieces):,} pieces; 1 to {MAX_TOKENS:,} are possible", file=FILE)
     named = {"unknown": _UNK, "bos": _BOS, "eos": _EOS, "padding": _PAD}
     usual = {_UNK: 0, _BOS: 1, _EOS: 2, _PAD: -1}  # the defaults of the message
     ids = {name: _signed(trainer.get(number, usual[number])) for name, number in named.items()}
+    known = {name: one for name, one in ids.items() if 0 <= one < len(pieces)}
+    # Folders that say nothing about bos and eos mean a bos: what llama's tokenizer puts before a text.
+    usual_flags = {"add_bos_token": "bos" in known, "add_eos_token": False} if kind == "unigram" else {}
     return {
-        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.model": GGUF_MODELS[kind],
         "tokenizer.ggml.tokens": [piece.text for piece in pieces],
         "tokenizer.ggml.scores": [piece.score for piece in pieces],
         "tokenizer.ggml.token_type": [piece.type for piece in pieces],
         "tokenizer.ggml.add_space_prefix": bool(normalizer.get(_DUMMY_PREFIX, 1)),
-        **{f"tokenizer.ggml.{name}_token_id": one for name, one in ids.items() if 0 <= one < len(pieces)},
+        "tokenizer.ggml.remove_extra_whitespaces": bool(normalizer.get(_REMOVE_SPACES, 1)),
+        "tokenizer.ggml.precompiled_charsmap": normalizer.get(_CHARSMAP, b""),
+        **{f"tokenizer.ggml.{name}_token_id": one for name, one in known.items()},
+        **{f"tokenizer.ggml.{name}": flag for name, flag in usual_flags.items()},
     }
 
 
@@ -76,20 +84,27 @@ def _settings(fields: list[tuple[int, Value]], number: int) -> dict[int, Value]:
     return dict(_fields(found[-1])) if found else {}
 
 
-def _check_settings(trainer: dict[int, Value], normalizer: dict[int, Value]) -> None:
-    """Refuse what would make other tokens of a text than byte-pair merges of it do."""
-    kind = trainer.get(_MODEL_TYPE, 1)
-    if kind != 2:
-        name = MODEL_TYPES.get(kind, "?") if isinstance(kind, int) else "?"
+def _model_type(trainer: dict[int, Value]) -> str:
+    number = trainer.get(_MODEL_TYPE, 1)
+    name = MODEL_TYPES.get(number, "?") if isinstance(number, int) else "?"
+    if name not in GGUF_MODELS:
         raise UnsupportedModel(
-            f"{FILE} is a model of the type {name}; bpe is known: convert its tokenizer to tokenizer.json",
+            f"{FILE} is a model of the type {name}; {', '.join(GGUF_MODELS)} are known: convert its tokenizer to "
+            "tokenizer.json",
             fields=("model_type",),
         )
+    return name
+
+
+def _check_settings(kind: str, trainer: dict[int, Value], normalizer: dict[int, Value]) -> None:
+    """Refuse what would make other tokens of a text than are made here."""
     changed = {
-        "precompiled_charsmap": bool(normalizer.get(_CHARSMAP)),
-        "remove_extra_whitespaces": bool(normalizer.get(_REMOVE_SPACES, 1)),
         "escape_whitespaces": not normalizer.get(_ESCAPE_SPACES, 1),
+        "treat_whitespace_as_suffix": bool(trainer.get(_SPACE_SUFFIX, 0)),
     }
+    if kind == "bpe":
+        changed["precompiled_charsmap"] = bool(normalizer.get(_CHARSMAP))
+        changed["remove_extra_whitespaces"] = bool(normalizer.get(_REMOVE_SPACES, 1))
     for name, is_changed in changed.items():
         if is_changed:
             raise UnsupportedModel(

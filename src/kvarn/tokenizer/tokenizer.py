@@ -31,7 +31,9 @@ class TokenizerParts:
     encoder: TextEncoder
     prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
     suffix_ids: tuple[int, ...] = ()  # put after it
+    between_ids: tuple[int, ...] | None = None  # put between two texts read together; None: what is put after one
     chat_template: str | None = None
+    rerank_template: str | None = None  # with {query} and {document}
     rules: MatchRules | None = None  # of special tokens
 
 
@@ -95,6 +97,12 @@ class Tokenizer:
         """What encode puts before a text, such as bos."""
         return self._parts.prefix_ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts that a model reads together; what stands between them belongs to the first."""
+        prefix, suffix, between = self._parts.prefix_ids, self._parts.suffix_ids, self._parts.between_ids
+        one, other = (self.encode(text, add_special=False) for text in (first, second))
+        return [*prefix, *one, *(suffix if between is None else between)], [*other, *suffix]
+
     @property
     def bos_text(self) -> str:
         """The bos token as text, for templates; empty if there is none."""
@@ -109,6 +117,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         """The model's own chat template."""
         return self._parts.chat_template
+
+    @property
+    def rerank_template(self) -> str | None:
+        """The model's own prompt for a query and a document."""
+        return self._parts.rerank_template
 
     @property
     def fim(self) -> FimTokens | None:

@@ -120,8 +120,8 @@ def test_a_step_of_sentence_transformers_that_changes_the_vectors_is_refused(fol
     (path / "1_Pooling").mkdir()
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     assert describe(open_weights(path)).spec.generation == Encoder("cls")
-    (path / "modules.json").write_text(json.dumps([*steps, {"type": "sentence_transformers.models.Dense"}]))
-    with pytest.raises(UnsupportedModel, match=r"modules\.json has the step 'Dense'"):
+    (path / "modules.json").write_text(json.dumps([*steps, {"type": "sentence_transformers.models.LSTM"}]))
+    with pytest.raises(UnsupportedModel, match=r"modules\.json has the step 'LSTM'"):
         describe(open_weights(path))
     (path / "modules.json").write_text("{}")
     with pytest.raises(FormatError, match="not a list of objects"):

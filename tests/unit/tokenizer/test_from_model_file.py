@@ -48,6 +48,25 @@ def test_a_model_without_a_first_space(tmp_path: Path) -> None:
     assert tokenizer_from_folder(path).encode("The quick fox")[1:] == theirs.encode("The quick fox")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True, "byte_fallback": False},
+        {"add_dummy_prefix": False},
+        {"split_by_whitespace": False, "vocab_size": 600},  # tokens of several words
+    ],
+)
+def test_a_unigram_model_cuts_as_sentencepiece_does(options: dict[str, Any], tmp_path: Path) -> None:
+    path = train(tmp_path, model_type="unigram", **options)
+    theirs, ours = spm.SentencePieceProcessor(model_file=str(path / "tokenizer.model")), tokenizer_from_folder(path)
+    for text in (*TEXTS, "x = [1, 2]  # ﬁne ＡＢＣ\u3000½  ", "   ", "f" * 3000):
+        assert ours.encode(text) == [theirs.bos_id(), *theirs.encode(text)]
+    assert ours.decode(ours.encode("The quick fox")) == "The quick fox"
+    config = {"add_bos_token": False, "add_eos_token": True}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert tokenizer_from_folder(path).encode("fox") == [*theirs.encode("fox"), theirs.eos_id()]
+
+
 def _copy(folder: Path, target: Path, **files: Any) -> Path:
     (target / "tokenizer.model").write_bytes((folder / "tokenizer.model").read_bytes())
     for name, content in files.items():
@@ -86,7 +105,8 @@ def test_the_other_files_of_the_folder_are_read(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"model_type": "unigram"}, "unigram"),
+        ({"model_type": "word"}, "word"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix"),
         ({"normalization_rule_name": "nmt_nfkc"}, "precompiled_charsmap"),
         ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces"),
     ],

@@ -213,7 +213,7 @@ def visible(positions: Int32, length: int, attention: Attention, shift: int = 0)
     if attention.window is None:
         return seen
     first = queries - queries % attention.window if attention.is_chunked else queries - attention.window + 1
-    return seen & (keys >= first)
+    return seen & (keys >= first) & (keys < queries + attention.window)
 
 
 def _pack(keep: Keep, layer: Layer, sequence: Sequence, q: Float32, keys: Float32) -> None:

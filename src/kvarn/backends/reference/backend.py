@@ -181,7 +181,8 @@ class ReferenceBackend:
         if block.placement == "parallel":
             found = attention(norm(x, "attn_norm")) + ffn(norm(x, "ffn_norm"))
             return x + scale * found
-        x = x if isinstance(block.mixer, NoMixer) else x + scale * attention(norm(x, "attn_norm"))
+        if not isinstance(block.mixer, NoMixer):
+            x = x + scale * attention(norm(x, "attn_norm") if block.attn_norm else x)
         return x + scale * ffn(norm(x, "ffn_norm")) if block.feed_forward.hidden else x
 
     def _loaded(self) -> ModelSpec:

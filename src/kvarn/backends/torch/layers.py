@@ -179,7 +179,7 @@ class Model:
         if placement == "residual":
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
             return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
-        normed = x if placement == "post" else ops.normalise(x, norms["attn_norm"])
+        normed = x if placement == "post" or not block.spec.attn_norm else ops.normalise(x, norms["attn_norm"])
         found = attention(normed)
         if block.laurel is not None:
             attended = ops.normalise(ops.linear(found, block.output), norms["post_attention_norm"])

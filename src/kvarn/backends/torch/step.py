@@ -54,7 +54,7 @@ class Piece:
             seen = seen & (keys <= queries)
         if attention.window is not None:
             reach = queries % attention.window if attention.is_chunked else attention.window - 1
-            seen = seen & (keys >= queries - reach)
+            seen = seen & (keys >= queries - reach) & (keys < queries + attention.window)
         return seen.expand(-1, TILE, -1)
 
 

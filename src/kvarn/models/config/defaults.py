@@ -73,7 +73,6 @@ _SIZES: Final[Mapping[str, tuple[float | None, ...]]] = {
     "glm4_moe_lite": (2048, 10240, 47, 20, 20, None, 202752, 1e-5),
     "minicpm3": (2560, 6400, 62, 40, 40, None, 32768, 1e-5),
     "minimax_m2": (3072, 1536, 62, 48, 8, 128, 196608, 1e-6),
-    "bert": (768, 3072, 12, 12, None, None, 512, None),
 }
 _YARN: Final = {"rope_type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0}
 # The rope_parameters of the classes whose rope is not a plain one; null in config.json means the same as nothing.

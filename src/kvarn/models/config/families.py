@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvarn.models.config.defaults import with_sizes
+from kvarn.models.config.encoder_families import ENCODERS
 from kvarn.models.config.state_families import STATE_FAMILIES
 
 _DIMENSIONS = (
@@ -63,6 +64,7 @@ _GEMMA3: Final = _GEMMA | {
     "rope_local_base_freq": 10000.0,
     "sliding_window_pattern": 6,
     "final_logit_softcapping": None,
+    "use_bidirectional_attention": False,
 }
 _PER_LAYER: Final = {
     "num_kv_shared_layers": 0,
@@ -278,11 +280,7 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in _AUTOREGRESSIVE.items()},
         **{name: with_sizes(name, keys | {"is_causal": True}) for name, keys in STATE_FAMILIES.items()},
-        "bert": with_sizes(
-            "bert",
-            _without(dict.fromkeys(_DIMENSIONS), "num_key_value_heads", "head_dim")
-            | {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "is_decoder": False},
-        ),
+        **ENCODERS,
         "llada": _DECODER | _LLADA | _LLADA_MOE | _MASK,
         "llada_moe": _DECODER | _LLADA_MOE | _MASK,
         "llada2_moe": _LLADA2,

@@ -103,6 +103,23 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         }
         for name in ("llada2_moe", "llada2_moe_veomni")
     },
+    "modernbert": {
+        "classifier_bias": ANY,  # as its tensor is there or not
+        "position_embedding_type": ("absolute", "sans_pos"),
+        "reference_compile": ANY,
+        "repad_logits_with_grad": ANY,
+        "layer_norm_eps": ANY,  # norm_eps is the one that transformers reads
+    },
+    "nomic_bert": {
+        **dict.fromkeys(("causal", "prenorm", "parallel_block", "use_rms_norm", "qkv_proj_bias"), (False,)),
+        **dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"), (False,)),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "rotary_emb_fraction": (1,),
+        "rotary_emb_scale_base": (),
+        "rotary_scaling_factor": ANY,  # beyond max_trained_positions
+        **dict.fromkeys(("parallel_block_tied_norm", "reorder_and_upcast_attn", "fused_bias_fc"), ANY),
+        **dict.fromkeys(("fused_dropout_add_ln", "dense_seq_output", "pad_vocab_size_multiple"), ANY),
+    },
     "minimax_m2": {"qk_norm_type": ("per_layer",), "use_routing_bias": (True,), "mlp_intermediate_size": ANY},
 }
 HARMLESS: Final = frozenset(
@@ -145,6 +162,10 @@ HARMLESS: Final = frozenset(
         "sbert_ce_default_activation_function",
         "tie_word_embeddings",  # of encoders: they have no head
         "type_vocab_size",
+        "sinusoidal_pos_embds",
+        "decoder_bias",  # of a head for masked words
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
         "use_qk_norm",
         "sliding_window_size",  # of Gemma 2, beside sliding_window, which is the one that transformers reads
     }

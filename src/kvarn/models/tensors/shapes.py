@@ -8,6 +8,7 @@ import numpy as np
 
 from kvarn.errors import FormatError, UnsupportedModel
 from kvarn.formats.weights import WeightSource
+from kvarn.models.encoders.pooled import Classifier
 from kvarn.models.recurrent import conv_channels
 from kvarn.models.residual import AltUp, PerLayerEmbedding
 from kvarn.models.spec import (
@@ -46,9 +47,9 @@ def block_norms(block: Block) -> tuple[str, ...]:
 
 
 def _is_left_out(block: Block, name: str) -> bool:
-    """Whether it is the norm of a sublayer that the layer has not."""
+    """Whether it is the norm of a sublayer that the layer has not, or has without a norm."""
     if name == "attn_norm":
-        return isinstance(block.mixer, NoMixer)
+        return isinstance(block.mixer, NoMixer) or not block.attn_norm
     return name == "ffn_norm" and not block.feed_forward.hidden
 
 
@@ -77,9 +78,20 @@ def expected_tensors(spec: ModelSpec) -> dict[str, Shape]:
     if spec.head is not None and spec.head.bias:
         found["output.bias"] = (spec.vocab_size,)
     if isinstance(spec.generation, Encoder) and spec.generation.classifier is not None:
-        found.update(_matrix("cls", spec.width, spec.width, bias=True))
-        found.update(_matrix("cls.output", spec.generation.classifier.labels, spec.width, bias=True))
+        found.update(_classifier(spec.generation.classifier, spec.width))
+    if isinstance(spec.generation, Encoder):
+        widths = (spec.width, *(dense.width for dense in spec.generation.dense))
+        for number, dense in enumerate(spec.generation.dense):
+            found.update(_matrix(f"dense_{number + 2}", dense.width, widths[number], bias=dense.bias))
     return found
+
+
+def _classifier(classifier: Classifier, width: int) -> Iterator[tuple[str, Shape]]:
+    if classifier.dense:
+        yield from _matrix("cls", width, width, bias=classifier.dense_bias)
+    if classifier.norm is not None:
+        yield from _norm("cls.norm", classifier.norm, width)
+    yield from _matrix("cls.output", classifier.labels, width, bias=classifier.output_bias)
 
 
 def check_tensors(spec: ModelSpec, weights: WeightSource) -> None:

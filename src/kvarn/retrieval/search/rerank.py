@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.models.encoders.rerank_templates import rerank_template
 from kvarn.models.spec import Encoder
+from kvarn.prompts import pair_ids, rerank_ids
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.types import Document, Float32, Hit
 from kvarn.types import Completion, SamplingParams
@@ -41,13 +43,22 @@ def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     """Make the prompts; nothing is computed yet."""
     generation = llm.spec.generation
     if not isinstance(generation, Encoder):
-        return ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
+        return _chat_batch(llm, query, documents)
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
         )
-    num_query = len(llm.tokenizer.encode(query))
+    num_query = len(pair_ids(llm.tokenizer, (query, ""), llm.spec))
     return _CrossEncoderBatch(llm, query, [_parts(llm, num_query, document) for document in documents])
+
+
+def _chat_batch(llm: LLM, query: str, documents: Sequence[str]) -> ChatBatch:
+    """A model made for it is asked as it was trained, any other one in its chat."""
+    template = rerank_template(llm.spec)
+    if template is not None:
+        prompts = [rerank_ids(llm.tokenizer, (query, document), llm.spec) for document in documents]
+        return ChatBatch(llm, prompts, (template.yes, template.no))
+    return ChatBatch(llm, [llm.tokenizer.encode_chat(_messages(query, document)) for document in documents])
 
 
 def rerank(llm: LLM, query: str, documents: Sequence[str], tenant: str = "") -> Float32:
@@ -77,27 +88,30 @@ class _CrossEncoderBatch:
     @property
     def num_tokens(self) -> int:
         encode = self.llm.tokenizer.encode
-        num_fixed = len(encode(self.query)) + 1  # [CLS] query [SEP] part [SEP]
+        num_fixed = len(pair_ids(self.llm.tokenizer, (self.query, ""), self.llm.spec))  # [CLS] query [SEP] part [SEP]
         texts = [part for one in self.parts for part in one]
         return sum(num_fixed + len(encode(text, add_special=False)) for text in texts)
 
     def scores(self, _tenant: str = "", priority: int = 0, /) -> Float32:
         logits = self.llm.classify([(self.query, part) for one in self.parts for part in one], priority=priority)
         starts = np.cumsum([0, *map(len, self.parts)])[:-1]
-        return np.maximum.reduceat(_relevance(logits), starts).astype(np.float32)
+        generation = self.llm.spec.generation
+        assert isinstance(generation, Encoder), "it has a classifier"
+        assert generation.classifier is not None, "it has a classifier"
+        return np.maximum.reduceat(_relevance(logits, generation.classifier.relevant), starts).astype(np.float32)
 
 
-def _relevance(logits: Float32) -> Float32:
-    """One label: its sigmoid. Several: the softmax of the last, which is the most relevant."""
+def _relevance(logits: Float32, relevant: int) -> Float32:
+    """One label: its sigmoid. Several: the softmax of the one that says so."""
     wide = logits.astype(np.float64)
     if wide.shape[1] == 1:
         return np.asarray(1.0 / (1.0 + np.exp(-wide[:, 0])), np.float32)
     weights = np.exp(wide - wide.max(axis=1, keepdims=True))
-    return np.asarray(weights[:, -1] / weights.sum(axis=1), np.float32)
+    return np.asarray(weights[:, relevant] / weights.sum(axis=1), np.float32)
 
 
 def _parts(llm: LLM, num_query: int, document: str) -> list[str]:
-    """A document in parts that fit into the context together with a query of so many tokens."""
+    """A document in parts that fit into the context together with a query and all else, of so many tokens."""
     encode = llm.tokenizer.encode
     if num_query > MAX_QUERY_SHARE * llm.context:
         raise InvalidParameter(
@@ -105,7 +119,7 @@ def _parts(llm: LLM, num_query: int, document: str) -> list[str]:
             "shorten it",
             field="query",
         )
-    room = llm.context - num_query - (len(encode("x")) - 1)
+    room = llm.context - num_query - 1  # a word at the border may be cut otherwise
     chunks = split(Document(document), Chunking(room, 0), lambda text: len(encode(text, add_special=False)))
     return [chunk.text for chunk in chunks] or [document]
 
@@ -116,6 +130,7 @@ class ChatBatch:
 
     llm: LLM
     prompts: Sequence[list[int]]
+    words: tuple[str, str] = ("Yes", "No")
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +139,7 @@ class ChatBatch:
 
     def scores(self, tenant: str = "", priority: int = 0, /) -> Float32:
         """P(Yes) / (P(Yes) + P(No)) of the first token of an answer."""
-        yes, no = (_logprobs(self.llm, self.prompts, word, tenant, priority) for word in ("Yes", "No"))
+        yes, no = (_logprobs(self.llm, self.prompts, word, tenant, priority) for word in self.words)
         return np.array([1.0 / (1.0 + math.exp(min(n - y, 700.0))) for y, n in zip(yes, no, strict=True)], np.float32)
 
 

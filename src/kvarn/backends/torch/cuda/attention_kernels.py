@@ -31,6 +31,8 @@ def _bounds(
     if WINDOW > 0:
         lo = tl.maximum(first - WINDOW + 1 - shift, 0) // TILE * TILE
         whole = lo
+        if MASK == 2:
+            hi = tl.minimum(last + WINDOW - shift, context)
     return lo, tl.maximum(whole, lo), hi
 
 
@@ -55,6 +57,7 @@ def _visible(keys, queries, MASK: tl.constexpr, MASK_BLOCK: tl.constexpr, WINDOW
         seen = seen & (keys[None, :] < ((queries // MASK_BLOCK + 1) * MASK_BLOCK)[:, None])
     if WINDOW > 0:
         seen = seen & (keys[None, :] > queries[:, None] - WINDOW)
+        seen = seen & (keys[None, :] < queries[:, None] + WINDOW)
     return seen
 
 

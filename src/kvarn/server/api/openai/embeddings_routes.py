@@ -52,12 +52,14 @@ async def embed(request: Charged, models: Models, metrics: ServerMetrics) -> Res
 def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
     """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
     llm.vectors.pooling(body.pooling)
-    if body.dimensions is not None and body.dimensions > llm.spec.width:
+    prompt = llm.vectors.prompts.text(body.prompt_name)
+    width = llm.vectors.width
+    if body.dimensions is not None and body.dimensions > width:
         raise InvalidField(
-            f"dimensions is {body.dimensions:,}, the model's vectors have {llm.spec.width:,}; give at most that many",
+            f"dimensions is {body.dimensions:,}, the model's vectors have {width:,}; give at most that many",
             "dimensions",
         )
-    inputs: Sequence[str | list[int]] = body.input
+    inputs: Sequence[str | list[int]] = [prompt + one if isinstance(one, str) else one for one in body.input]
     names = [name_of_item("input", index, len(inputs)) for index in range(len(inputs))]
     return [_encoded(llm, *one) for one in request.while_wanted(zip(inputs, names, strict=True))]
 

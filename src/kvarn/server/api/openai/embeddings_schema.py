@@ -27,6 +27,7 @@ class EmbeddingsBody(Body):
     dimensions: int | None = Field(None, ge=1, le=2**20)
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = True
+    prompt_name: str | None = Field(None, max_length=64)
 
 
 class Embedding(Answer):
