@@ -41,7 +41,7 @@ from kvarn.kv.group import WindowShape
 from kvarn.kv.table import blocks_for
 from kvarn.machine import choose_threads, release_free_memory
 from kvarn.models.cache_cost import CacheCost, windowed_layers
-from kvarn.models.describe import describe
+from kvarn.models.describe import Description, describe
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
