@@ -189,7 +189,8 @@ BlockSpec read_block(nb::handle block) {
     b.norm = read_norm(block.attr("norm"));
     b.placement = read_placement(block);
     b.has_attention_norm = field<bool>(block, "attn_norm");
-    require(b.has_attention_norm || b.placement == Placement::pre, "a layer may lack its first norm if it has no other");
+    require(b.has_attention_norm || b.placement == Placement::pre,
+            "a layer may lack its first norm if it has no other");
     b.residual_scale = field<float>(block, "residual_scale");
     if (nb::object beside = block.attr("beside"); !beside.is_none()) {
         b.beside = read_feed_forward(beside);
