@@ -157,7 +157,8 @@ BlockSpec read_block(nb::handle block) {
     b.norm = read_norm(block.attr("norm"));
     b.placement = read_placement(block);
     b.has_attention_norm = field<bool>(block, "attn_norm");
-    require(b.has_attention_norm || b.placement == Placement::pre, "a layer may lack its first norm if it has no other");
+    require(b.has_attention_norm || b.placement == Placement::pre,
+            "a layer may lack its first norm if it has no other");
     b.residual_scale = field<float>(block, "residual_scale");
     const bool is_whole = b.attention.exists() != b.recurrent.exists() && b.feed_forward.exists();
     require(is_whole || b.placement == Placement::pre,
