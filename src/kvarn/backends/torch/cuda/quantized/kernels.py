@@ -13,13 +13,6 @@ from kvarn.backends.torch.cuda.dependent import wait_for_inputs
 from kvarn.backends.torch.cuda.quantized.unpack import unpack
 
 
-@triton.constexpr_function
-def _shape(BITS):
-    """Values of a segment and of a tile, segments to a word of low and to one of high, as pack.py has them."""
-    per_high = 16 // (BITS - 4) if BITS in (5, 6) else 1
-    return (32 if BITS in (5, 6) else 64), (512 if BITS == 5 else 256), (2 if BITS == 8 else 4), per_high
-
-
 @triton.jit
 def _load(at, inside, IS_EVEN: tl.constexpr):
     return tl.load(at) if IS_EVEN else tl.load(at, mask=inside[:, None], other=0)
@@ -47,10 +40,11 @@ def _prefetch(plane, n, columns, first, STRIDE: tl.constexpr, AHEAD: tl.constexp
 
 
 @triton.jit
-def _add_parts(total, parts, place, is_row, num_parts, step):
+def _add_parts(parts, is_row, num_parts, step):
     """Add what programs have left, from left to right; eight are loaded at a time, since loads take long."""
+    total = tl.zeros(parts.shape, tl.float32)
     for p in range(0, num_parts, 8):
-        at = parts + p * step + place
+        at = parts + p * step
         a = tl.load(at, mask=is_row, other=0.0)
         b = tl.load(at + step, mask=is_row & (p + 1 < num_parts), other=0.0)
         c = tl.load(at + 2 * step, mask=is_row & (p + 2 < num_parts), other=0.0)
@@ -63,21 +57,47 @@ def _add_parts(total, parts, place, is_row, num_parts, step):
     return total
 
 
+@triton.jit
+def _add_tile(
+    piece, up_piece, x_at, low_at, high_at, scales_at, t, columns, unit, rows, depth, m, k, inside,
+    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
+    PER_LOW: tl.constexpr, PER_HIGH: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """Tile t of the weights times x, added to the sums of a piece; and the same of up's columns."""
+    for S in tl.static_range(TILE // SEGMENT):
+        s = t * (TILE // SEGMENT) + S
+        if S % PER_LOW == 0:
+            at = low_at + (t * (TILE // SEGMENT // PER_LOW) + S // PER_LOW) * unit
+            low = _load(at, inside, IS_EVEN)
+            up_low = _load(at + columns * SEGMENT, inside, IS_EVEN) if EPILOGUE == 2 else low
+        if PER_HIGH == 1:
+            high, up_high = low, up_low
+        elif S % PER_HIGH == 0:
+            at = high_at + (t * (TILE // SEGMENT // PER_HIGH) + S // PER_HIGH) * unit
+            high = _load(at, inside, IS_EVEN)
+            up_high = _load(at + columns * SEGMENT, inside, IS_EVEN) if EPILOGUE == 2 else high
+        mask = (m < rows)[:, None] if IS_WHOLE else (m < rows)[:, None] & (s * SEGMENT + k < depth)[None, :]
+        x_tile = tl.load(x_at + s * SEGMENT, mask=mask, other=0.0).T
+        at = scales_at + s * (unit // GROUP)
+        values = unpack(low, high, _load(at, inside, IS_EVEN), S, BITS, ZERO)
+        piece = tl.dot(values.to(x_tile.dtype), x_tile, piece)
+        if EPILOGUE == 2:
+            scale = _load(at + columns * (SEGMENT // GROUP), inside, IS_EVEN)
+            up_piece = tl.dot(unpack(up_low, up_high, scale, S, BITS, ZERO).to(x_tile.dtype), x_tile, up_piece)
+    return piece, up_piece
+
+
 @triton.jit(do_not_specialize=["rows", "tiles", "run"])
 def multiply_kernel(
     x, low, high, scales, out, parts, finished, rows, columns, all_columns, tiles, depth, run, x_row, out_row,
-    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
+    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
+    PER_LOW: tl.constexpr, PER_HIGH: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, IS_SPLIT: tl.constexpr,
     EPILOGUE: tl.constexpr, AHEAD: tl.constexpr, IS_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """IS_SPLIT: a program computes `run` pieces, and the last one to end adds all of them. IS_LATE: the kernel before
     does not write what this one reads, so it is waited for at the end."""
-    TYPE: tl.constexpr = x.dtype.element_ty
-    HAS_MIN: tl.constexpr = scales.dtype.element_ty == tl.int32
-    SEGMENT: tl.constexpr = _shape(BITS)[0]
-    TILE: tl.constexpr = _shape(BITS)[1]
-    PER_LOW: tl.constexpr = _shape(BITS)[2]
-    PER_HIGH: tl.constexpr = _shape(BITS)[3]
     TILES: tl.constexpr = PIECE // TILE
     tiles_m = tl.cdiv(rows, ROWS)
     tile = tl.program_id(0)
@@ -86,7 +106,8 @@ def multiply_kernel(
     k = tl.arange(0, SEGMENT)
     groups = tl.arange(0, SEGMENT // GROUP)
     inside = n < columns
-    words = n.to(tl.int64)[:, None] * SEGMENT + k[None, :]
+    low_at = low + n.to(tl.int64)[:, None] * SEGMENT + k[None, :]
+    high_at = high + n.to(tl.int64)[:, None] * SEGMENT + k[None, :]
     scales_at = scales + n.to(tl.int64)[:, None] * (SEGMENT // GROUP) + groups[None, :]
     x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
     first = tl.program_id(1) * run * TILES
@@ -103,36 +124,18 @@ def multiply_kernel(
     up_total = tl.zeros([COLUMNS, ROWS], tl.float32)
     piece = tl.zeros([COLUMNS, ROWS], tl.float32)
     up_piece = tl.zeros([COLUMNS, ROWS], tl.float32)
+    step = tl.num_programs(0) * (ROWS * COLUMNS)
     place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    parts_at = parts + tile * (ROWS * COLUMNS) + place
     is_row = (m < rows)[None, :]
     for t in tl.range(first, end, num_stages=STAGES):
-        for S in tl.static_range(TILE // SEGMENT):
-            s = t * (TILE // SEGMENT) + S
-            if S % PER_LOW == 0:
-                low_at = low + (t * (TILE // SEGMENT // PER_LOW) + S // PER_LOW) * unit + words
-                low_tile = _load(low_at, inside, IS_EVEN)
-                if EPILOGUE == 2:
-                    up_low = _load(low_at + columns * SEGMENT, inside, IS_EVEN)
-            if PER_HIGH > 1 and S % PER_HIGH == 0:
-                high_at = high + (t * (TILE // SEGMENT // PER_HIGH) + S // PER_HIGH) * unit + words
-                high_tile = _load(high_at, inside, IS_EVEN)
-                if EPILOGUE == 2:
-                    up_high = _load(high_at + columns * SEGMENT, inside, IS_EVEN)
-            at = s * SEGMENT
-            mask = (m < rows)[:, None] if IS_WHOLE else (m < rows)[:, None] & (at + k < depth)[None, :]
-            x_tile = tl.load(x_at + at, mask=mask, other=0.0).T
-            group_at = scales_at + s * (unit // GROUP)
-            scale = _load(group_at, inside, IS_EVEN)
-            values = unpack(low_tile, high_tile if PER_HIGH > 1 else low_tile, scale, S, BITS, ZERO, HAS_MIN)
-            piece = tl.dot(values.to(TYPE), x_tile, piece)
-            if EPILOGUE == 2:
-                scale = _load(group_at + columns * (SEGMENT // GROUP), inside, IS_EVEN)
-                values = unpack(up_low, up_high if PER_HIGH > 1 else up_low, scale, S, BITS, ZERO, HAS_MIN)
-                up_piece = tl.dot(values.to(TYPE), x_tile, up_piece)
+        piece, up_piece = _add_tile(
+            piece, up_piece, x_at, low_at, high_at, scales_at, t, columns, unit, rows, depth, m, k, inside,
+            BITS, ZERO, GROUP, SEGMENT, TILE, PER_LOW, PER_HIGH, IS_EVEN, IS_WHOLE, EPILOGUE,
+        )  # fmt: skip
         if (t + 1) % TILES == 0 or t + 1 == tiles:
             if IS_SPLIT:
-                part = t // TILES * tl.num_programs(0) + tile
-                tl.store(parts + part * (ROWS * COLUMNS) + place, piece, mask=is_row)
+                tl.store(parts_at + t // TILES * step, piece, mask=is_row)
             else:
                 total += piece
             piece = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -147,9 +150,7 @@ def multiply_kernel(
         tl.debug_barrier()
         if tl.atomic_add(finished + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             tl.store(finished + tile, 0)
-            at, step = parts + tile * (ROWS * COLUMNS), tl.num_programs(0) * (ROWS * COLUMNS)
-            total = _add_parts(total, at, place, is_row, tl.cdiv(tiles, TILES), step)
-            _finish(total, up_total, to, stored, out, EPILOGUE)
+            _finish(_add_parts(parts_at, is_row, tl.cdiv(tiles, TILES), step), up_total, to, stored, out, EPILOGUE)
     else:
         _finish(total, up_total, to, stored, out, EPILOGUE)
 
@@ -193,15 +194,11 @@ def pieces_kernel(
 @triton.jit(do_not_specialize=["count", "first"])
 def values_kernel(
     ids, low, high, scales, out, count, first, all_columns, depth, out_row,
-    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, HAS_IDS: tl.constexpr,
+    BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
+    PER_LOW: tl.constexpr, PER_HIGH: tl.constexpr, COLUMNS: tl.constexpr, HAS_IDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The values of `count` columns, those of ids or those from `first` on: one tile of some of them."""
-    HAS_MIN: tl.constexpr = scales.dtype.element_ty == tl.int32
-    SEGMENT: tl.constexpr = _shape(BITS)[0]
-    TILE: tl.constexpr = _shape(BITS)[1]
-    PER_LOW: tl.constexpr = _shape(BITS)[2]
-    PER_HIGH: tl.constexpr = _shape(BITS)[3]
     to = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     t = tl.program_id(1)
     k = tl.arange(0, SEGMENT)
@@ -219,7 +216,7 @@ def values_kernel(
         s = t * (TILE // SEGMENT) + S
         scale_at = scales + s * (unit // GROUP) + n[:, None] * (SEGMENT // GROUP) + groups[None, :]
         scale = _load(scale_at, inside, False)
-        values = unpack(low_tile, high_tile if PER_HIGH > 1 else low_tile, scale, S, BITS, ZERO, HAS_MIN)
+        values = unpack(low_tile, high_tile if PER_HIGH > 1 else low_tile, scale, S, BITS, ZERO)
         at = s * SEGMENT + k
         tl.store(
             out + to.to(tl.int64)[:, None] * out_row + at[None, :], values.to(out.dtype.element_ty),

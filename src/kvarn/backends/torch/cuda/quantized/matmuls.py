@@ -13,7 +13,6 @@ from torch import Tensor
 from kvarn.backends.torch.cuda import rows
 from kvarn.backends.torch.cuda.choose import (
     CLOSE,
-    MAX_CLOSE,
     NUM_COMPARED,
     TIMED_CALLS,
     Matmuls,
@@ -34,20 +33,15 @@ from kvarn.backends.torch.cuda.quantized.products import (
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
 MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
+MAX_REFINED_ROWS = 8  # of steps within which the two fastest are compared: each trial captures a step
 TILINGS = {  # by rows, the first one where nothing was timed
     size: tuple(PackedTiling(*one) for one in listed)
     for size, listed in {
-        8: (
-            *((8, 32, 4, 2), (8, 16, 4, 1), (8, 64, 3, 2), (8, 32, 4, 2, 1), (8, 32, 4, 2, 2), (8, 64, 4, 4, 1)),
-            *((8, 64, 3, 2, 1), (8, 64, 4, 2, 2), (8, 128, 3, 4)),
-        ),
-        16: (
-            *((16, 32, 4, 2), (16, 64, 3, 2), (16, 32, 4, 2, 1), (16, 32, 4, 2, 2), (16, 64, 4, 4, 1)),
-            *((16, 64, 3, 2, 1), (16, 64, 4, 2, 2)),
-        ),
-        32: ((32, 32, 4, 2), (32, 64, 4, 2), (32, 64, 4, 4, 1), (32, 64, 4, 2, 1), (32, 128, 3, 4, 2)),
-        64: ((64, 64, 3, 4), (64, 64, 3, 4, 1), (64, 64, 3, 4, 2), (64, 32, 4, 2), (32, 64, 4, 2)),
-        128: ((128, 64, 3, 4), (128, 64, 2, 4), (64, 64, 3, 4), (64, 64, 3, 4, 2), (128, 64, 2, 4, 2)),
+        8: ((8, 32, 4, 2), (8, 16, 4, 1), (8, 64, 3, 2), (8, 32, 4, 2, 1), (8, 32, 4, 2, 2), (8, 64, 3, 2, 1)),
+        16: ((16, 32, 4, 2), (16, 64, 3, 2), (16, 32, 4, 2, 2), (16, 64, 3, 2, 1)),
+        32: ((32, 32, 4, 2), (32, 64, 4, 2), (32, 64, 4, 2, 1)),
+        64: ((64, 64, 3, 4), (64, 64, 3, 4, 1), (64, 32, 4, 2)),
+        128: ((128, 64, 3, 4), (64, 64, 3, 4), (64, 64, 3, 4, 2)),
     }.items()
 }
 Key = tuple[int, int, int, str, int, torch.dtype]
@@ -136,7 +130,8 @@ class QuantizedMatmuls(Matmuls):
 
     def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
         super().refine(num_rows, step_us)
-        refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
+        if num_rows <= MAX_REFINED_ROWS:
+            refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
 
     def _tune(self, timed: Sequence[_Timed]) -> None:
         compile_products(
@@ -149,7 +144,7 @@ class QuantizedMatmuls(Matmuls):
             times = {pick: self._time_us(pick, one) for pick in self._equal_picks(one)}
             best, *others = sorted(times, key=times.__getitem__)
             self.packed_picks[one.key] = best
-            self._packed_close[one.key] = [pick for pick in others if times[pick] <= CLOSE * times[best]][:MAX_CLOSE]
+            self._packed_close[one.key] = [pick for pick in others if times[pick] <= CLOSE * times[best]][:1]
 
     def _equal_picks(self, timed: _Timed) -> list[PackedTiling | None]:
         """Those whose bits are all the ones of the product by values, on a million of results."""

@@ -49,6 +49,16 @@ class Packing:
         return 32 if self.bits in (5, 6) else 64
 
     @property
+    def per_low(self) -> int:
+        """Segments that a word of low holds."""
+        return 2 if self.bits == 8 else 4
+
+    @property
+    def per_high(self) -> int:
+        """Segments that a word of high holds; 1: there is no high."""
+        return 16 // (self.bits - 4) if self.bits in (5, 6) else 1
+
+    @property
     def tile(self) -> int:
         """Values of a column that are whole words."""
         return 512 if self.bits == 5 else 256

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvarn.backends.torch.cuda.dependent import LAUNCH
 from kvarn.backends.torch.cuda.matmul import GROUP, MAX_SHARED, MAX_SUMS, Epilogue
 from kvarn.backends.torch.cuda.quantized.kernels import multiply_kernel, pieces_kernel, values_kernel
-from kvarn.backends.torch.cuda.quantized.pack import PIECE, PackedMatrix
+from kvarn.backends.torch.cuda.quantized.pack import PIECE, PackedMatrix, Packing
 
 VALUE_COLUMNS = 32  # of one program of values_kernel
 NUM_SUMS, NUM_TILES = 1 << 23, 1 << 13  # of products whose pieces are computed side by side
@@ -102,12 +102,20 @@ def _launch(
     multiply_kernel.run(
         x, matrix.low, matrix.low if matrix.high is None else matrix.high, matrix.scales, out, scratch.sums,
         scratch.finished, rows, columns, matrix.shape[0], matrix.tiles, depth, run, x.stride(0), out.stride(0),
-        BITS=packing.bits, ZERO=packing.zero, GROUP=packing.group, PIECE=PIECE, ROWS=tiling.rows,
-        COLUMNS=tiling.columns, STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
+        **_constants(packing), PIECE=PIECE, ROWS=tiling.rows, COLUMNS=tiling.columns,
+        STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
         IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=is_split, EPILOGUE=int(epilogue),
         AHEAD=AHEAD if LAUNCH["DEPENDENT"] and tiling.rows <= MAX_AHEAD_ROWS else 0,
         IS_LATE=is_late, num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
     )  # fmt: skip
+
+
+def _constants(packing: Packing) -> dict[str, int]:
+    """What the kernels are compiled for."""
+    return {
+        "BITS": packing.bits, "ZERO": packing.zero, "GROUP": packing.group, "SEGMENT": packing.segment,
+        "TILE": packing.tile, "PER_LOW": packing.per_low, "PER_HIGH": packing.per_high,
+    }  # fmt: skip
 
 
 def multiply_values(x: Tensor, weight: Tensor, out: Tensor, epilogue: Epilogue) -> Tensor:
@@ -130,8 +138,7 @@ def write_values(matrix: PackedMatrix, out: Tensor, first: int = 0, ids: Tensor 
         values_kernel[grid](
             matrix.low if ids is None else ids, matrix.low, matrix.low if matrix.high is None else matrix.high,
             matrix.scales, out, len(out), first, matrix.shape[0], matrix.shape[1], out.stride(0),
-            BITS=packing.bits, ZERO=packing.zero, GROUP=packing.group, COLUMNS=VALUE_COLUMNS,
-            HAS_IDS=ids is not None, num_warps=4, **LAUNCH,
+            **_constants(packing), COLUMNS=VALUE_COLUMNS, HAS_IDS=ids is not None, num_warps=4, **LAUNCH,
         )  # fmt: skip
     return out
 

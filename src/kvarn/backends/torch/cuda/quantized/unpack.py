@@ -40,10 +40,9 @@ def _program(BITS, SEGMENT, ZERO, HAS_MIN):
 
 
 @triton.jit
-def unpack(
-    low, high, scales, SEGMENT: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, HAS_MIN: tl.constexpr
-):  # fmt: skip
+def unpack(low, high, scales, SEGMENT: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr):
     """Segment SEGMENT of a tile: words (columns, values) int16 and scales (columns, groups) to bfloat16."""
+    HAS_MIN: tl.constexpr = scales.dtype == tl.int32
     COLUMNS: tl.constexpr = low.shape[0]
     VALUES: tl.constexpr = low.shape[1]
     GROUPS: tl.constexpr = scales.shape[1]
