@@ -142,10 +142,10 @@ def test_an_absurd_recommendation_is_refused(gguf: Sources) -> None:
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(gguf: Sources, hf: Sources) -> None:
-    with pytest.raises(UnsupportedModel, match=r"'mamba' is unknown; known are .*qwen3moe"):
-        describe(Edited(gguf["llama"], {"general.architecture": "mamba"}))
-    with pytest.raises(UnsupportedModel, match=r"'mamba' is unknown; known are .*qwen3_moe"):
-        describe(edited_config(hf["llama"], model_type="mamba"))
+    with pytest.raises(UnsupportedModel, match=r"'rwkv7' is unknown; known are .*qwen3moe"):
+        describe(Edited(gguf["llama"], {"general.architecture": "rwkv7"}))
+    with pytest.raises(UnsupportedModel, match=r"'rwkv7' is unknown; known are .*qwen3_moe"):
+        describe(edited_config(hf["llama"], model_type="rwkv7"))
 
 
 @pytest.mark.parametrize(
