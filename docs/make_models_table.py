@@ -24,7 +24,7 @@ def render() -> str:
 
 
 def _code(names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names.split(", "))
+    return ", ".join(f"`{name}`" for name in names.split(", ")) if names else "none"
 
 
 if __name__ == "__main__":

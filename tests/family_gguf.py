@@ -20,6 +20,8 @@ from tests.tiny_gguf import GGUF_KEYS, Tensors, stack_experts, unrotated
 ARCHITECTURES = {
     "olmo3": "olmo2",
     "llama4_text": "llama4",
+    "internlm3": "llama",
+    "solar_open": "glm4moe",
     "hunyuan_v1_dense": "hunyuan-dense",
     "cohere": "command-r",
     "phi": "phi2",
@@ -48,6 +50,7 @@ ARCHITECTURES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 PERMUTED = (
+    "internlm3",
     "smollm3",
     "granite",
     "granitemoe",
@@ -83,6 +86,10 @@ WITHOUT_GGUF = {
     ("deepseek_v3", 2): "all its files have neighbours that are rotated",
     ("glm4_moe_lite", 1): "dense layers among those with experts have no names",
     **{("minicpm3", shape): "its scales are not written" for shape in (1, 2)},
+    ("internlm3", 1): "its frequencies are a tensor",
+    ("dots1", 1): "its windows are not written",
+    ("dots1", 2): "its groups are not written",
+    **{("helium", shape): "no architecture" for shape in range(3)},
     **{("ministral", shape): "no architecture" for shape in range(3)},
 }
 KEYS = GGUF_KEYS | {
@@ -179,6 +186,10 @@ def gguf_facts(c: dict[str, Any]) -> dict[str, Any]:
     if family == "glm4_moe":
         facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"], "nextn_predict_layers": 1}
         facts["block_count"] += 1
+    if family in ("dots1", "solar_open"):
+        facts |= {"expert_gating_func": 2, "expert_weights_norm": c["norm_topk_prob"]}
+        for key in ("attention.sliding_window", "attention.sliding_window_pattern"):
+            facts.pop(key, None)
     if family == "gpt_oss":
         facts |= {
             "expert_feed_forward_length": c["intermediate_size"],

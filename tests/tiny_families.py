@@ -30,6 +30,7 @@ SHAPES = ((4, 2, 16, 64, 96, 4), (3, 1, 24, 72, 56, 3), (5, 5, 8, 40, 88, 5))
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 MOE = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+SOLAR = {"moe_intermediate_size": 24, "routed_scaling_factor": 1.5}
 UNCUT_YARN = YARN | {"truncate": False, "beta_fast": 8.0}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
 SHORT_MROPE = {"rope_parameters": MROPE | {"mrope_section": [1, 1, 2]}}
@@ -331,6 +332,22 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"rope_parameters": MROPE | {"mrope_interleaved": True}},
         {"rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [4, 4, 4]}},
         {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
+    ),
+    "internlm3": ({}, {"rope_parameters": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}, {}),
+    "helium": ({}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": True}),
+    "dots1": (
+        MOE | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "max_window_layers": 4},
+        MOE
+        | {"n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2, "norm_topk_prob": True}
+        | {"sliding_window": WINDOW, "max_window_layers": 1, "attention_bias": True},
+        MOE
+        | {"n_routed_experts": 9, "num_experts_per_tok": 4, "n_shared_experts": 1, "first_k_dense_replace": 0}
+        | {"sliding_window": None, "n_group": 3, "topk_group": 2},
+    ),
+    "solar_open": (
+        SOLAR | {"n_routed_experts": 6, "num_experts_per_tok": 2, "routed_scaling_factor": 1.0},
+        SOLAR | {"n_routed_experts": 5, "num_experts_per_tok": 3, "attention_bias": True, "norm_topk_prob": False},
+        SOLAR | {"n_routed_experts": 9, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2},
     ),
     "llama4_text": (
         LLAMA4 | {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2},

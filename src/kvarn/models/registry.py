@@ -16,6 +16,7 @@ from kvarn.models.architectures import (
     bert,
     cohere,
     deepseek,
+    dots1,
     dream,
     ernie4_5,
     exaone4,
@@ -96,7 +97,14 @@ TEXT_PARTS: Final = {
 MASKED: Final = "transformers, with another mask"
 SECOND_NORM: Final = {"post_attention_norm": "ffn_norm"}  # by its place, though it stands before the feed-forward
 ARCHITECTURES: Final = (
-    Architecture("Llama, Mistral, Mixtral, SmolLM2", ("llama",), ("llama", "mistral", "mixtral"), llama.describe),
+    Architecture(
+        "Llama, Mistral, Mixtral, SmolLM2, InternLM3",
+        ("llama",),
+        ("llama", "mistral", "mixtral", "internlm3"),
+        llama.describe,
+    ),
+    Architecture("Helium", (), ("helium",), llama.describe_interleaved),
+    Architecture("dots.llm1", ("dots1",), ("dots1",), dots1.describe),
     Architecture("Llama 4 (text)", ("llama4",), ("llama4_text",), llama4.describe, "turned", split=llama4.separate),
     Architecture("Phi-3.5-MoE, Phi-mini-MoE", ("phimoe",), ("phimoe",), phimoe.describe),
     Architecture("Qwen2, Qwen2.5; Open-dCoder", ("qwen2",), ("qwen2",), a2d.describe_qwen2),
@@ -175,9 +183,9 @@ ARCHITECTURES: Final = (
     Architecture("Falcon (7B, 40B, 180B)", ("falcon",), ("falcon",), falcon.describe, split=falcon.separate),
     Architecture("GPT-2", ("gpt2",), ("gpt2",), gpt2.describe, split=gpt2.transpose),
     Architecture(
-        "GLM-4.5",
+        "GLM-4.5, Solar Open",
         ("glm4moe",),
-        ("glm4_moe",),
+        ("glm4_moe", "solar_open"),
         glm4_moe.describe,
         split=glm4_moe.drop_draft_layers,
         gguf_names=SECOND_NORM,

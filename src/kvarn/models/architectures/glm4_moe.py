@@ -18,7 +18,7 @@ SIGMOID = 2  # GGUF's number of this scoring function
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a GLM-4.5; GGUF says by tensors whether there are biases and norms of Q and K."""
-    dims, norm = without_draft_layers(hparams, read_dimensions(hparams)), rms_norm(hparams)
+    dims, norm = without_draft_layers(hparams, read_dimensions(hparams, hidden=_no_dense(hparams))), rms_norm(hparams)
     hparams.raw(None, "num_nextn_predict_layers")
     rope = read_rope(hparams, "half", dims.head_dim, dims.context_length)
     has_bias, has_norm = (hparams.has_tensor(f"blk.0.{name}") for name in ("attn_q.bias", "attn_q_norm.weight"))
@@ -27,7 +27,7 @@ def describe(hparams: HParams) -> ModelSpec:
         has_norm = hparams.flag(None, "use_qk_norm", default=False)
     num_dense = hparams.integer("num_dense_layers", default=0)
     has_experts = num_dense < dims.num_layers or hparams.integer("num_experts", default=0) > 0
-    experts = _experts(hparams) if has_experts else None  # read also where every layer is dense
+    experts = sigmoid_experts(hparams) if has_experts else None  # read also where every layer is dense
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, qkv_bias=has_bias, qk_norm=norm if has_norm else None),
@@ -39,6 +39,11 @@ def describe(hparams: HParams) -> ModelSpec:
         for layer in range(dims.num_layers)
     )
     return decoder(hparams, dims, blocks, norm)
+
+
+def _no_dense(hparams: HParams) -> int | None:
+    """A model type of which no layer is dense has no size for them."""
+    return None if hparams.is_gguf or hparams.has_key("intermediate_size") else 1
 
 
 def without_draft_layers(hparams: HParams, dims: Dimensions) -> Dimensions:
@@ -64,7 +69,8 @@ def require_sigmoid(hparams: HParams) -> None:
         raise hparams.unsupported(f"experts are scored by {scoring!r:.20}; sigmoid (2) is known", "expert_gating_func")
 
 
-def _experts(hparams: HParams) -> MixtureOfExperts:
+def sigmoid_experts(hparams: HParams) -> MixtureOfExperts:
+    """Describe the layer of experts."""
     require_sigmoid(hparams)
     hidden, num_shared = hparams.integer("expert_hidden"), hparams.integer("num_shared_experts", default=0)
     renormalise = hparams.flag("expert_weights_norm", "norm_topk_prob", default=True)

@@ -11,8 +11,17 @@ from kvarn.models.spec_builder import attention_biases, decoder, one_window, rms
 
 def describe(hparams: HParams) -> ModelSpec:
     """Describe a Llama; GGUF files hold Q and K permuted for interleaved rotation, safetensors do not."""
+    return described(hparams, is_interleaved=hparams.is_gguf)
+
+
+def describe_interleaved(hparams: HParams) -> ModelSpec:
+    """Describe a Helium: a Llama of which folders, too, have neighbours that are rotated."""
+    return described(hparams, is_interleaved=True)
+
+
+def described(hparams: HParams, *, is_interleaved: bool) -> ModelSpec:
     dims, norm = read_dimensions(hparams), rms_norm(hparams)
-    rope = read_rope(hparams, "interleaved" if hparams.is_gguf else "half", dims.head_dim, dims.context_length)
+    rope = read_rope(hparams, "interleaved" if is_interleaved else "half", dims.head_dim, dims.context_length)
     window, (qkv_bias, output_bias) = one_window(hparams, dims), attention_biases(hparams)
     blocks = tuple(
         Block(

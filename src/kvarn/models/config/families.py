@@ -151,6 +151,18 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"moe_layers": None, "interleave_moe_layer_step": 1, "no_rope_layers": None, "no_rope_layer_interval": 4}
     | {"attention_chunk_size": 8192, "use_qk_norm": True, "attn_temperature_tuning": True}
     | {"floor_scale": 8192, "attn_scale": 0.1},
+    "internlm3": _DECODER | _BIAS,
+    "helium": _DECODER | _BIAS | {"rope_theta": 100000.0},
+    "dots1": _DECODER
+    | _BIAS
+    | {"n_routed_experts": None, "num_local_experts": None, "num_experts_per_tok": None, "n_shared_experts": None}
+    | {"moe_intermediate_size": 1408, "first_k_dense_replace": 0, "norm_topk_prob": False, "n_group": 1}
+    | {"topk_group": 1, "routed_scaling_factor": 1.0, "sliding_window": 4096, "max_window_layers": 62},
+    "solar_open": _without(_DECODER, "intermediate_size")
+    | _BIAS
+    | {"rope_theta": 1000000.0, "n_routed_experts": 128, "num_local_experts": None, "num_experts_per_tok": 8}
+    | {"n_shared_experts": 1, "moe_intermediate_size": 1280, "norm_topk_prob": True, "n_group": 1, "topk_group": 1}
+    | {"routed_scaling_factor": 1.0},
     "mistral": _DECODER | {"sliding_window": 4096},
     "mixtral": _DECODER
     | {"rope_theta": 1000000.0, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},

@@ -89,6 +89,8 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "moe_use_aux_free": (True,),
         "num_nextn_predict_layers": ANY,  # layers that draft tokens ahead are left out
     },
+    "dots1": {"scoring_func": ("noaux_tc",)},
+    "solar_open": {"intermediate_size": ANY},  # no layer is dense
     "gemma4_text": {"use_bidirectional_attention": ("vision",)},  # of images
     "gpt_neox": {"num_key_value_heads": ANY},  # every head has its own
     "gpt_oss": {"experts_per_token": ANY},  # beside num_experts_per_tok
