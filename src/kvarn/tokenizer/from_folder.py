@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.formats.strict_json import MAX_JSON_BYTES, JsonLimits, read_bytes, read_optional
+from kvarn.formats.strict_json import JsonLimits, read_optional
+from kvarn.tokenizer.chat.folder_template import chat_template_of
 from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder, text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
@@ -50,10 +51,10 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     config, generation = (read_optional(path / name) for name in ("tokenizer_config.json", "generation_config.json"))
     if not tokenizer_json:
         if (ranks := read_ranks(path, config)) is not None:
-            return _from_ranks(ranks, config, generation, _chat_template(path, config), num_rows)
+            return _from_ranks(ranks, config, generation, chat_template_of(path, config), num_rows)
         if not os.path.lexists(path / FILE):
             raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}; get the tokenizer's files")
-        return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
+        return tokenizer_from_model_file(path, config, generation, chat_template_of(path, config), num_rows)
     added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
@@ -66,7 +67,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             prefix_ids=prefix,
             suffix_ids=suffix,
             between_ids=between,
-            chat_template=_chat_template(path, config),
+            chat_template=chat_template_of(path, config),
             rules=_match_rules(added),
         )
     )
@@ -283,17 +284,6 @@ def _component_types(component: Any) -> set[str]:
         return set()
     nested = [_component_types(part) for part in component.get("decoders", ())]
     return {str(component.get("type"))}.union(*nested)
-
-
-def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    separate = path / "chat_template.jinja"
-    if os.path.lexists(separate):
-        return read_bytes(separate, MAX_JSON_BYTES).decode("utf-8", "replace")
-    value = config.get("chat_template")
-    if isinstance(value, list):  # several, by name
-        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
-        value = named[0].get("template") if named else None
-    return value if isinstance(value, str) else None
 
 
 def _entries(component: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
