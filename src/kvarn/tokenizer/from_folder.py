@@ -1,7 +1,6 @@
 """Build a Tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
 A folder that has tokenizer.model instead is read by from_model_file.py, one with a list of ranks by rank_files.py.
-
 The model inside tokenizer.json is run by the tokenizers package; special tokens are taken out of it first,
 because special_tokens.py looks for them (text from users must not become one).
 """
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.formats.strict_json import JsonLimits, read_optional
-from kvarn.tokenizer.chat.folder_template import chat_template_of
+from kvarn.formats.strict_json import MAX_JSON_BYTES, JsonLimits, read_bytes, read_optional
 from kvarn.tokenizer.encoders.bytelevel import ByteLevelEncoder, text_bytes
 from kvarn.tokenizer.encoders.encoder import encode_plain, vocabulary_errors
 from kvarn.tokenizer.encoders.sentencepiece import SPACE
@@ -51,10 +49,10 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
     config, generation = (read_optional(path / name) for name in ("tokenizer_config.json", "generation_config.json"))
     if not tokenizer_json:
         if (ranks := read_ranks(path, config)) is not None:
-            return _from_ranks(ranks, config, generation, chat_template_of(path, config), num_rows)
+            return _from_ranks(ranks, config, generation, _chat_template(path, config), num_rows)
         if not os.path.lexists(path / FILE):
             raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}; get the tokenizer's files")
-        return tokenizer_from_model_file(path, config, generation, chat_template_of(path, config), num_rows)
+        return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
     added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
@@ -67,7 +65,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             prefix_ids=prefix,
             suffix_ids=suffix,
             between_ids=between,
-            chat_template=chat_template_of(path, config),
+            chat_template=_chat_template(path, config),
             rules=_match_rules(added),
         )
     )
@@ -282,8 +280,17 @@ def _without_first_space(written: str) -> str:
 def _component_types(component: Any) -> set[str]:
     if not isinstance(component, dict):
         return set()
-    nested = [_component_types(part) for part in component.get("decoders", ())]
-    return {str(component.get("type"))}.union(*nested)
+    return {str(component.get("type"))}.union(*map(_component_types, component.get("decoders", ())))
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    separate, value = path / "chat_template.jinja", config.get("chat_template")
+    if os.path.lexists(separate):
+        return read_bytes(separate, MAX_JSON_BYTES).decode("utf-8", "replace")
+    if isinstance(value, list):  # several, by name
+        named = {str(one.get("name")): one.get("template") for one in value if isinstance(one, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
 
 
 def _entries(component: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
