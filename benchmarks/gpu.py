@@ -97,13 +97,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--row", action="append", choices=ROWS, help="only these")
+    parser.add_argument("--folder", help="where models lie already, by shape; others are written there")
     parser.add_argument("--out", default="")
     given = parser.parse_args()
     found: dict[str, Any] = {"batch_tokens": given.batch_tokens}
     with tempfile.TemporaryDirectory() as folder:
         for shape in given.shape or ["qwen3-0.6b", "llama-3.1-8b"]:
-            path = Path(folder) / f"{shape}.gguf"
-            write_model(path, shape, given.type)
+            path = Path(given.folder or folder) / f"{shape}.gguf"
+            if not path.exists():
+                write_model(path, shape, given.type)
             bench = Bench(shape, path, given.batch_tokens)
             bench.measure("warm", [(64, 16)] * 4, 1)
             for row in given.row or ROWS:
