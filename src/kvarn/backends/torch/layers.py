@@ -160,7 +160,7 @@ class Model:
             return ops.recur(x, block, step, cache.states[index] if cache.states else None)
         if block.latent is not None:
             return attend_latent(x, block, RowOps(ops.linear, ops.normalise), step, cache, rope=rope)
-        source = block.spec.attention.kv_source
+        source = block.attention.kv_source
         own = step if step.slots is None else step.of_layer(cache.windowed[index if source is None else source])
         found = ops.attend(ops.linear(x, block.qkv), block, rope, own, cache)
         if block.output_gate is None:

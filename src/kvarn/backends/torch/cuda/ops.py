@@ -128,7 +128,7 @@ class CudaOps(PlainOps):
         return self._matmuls.gated(x, linear.weight)
 
     def normalise(self, x: Tensor, weights: NormWeights) -> Tensor:
-        return rows.normalise(x.contiguous(), weights)
+        return rows.normalise(x, weights)
 
     def activate(self, x: Tensor, activation: Activation, *, gated: bool) -> Tensor:
         if activation not in rows.ACTIVATIONS:
@@ -166,7 +166,7 @@ class CudaOps(PlainOps):
     def experts(
         self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
     ) -> Tensor:
-        if not moe.gated:
+        if not moe.gated or moe.weighs_input or moe.mixer_margin is not None:
             return super().experts(x, weights, moe, step, routed)
         shared = None
         if weights.shared is not None and moe.shared is not None:

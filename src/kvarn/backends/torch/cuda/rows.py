@@ -39,6 +39,7 @@ def _feed_kernel(token_ids, chosen, fed, count, SIZE: tl.constexpr):
 
 def normalise(x: Tensor, norm: NormWeights) -> Tensor:
     """norm(x), row by row."""
+    x = x.contiguous()  # rows of a slice lie further apart than they are wide
     width, out = x.shape[-1], torch.empty_like(x)
     _norm_kernel[(x.numel() // width,)](
         x, out, norm.weight, norm.bias, norm.norm.eps,
