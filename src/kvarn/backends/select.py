@@ -72,8 +72,9 @@ def kv_dtype(config: EngineConfig) -> str:
 
 def window_step(config: EngineConfig) -> int | None:
     """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
-    is_divided = config.backend in TORCH_BACKENDS and config.num_ranks > 1
-    return None if is_divided else config.max_batch_tokens
+    if config.backend in TORCH_BACKENDS and (config.num_ranks > 1 or _torch_devices(config)[0].kind == "cuda"):
+        return None  # on a GPU until benchmarks.gpu_check has shown the same bits there
+    return config.max_batch_tokens
 
 
 def device_weights(spec: ModelSpec, weights: WeightSource, config: EngineConfig) -> WeightSource:
