@@ -124,7 +124,8 @@ def _load(url: str, users: Users, seed: int) -> dict[str, Any]:
             f"{report['succeeded']} of {users.requests} requests succeeded; the first failure: {report['example']}"
         )
     names = ("completion_tokens", "prompt_tokens", "cached_tokens", "seconds", "tokens_per_s")
-    first_s, gap_ms = report["first_token_ms"]["p50"] / 1000, report["inter_token_ms"]["p50"]
+    first_s = report["first_token_ms"]["p50"] / 1000
+    gap_ms = report["inter_token_ms"]["p50"] if report["inter_token_ms"] else 0.0  # each answer may be one event
     return {name: report[name] for name in names} | {"first_s": round(first_s, 4), "gap_ms": gap_ms}
 
 

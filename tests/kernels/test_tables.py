@@ -44,7 +44,7 @@ def test_a_kernel_is_credited_to_the_set_that_brought_it_along(kernel: str, orig
 @pytest.mark.parametrize("table", kernels.tables())
 def test_every_kernel_of_every_table_has_an_origin(table: str) -> None:
     origins = _native.kernel_origins(table)
-    assert len(origins) == 33
+    assert len(origins) == 35
     assert set(origins.values()) <= set(kernels.tables())
     assert table in origins.values()
 

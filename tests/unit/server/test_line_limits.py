@@ -41,3 +41,9 @@ def test_when_the_time_is_up_the_line_is_written_to_its_end() -> None:
         "",
     ]
     assert reader.is_over
+
+
+def test_nothing_of_the_next_line_is_kept_when_it_comes_with_the_end_of_the_last() -> None:
+    reader = LineReader(LineLimits(max_ms=10))
+    assert reader.take("b\nc\nd", 11.0) == "b\n"
+    assert reader.is_over

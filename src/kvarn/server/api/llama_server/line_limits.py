@@ -31,6 +31,7 @@ class LineReader:
         kept = self._indented(text) if self._limits.min_indent else text
         if 0 < self._limits.max_ms < elapsed_ms and "\n" in kept:
             self.is_over = True
+            return kept[: kept.index("\n") + 1]  # several tokens may come at once
         return kept
 
     def _indented(self, text: str) -> str:
