@@ -212,6 +212,19 @@ def test_hostile_text_takes_time_in_proportion_to_its_length(name: ToolFormat, p
         assert time.process_time() - started_at < 4e-5 * num_characters * patience, text
 
 
+@pytest.mark.parametrize("end", ["", "?"])  # the last call is never closed, or fails at its last character
+def test_calls_within_calls_that_fail_take_time_in_proportion_to_their_length(
+    end: str, patience: float, size: Size
+) -> None:
+    form, number = OutputFormat("minimax_xml"), size(400, 4000)
+    begin = '<minimax:tool_call><invoke name="weather">'
+    text = begin + "".join(f'<parameter name="a{i}">{begin}<parameter name="b"></parameter>' for i in range(number))
+    started_at = time.process_time()
+    parsed = parse_output(text + end, form, SCHEMAS)
+    assert time.process_time() - started_at < 1e-5 * len(text) * patience
+    assert (parsed.content, parsed.tool_calls) == (text + end, ())
+
+
 def damaged(rng: random.Random, text: str) -> str:
     """A few characters lost, doubled or replaced, or the end cut off."""
     for _ in range(rng.randint(0, 3)):

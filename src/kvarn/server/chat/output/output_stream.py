@@ -23,6 +23,8 @@ from kvarn.server.chat.output.deltas import ContentDelta, Delta, ParsedOutput, j
 from kvarn.server.chat.output.formats import OutputFormat
 
 PIECE_CHARACTERS = 1024
+REREAD_CHARACTERS = 1 << 16  # that may be read again after candidates that failed, ...
+REREAD_SHARE = 2  # ... and so many more for each character of the answer: hostile text stays linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class OutputStream:
         self._must_fit = False  # the candidate is a call only if its arguments fit the schema
         self._num_started = 0  # calls of the candidate that came out, the last one perhaps in part
         self._num_emitted = 0  # characters of the arguments of that one that came out
+        self._num_reread = 0  # characters read again after candidates that failed
 
     def parse(self, text: str) -> ParsedOutput:
         """A whole answer: reasoning, content and calls."""
@@ -223,11 +226,17 @@ class OutputStream:
             self._close_candidate(at)
             self._parts.cut_arguments()
             return
-        if not self._context.is_enforced and candidate.num_certain is not None:
+        if not self._context.is_enforced and candidate.num_certain is not None and self._may_reread(candidate, at):
             at = candidate.num_certain
         self._close_candidate(at)
         self._emit_content(candidate.text[:at])
         self._content.after_failure(candidate.marker)
+
+    def _may_reread(self, candidate: Candidate, at: int) -> bool:
+        """Whether calls are looked for inside a candidate that failed at this character."""
+        num_before = self._num_read - len(candidate.text) + at
+        self._num_reread += at
+        return self._num_reread <= REREAD_CHARACTERS + REREAD_SHARE * num_before
 
     def _close_candidate(self, at: int) -> None:
         assert self._candidate is not None
