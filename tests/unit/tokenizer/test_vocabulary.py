@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.errors import FormatError, ModelError, UnsupportedModel
+from kvarn.tokenizer.encoders.unigram import UnigramEncoder
 from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
+from kvarn.tokenizer.vocabulary import TokenType, Vocabulary
 from tests.unit.tokenizer.vocabularies import USER, byte_level, sentence_piece, word_piece
 
 Make = Callable[..., dict[str, Any]]
@@ -251,3 +254,12 @@ def test_a_flag_that_is_none_is_refused(make: Make, name: str) -> None:
         assert f"tokenizer.ggml.{name} is {value!r}; expected true or false" in refusal(
             make(**{f"tokenizer.ggml.{name}": value})
         )
+
+
+@pytest.mark.parametrize("named", [{"eos_ids": (0,)}, {"bos_id": 0}])
+def test_a_unigram_vocabulary_whose_unknown_token_ends_texts_is_refused(named: dict[str, Any]) -> None:
+    types = bytes([TokenType.UNKNOWN, TokenType.CONTROL, TokenType.NORMAL])
+    vocabulary = Vocabulary(("<unk>", "</s>", "a"), types, {"<unk>": 0, "</s>": 1, "a": 2}, (0.0, 0.0, -1.0), unk_id=0)
+    assert UnigramEncoder(vocabulary, {}).encode("a", at_start=True)
+    with pytest.raises(FormatError, match="also begins or ends texts"):
+        UnigramEncoder(replace(vocabulary, **named), {})

@@ -35,6 +35,10 @@ class UnigramEncoder:
         if vocabulary.unk_id is None or vocabulary.scores is None:
             missing = "unknown_token_id" if vocabulary.unk_id is None else "scores"
             raise FormatError(f"a unigram vocabulary needs tokenizer.ggml.{missing}; convert the model again")
+        if vocabulary.unk_id in (vocabulary.bos_id, *vocabulary.eos_ids):  # users' text would begin or end texts
+            raise FormatError(
+                f"the unknown token, {vocabulary.unk_id}, also begins or ends texts; convert the model again"
+            )
         self.drops_first_space = bool(read_flag(metadata, "add_space_prefix", False))
         falls_back = bool(vocabulary.of_type(TokenType.BYTE))
         with vocabulary_errors():
