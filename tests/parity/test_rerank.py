@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,18 @@ def test_a_cross_encoder_scores_as_transformers_does(
     assert np.ptp(expected) > 0.1  # the random model says something
     with kvarn.LLM(folder, backend=backend) as llm:
         assert np.abs(llm.classify(PAIRS) - expected).max() <= tolerance
+
+
+def test_a_classifier_of_many_labels_is_no_reranker(cross_encoder: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    _, model, tokenizer = cross_encoder
+    config = copy.deepcopy(model.config)
+    config.num_labels = 3
+    tokenizer.save_pretrained(tmp_path)
+    type(model)(config).save_pretrained(tmp_path)
+    with kvarn.LLM(tmp_path, backend="reference") as llm:
+        assert llm.classify(PAIRS).shape == (len(PAIRS), 3)
+        with pytest.raises(kvarn.UnsupportedModel, match=r"3 classes.*one label or two"):
+            rerank(llm, "mill", ["flour"])
 
 
 def test_the_second_text_is_in_a_segment_of_its_own(cross_encoder: tuple[Path, Any, Any]) -> None:

@@ -53,7 +53,7 @@ class FeedbackJob:
         if not spool.names and wanted:
             raise ConfigError(
                 f"error feedback found none of the {len(wanted):,} matrices of {self.weights.path} in its layers; "
-                "use another method"
+                "use rtn"
             )
         return spool
 

@@ -51,7 +51,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
         if (ranks := read_ranks(path, config)) is not None:
             return _from_ranks(ranks, config, generation, _chat_template(path, config), num_rows)
         if not os.path.lexists(path / FILE):
-            raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}; get the tokenizer's files")
+            raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}, tiktoken, tekken.json; get one")
         return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
     added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}

@@ -78,7 +78,6 @@ class Tokenizer:
             raise FormatError(
                 f"every text gets token {beyond[0]:,}, the model has {num_rows:,} rows for tokens; "
                 "the tokenizer is of another model",
-                file="tokenizer.json",
             )
         return Tokenizer(replace(self._parts, vocabulary=self._vocabulary.cut(num_rows)))
 

@@ -97,7 +97,6 @@ class Vocabulary:
                 raise FormatError(
                     f"token {token_id:,} of the tokenizer is {self.tokens[token_id][:40]!r}, the model has "
                     f"{num_rows:,} rows for tokens; the tokenizer is of another model",
-                    file="tokenizer.json",
                 )
         return replace(self, eos_ids=tuple(token_id for token_id in self.eos_ids if token_id < num_rows))
 

@@ -12,7 +12,7 @@ import kvarn
 from kvarn.formats.weights import TensorType
 from tests.float_model import write_text
 from tests.latent_model import write_latent_model
-from tests.recurrent_model import write_recurrent_model
+from tests.recurrent_model import write_recurrent_model, write_state_space_model
 
 MODELS = {"recurrent": write_recurrent_model, "latent": write_latent_model}
 JUDGED = kvarn.EvaluationOptions(context=64, chunks=8)
@@ -69,3 +69,14 @@ def test_a_size_is_hit_from_below(source: Path, text: Path, tmp_path: Path) -> N
     report = kvarn.quantize(source, kvarn.SizeTarget(bits_per_weight=7.0), tmp_path / "out.gguf", options=options)
     assert report.bits_per_weight <= 7.0
     assert kl(tmp_path / "out.gguf", source, tmp_path) < 4 * ROUNDED
+
+
+def test_states_alone_are_rounded_evenly_and_other_methods_name_the_one_that_works(text: Path, tmp_path: Path) -> None:
+    source, out = write_state_space_model(tmp_path / "states.gguf"), tmp_path / "out.gguf"
+    for method in ("gptq", "awq", "smoothquant"):
+        with pytest.raises(kvarn.ConfigError, match="rtn"):
+            kvarn.quantize(source, "Q4_0", out, options=kvarn.QuantizeOptions(method=method, text=text))
+    report = kvarn.quantize(source, "Q8_0", out)
+    rounded = {change.source.name.split(".")[-2] for change in report.changes if change.type is TensorType.Q8_0}
+    assert rounded == {"token_embd", "ssm_in", "ssm_out"}
+    assert kl(out, source, tmp_path) < ROUNDED

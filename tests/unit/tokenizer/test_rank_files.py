@@ -143,6 +143,14 @@ def test_special_tokens_that_make_no_sense_are_refused(added: Any, tmp_path: Pat
         tokenizer_from_folder(made)
 
 
+def test_a_list_of_another_model_is_refused_without_the_name_of_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "tiktoken.model").write_text(lines(TOKENS))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(KIMI))
+    with pytest.raises(FormatError, match="120 rows for tokens; the tokenizer is of another model") as caught:
+        tokenizer_from_folder(tmp_path).fitted(120)
+    assert "tokenizer.json" not in str(caught.value)
+
+
 def test_two_lists_in_one_folder_are_refused(tmp_path: Path) -> None:
     folder(tmp_path, "a.tiktoken", lines(TOKENS), KIMI)
     with pytest.raises(FormatError, match=r"a\.tiktoken, tiktoken\.model"):

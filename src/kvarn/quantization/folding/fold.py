@@ -38,7 +38,9 @@ class FoldJob:
         search = AwqSearch(weights, types, _native.ThreadTeam(self.threads), has_imatrix=self.has_imatrix)
         wanted = {(fold.layer, fold.input): fold for fold in folds(self.source.spec, weights.tensors)}
         if not wanted:
-            raise ConfigError(f"{weights.path} has no weights to fold scales of {method} into; use gptq or imatrix")
+            raise ConfigError(
+                f"{weights.path} has no weights to fold scales of {method} into; use gptq, imatrix or rtn"
+            )
         with closing(MomentCollector(self.path, self.text, self.threads)) as collector:
             if method == "awq":
                 found = self._by_awq(search, collector, wanted)

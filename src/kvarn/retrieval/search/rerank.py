@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvarn.llm import LLM
 
 MAX_QUERY_SHARE = 0.5  # of the cross-encoder's context
+MAX_LABELS = 2  # no, yes; of more, nothing tells which one means that a document answers a query
 BIAS = 100.0  # makes one token certain, so that its logprob is reported; logprobs are taken before the bias
 TASK = "Judge whether the document answers the query. Answer Yes or No."
 
@@ -47,6 +48,11 @@ def prepare(llm: LLM, query: str, documents: Sequence[str]) -> RerankBatch:
     if generation.classifier is None:
         raise UnsupportedModel(
             f"{llm.spec.name!r} embeds texts one by one; rerank needs a cross-encoder or a model that chats"
+        )
+    if generation.classifier.labels > MAX_LABELS:
+        raise UnsupportedModel(
+            f"{llm.spec.name!r} sorts pairs into {generation.classifier.labels} classes, none of which is known to "
+            "say how well the second text answers the first; rerank needs one label or two"
         )
     num_query = len(pair_ids(llm.tokenizer, (query, ""), llm.spec))
     return _CrossEncoderBatch(llm, query, [_parts(llm, num_query, document) for document in documents])
