@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from kvarn.adapters.weights import prefix_salt
 from kvarn.backends.protocol import Backend
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.config import EngineConfig
@@ -119,6 +120,8 @@ class Engine:
             admitted.max_total_tokens,
             seed,
             tenant=submission.tenant,
+            prefix_salt=prefix_salt(submission.tenant, submission.adapters),
+            adapters=submission.adapters,
             choice=choice,
             fork_of=fork_of if self.decoder.can_fork else None,
             clock=self._clock,

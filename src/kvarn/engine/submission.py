@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.adapters.weights import AdapterUse
 from kvarn.structured.constraints import Compiled
 from kvarn.types import SamplingParams
 
@@ -33,6 +34,7 @@ class Submission:
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
+    adapters: tuple[AdapterUse, ...] = ()  # what is added to the base
     admitted: Admitted | None = None  # set by Admission.admit
 
     @property
