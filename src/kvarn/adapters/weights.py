@@ -47,6 +47,10 @@ class LoraWeights:
     def num_values(self) -> int:
         return sum(pair.num_values for pair in self.pairs.values())
 
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self.num_values
+
     def digest(self) -> bytes:
         """A hash of every value and scale: what stands for the adapter in the prefix cache."""
         state = blake2b(digest_size=DIGEST_BYTES, person=b"lora")

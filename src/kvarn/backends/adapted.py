@@ -93,4 +93,3 @@ def adapted_head(weights: Mapping[str, Float32], hidden: Float32, logits: Float3
     """Logits plus what the rows' adapters add to them."""
     uses = head_adapters(hidden)
     return AdaptedWeights(weights, uses).added(HEAD, np.asarray(hidden), logits) if uses else logits
-

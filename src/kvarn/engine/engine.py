@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Sequence
 
-from kvarn.adapters.weights import prefix_salt
 from kvarn.backends.protocol import Backend
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.config import EngineConfig
@@ -90,10 +89,7 @@ class Engine:
         return Demand(len(priorities), max(priorities, default=0))
 
     def submit(self, submission: Submission) -> tuple[Request, ...]:
-        """Queue the n answers to one prompt, or refuse all of them at once with the numbers.
-
-        Answers after the first start on its computed prompt.
-        """
+        """Queue the n answers to one prompt, or refuse all at once; those after the first start on its prompt."""
         submission = self.admission.admit(submission)
         requests = [self.submit_choice(submission)]
         try:
@@ -120,7 +116,7 @@ class Engine:
             admitted.max_total_tokens,
             seed,
             tenant=submission.tenant,
-            prefix_salt=prefix_salt(submission.tenant, submission.adapters),
+            prefix_salt=submission.prefix_salt,
             adapters=submission.adapters,
             choice=choice,
             fork_of=fork_of if self.decoder.can_fork else None,

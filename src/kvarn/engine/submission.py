@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvarn.adapters.weights import AdapterUse
+from kvarn.adapters.weights import AdapterUse, prefix_salt
 from kvarn.structured.constraints import Compiled
 from kvarn.types import SamplingParams
 
@@ -36,6 +36,11 @@ class Submission:
     is_polled: bool = False  # who takes them from the request
     adapters: tuple[AdapterUse, ...] = ()  # what is added to the base
     admitted: Admitted | None = None  # set by Admission.admit
+
+    @property
+    def prefix_salt(self) -> str:
+        """What the prefix cache knows its blocks by."""
+        return prefix_salt(self.tenant, self.adapters)
 
     @property
     def wants_text_alone(self) -> bool:

@@ -104,7 +104,7 @@ class ReferenceBackend:
         x = embed(batch.token_ids, batch.positions, weights, spec.embedding)
         parts = per_layer_parts(x, batch.token_ids, weights, spec)
         x = x if spec.altup is None else split_streams(x, weights, spec.altup)
-        for layer, block in enumerate(spec.blocks):
+        for layer in range(len(spec.blocks)):
             x = self._block(x, weights, layer, parts[:, layer], batch)
         x = x[batch.output_rows]
         x = x if spec.altup is None else merge_streams(x, weights, spec.altup)
