@@ -47,7 +47,7 @@ class LoadedLora:
 
 
 @dataclass(slots=True, eq=False)
-class _Packed:
+class _PackedAdapter:
     """An adapter in the backend, or the memory that running requests still hold of one."""
 
     handle: Any
@@ -58,10 +58,10 @@ class _Packed:
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _NamedAdapter:
     lora: LoadedLora
     digest: bytes
-    packed: _Packed | None  # None: put out, to be read again
+    packed: _PackedAdapter | None  # None: put out, to be read again
 
 
 class AdapterPool:
@@ -71,8 +71,8 @@ class AdapterPool:
         self._spec = spec
         self._backend = backend
         self._budget_bytes = budget_bytes
-        self._entries: dict[str, _Entry] = {}
-        self._leaving: list[_Packed] = []  # without a name, until their requests end
+        self._entries: dict[str, _NamedAdapter] = {}
+        self._leaving: list[_PackedAdapter] = []  # without a name, until their requests end
         self._ticks = count(1)
         self._lock = threading.RLock()
 
@@ -100,7 +100,7 @@ class AdapterPool:
         with self._lock:
             packed = self._pack(weights, chosen)
             self._forget(chosen)
-            entry = _Entry(_loaded(chosen, description, digest, packed), digest, packed)
+            entry = _NamedAdapter(_loaded(chosen, description, digest, packed), digest, packed)
             self._entries[chosen] = entry
             return entry.lora
 
@@ -143,10 +143,10 @@ class AdapterPool:
         file = open_adapter(path)
         return file.description, file.fit(self._spec)
 
-    def _pack(self, weights: LoraWeights, name: str) -> _Packed:
+    def _pack(self, weights: LoraWeights, name: str) -> _PackedAdapter:
         """Pack an adapter, and put others out where the budget is exceeded by it."""
         handle = self._backend.prepare_adapter(weights)
-        packed = _Packed(handle, handle.num_bytes, HEAD in weights.pairs, next(self._ticks))
+        packed = _PackedAdapter(handle, handle.num_bytes, HEAD in weights.pairs, next(self._ticks))
         if packed.num_bytes > self._budget_bytes:
             raise DoesNotFit(
                 f"adapter {name!r} needs {packed.num_bytes:,} bytes, lora_bytes is {self._budget_bytes:,}; raise it",
@@ -164,7 +164,7 @@ class AdapterPool:
             idle.pop(0).packed = None
         return packed
 
-    def _packed(self) -> list[_Packed]:
+    def _packed(self) -> list[_PackedAdapter]:
         return [*self._leaving, *(entry.packed for entry in self._entries.values() if entry.packed is not None)]
 
     def _forget(self, name: str) -> None:
@@ -172,7 +172,7 @@ class AdapterPool:
         if entry is not None and entry.packed is not None and entry.packed.uses:
             self._leaving.append(entry.packed)
 
-    def _require(self, name: str) -> _Entry:
+    def _require(self, name: str) -> _NamedAdapter:
         entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(self._entries) or "none"
@@ -180,12 +180,12 @@ class AdapterPool:
         return entry
 
 
-def _used_at(entry: _Entry) -> int:
+def _used_at(entry: _NamedAdapter) -> int:
     assert entry.packed is not None, "only packed ones are compared"
     return entry.packed.used_at
 
 
-def _loaded(name: str, description: AdapterDescription, digest: bytes, packed: _Packed) -> LoadedLora:
+def _loaded(name: str, description: AdapterDescription, digest: bytes, packed: _PackedAdapter) -> LoadedLora:
     return LoadedLora(
         name=name,
         path=description.path,

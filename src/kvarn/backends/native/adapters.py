@@ -1,4 +1,7 @@
-"""LoRA adapters in the form that the core takes: flat values of one type, pair by pair."""
+"""LoRA adapters in the form that the core takes: flat values of one type, pair by pair.
+
+Knows names and types; the core packs the values as it packs matrices.
+"""
 
 from __future__ import annotations
 
