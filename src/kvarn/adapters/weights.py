@@ -81,8 +81,8 @@ def uses_digest(uses: Sequence[AdapterUse]) -> bytes:
 
 
 def prefix_salt(tenant: str, uses: Sequence[AdapterUse]) -> str:
-    """What the prefix cache knows a request's blocks by: the tenant, and behind a NUL the hash of its adapters.
+    """What the prefix cache knows a request's blocks by: the tenant, and behind two NULs the hash of its adapters.
 
-    Names of tenants have no NUL, so that none of them is the salt of another's adapter.
+    No tenant has two NULs in a row, so that none of them is the salt of another's adapter.
     """
-    return f"{tenant}\0{uses_digest(uses).hex()}" if uses else tenant
+    return f"{tenant}\0\0{uses_digest(uses).hex()}" if uses else tenant
