@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import kvarn
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.evaluation.divergence import token_divergence, token_losses
 from kvarn.evaluation.evaluate import evaluate_all
-from kvarn.evaluation.plot import PlotPoint, plot_points, svg
+from kvarn.evaluation.plot import BitScale, PlotPoint, bit_scale, plot_points, svg
 from kvarn.evaluation.report import table_of
 from kvarn.evaluation.tensor_errors import tensor_errors
 from tests.chat_model import chat_metadata
@@ -98,9 +99,12 @@ def test_fewer_bits_diverge_more(source: Path, quantized: Path, text: Path) -> N
     table = table_of([own, q8, q4])
     assert [row[0] for row in table] == ["model", "source.gguf", "q8_0.gguf", "q4_0.gguf"]
     assert json.loads(json.dumps(q4.as_dict()))["divergence"]["source"] == "source.gguf"
-    drawing = ET.fromstring(svg(plot_points([own, q8, q4]), "a <title>"))
+    scale = bit_scale([own, q8, q4])
+    assert scale is not None
+    assert scale.megabytes(q4.bits_per_weight) == pytest.approx(q4.num_bytes / 1e6, rel=0.01)
+    drawing = ET.fromstring(svg(plot_points([own, q8, q4]), "a <title>", scale))
     labels = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"q8_0.gguf", "q4_0.gguf", "a <title>"} <= set(labels)
+    assert {"q8_0.gguf", "q4_0.gguf", "a <title>", "bits per weight"} <= set(labels)
 
 
 def test_larger_files_lie_to_the_right_and_larger_divergences_above() -> None:
@@ -123,6 +127,21 @@ def test_each_series_has_its_own_line_and_name() -> None:
     assert all(len(line.attrib["points"].split()) == 2 for line in lines)
     labels = {element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")}
     assert {"ours", "theirs"} <= labels
+
+
+def test_whole_bits_per_weight_lie_where_their_files_would() -> None:
+    points = [PlotPoint("4 bits", 60, 0.2, 0.01), PlotPoint("8 bits", 110, 0.002, 0.0001)]
+    drawing = ET.fromstring(svg(points, "two", BitScale(100_000_000, 10e6)))
+    ticks = {one.text: float(one.attrib["x"]) for one in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    circles = {next(iter(one)).text: one for one in drawing.iter("{http://www.w3.org/2000/svg}circle")}
+    assert ticks["4"] == float(circles["4 bits"].attrib["cx"])
+    assert ticks["8"] == float(circles["8 bits"].attrib["cx"])
+
+
+def test_models_of_different_numbers_of_weights_have_no_scale_of_bits(source: Path, text: Path) -> None:
+    own = kvarn.evaluate(source, text=text, options=OPTIONS)
+    assert bit_scale([own, own]) is not None
+    assert bit_scale([own, replace(own, num_weights=own.num_weights - 1)]) is None
 
 
 def test_a_plot_of_nothing_is_refused() -> None:
