@@ -5,7 +5,7 @@
     python -m benchmarks.prune_curves agree MODEL --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
 
 `curve` adds to benchmarks/results/prune-NAME.json and .svg, and leaves the files in the folder; what lies there is not
-made again. Figures of other cuts are kept where the source was judged alike. The activations of the source are collected
+made again. Figures of other cuts stay where the source was judged alike. The activations of the source are collected
 once for all of them. `decode` takes turns between the source and the files of these cuts: tokens per second of one
 answer at a time, beside the bytes that each token reads; by the clock and by processor time, which other work on the
 machine disturbs less. `agree` lays llama.cpp's predictions on these files beside ours (llama-cpp-python). Both want the

@@ -18,8 +18,11 @@ from kvarn.evaluation.evaluate import evaluate_all
 from kvarn.evaluation.plot import BitScale, PlotPoint, bit_scale, plot_points, svg
 from kvarn.evaluation.report import table_of
 from kvarn.evaluation.tensor_errors import tensor_errors
+from kvarn.evaluation.text import cut_chunks, read_text
+from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.chat_model import chat_metadata
 from tests.float_model import write_float_model, write_text
+from tests.unit.tokenizer.vocabularies import word_piece
 
 OPTIONS = kvarn.EvaluationOptions(chunks=4, context=64)
 
@@ -162,6 +165,18 @@ def test_a_text_that_is_too_short_is_refused_with_its_length(source: Path, tmp_p
     (tmp_path / "short.txt").write_text("ten tokens")
     with pytest.raises(InvalidParameter, match=r"short\.txt has 10 tokens, one chunk needs 64"):
         kvarn.evaluate(source, text=tmp_path / "short.txt", options=OPTIONS)
+
+
+def test_a_text_in_a_language_that_the_model_cannot_encode_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_from_gguf(word_piece())
+    for name, words, is_readable in (("known.txt", "hello world, ", True), ("foreign.txt", "hello мир, ", False)):
+        (tmp_path / name).write_text(words * 20, encoding="utf-8")
+        text = read_text(tmp_path / name)
+        if is_readable:
+            assert cut_chunks(text, tokenizer, 16, None).num_available == 60 // 16
+            continue
+        with pytest.raises(InvalidParameter, match=r"33% of the tokens of foreign\.txt are unknown to the model"):
+            cut_chunks(text, tokenizer, 16, None)
 
 
 def test_a_text_that_is_not_utf8_is_refused_with_the_place(source: Path, tmp_path: Path) -> None:
