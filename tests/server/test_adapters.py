@@ -13,37 +13,22 @@ import numpy as np
 import pytest
 
 from kvarn.server.access.keyfile import draw_key, write_keys
-from tests.chat_model import HIDDEN, LAYERS, WIDTH, write_chat_model
-from tests.lora_files import Pairs, random_pairs, write_peft
+from tests.chat_model import write_chat_model
+from tests.lora_files import chat_model_pairs, write_peft
 from tests.server.asking import CHAT, TEXT, answer, chunks, joined, refusal
 from tests.server.process import ServerProcess
 from tests.server.sse import DONE, events
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-SHAPES = {
-    **{f"self_attn.{part}_proj": (WIDTH, WIDTH) for part in "qkvo"},
-    **{f"mlp.{part}_proj": (HIDDEN, WIDTH) for part in ("gate", "up")},
-    "mlp.down_proj": (WIDTH, HIDDEN),
-}
-TENSORS = {
-    f"model.layers.{layer}.{name}.weight": np.zeros(shape, np.float32)
-    for layer in range(LAYERS)
-    for name, shape in SHAPES.items()
-}
 PROMPT = "The mill stood by the river, and every morning the miller listened to the water."
-
-
-def strong_pairs(seed: int) -> Pairs:
-    """Pairs that change what is said, not only its probability."""
-    return {module: (a, 4 * b) for module, (a, b) in random_pairs(TENSORS, seed=seed).items()}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("sql", "rust", "more")):
-        write_peft(root / "loras" / name, strong_pairs(seed))
-    write_peft(root / "outside", strong_pairs(9))
+        write_peft(root / "loras" / name, chat_model_pairs(seed))
+    write_peft(root / "outside", chat_model_pairs(9))
     (root / "loras" / "link").symlink_to(root / "outside")
     linked = root / "loras" / "linked"
     linked.mkdir()
