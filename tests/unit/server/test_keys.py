@@ -251,3 +251,16 @@ def test_a_file_that_opens_nothing_is_told_at_the_start(file: Path, caplog: pyte
     add(file, "alice")
     KeyRing(file)
     assert "no key in" not in caplog.text
+
+
+def test_a_key_is_an_admins_only_where_the_file_says_so(file: Path) -> None:
+    key, entry = draw_key("root", "pro", is_admin=True)
+    plain = add(file, "plain")
+    with editing(file) as entries:
+        entries.append(entry)
+    ring = KeyRing(file)
+    assert ring.authenticate(bearer(key)).is_admin
+    assert not ring.authenticate(bearer(plain)).is_admin
+    assert not ANONYMOUS.is_admin
+    file.write_text(file.read_text().replace("admin = true", "admin = 1"))
+    assert refusal(KeyRing(file), bearer(key))
