@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     )
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
     from kvarn.evaluation.report import Divergence, EvaluationReport
+    from kvarn.fill.layout import Filled
+    from kvarn.fill.template import Slot
     from kvarn.llm import LLM
     from kvarn.pruning.options import PruneOptions, PruneTarget
     from kvarn.pruning.prune import prune
@@ -80,6 +82,8 @@ _HOMES = {
     "SizeTarget": "kvarn.quantization.allocation.allocate",
     "collect_imatrix": "kvarn.quantization.collect",
     "quantize": "kvarn.quantization.quantize",
+    "Filled": "kvarn.fill.layout",
+    "Slot": "kvarn.fill.template",
     "EngineConfig": "kvarn.config",
     "Grammar": "kvarn.structured.constraints",
     "JsonSchema": "kvarn.structured.constraints",
@@ -122,6 +126,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "EvaluationOptions",
     "EvaluationReport",
     "EventStream",
+    "Filled",
     "FinishReason",
     "FormatError",
     "Grammar",
@@ -146,6 +151,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RetrievalError",
     "SamplingParams",
     "SizeTarget",
+    "Slot",
     "SparseConfig",
     "StorageError",
     "TemplateError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
@@ -17,6 +17,7 @@ from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import load_model
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
+from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
@@ -32,7 +33,7 @@ from kvarn.prompts import (
     params_of_each,
     whole_numbers,
 )
-from kvarn.submissions import Submissions
+from kvarn.submissions import Submissions, encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
@@ -179,6 +180,22 @@ class LLM:
     def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""
         return self._client.complete([self.submissions.of_infill(Infill(prefix, suffix), params, self.context)])[0]
+
+    def fill(
+        self,
+        template: str | Mapping[str, Any],
+        slots: Mapping[str, Slot] | None = None,
+        *,
+        prompt: Prompt = "",
+        params: SamplingParams | None = None,
+    ) -> Filled:
+        """Fill the slots of a text ("{{name}} lives in {{city}}."), or the values of a JSON schema, all at once.
+
+        For diffusion models. prompt: what stands before it.
+        """
+        ids, parts = encoded(self.tokenizer, prompt), template_parts(template, slots)
+        submission, layout = self.submissions.of_fill(ids, parts, params, self.context)
+        return layout.filled(self.tokenizer, self._client.complete([submission])[0])
 
     def chat(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvarn.structured.constraints import Compiled
+from kvarn.structured.constraints import CanvasSlot, Compiled
 from kvarn.types import SamplingParams
 
 
@@ -31,6 +31,7 @@ class Submission:
     tenant: str = ""  # salts the prefix cache: tenants never share blocks
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    slots: tuple[CanvasSlot, ...] = ()  # of a canvas, each with a constraint of its own
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
     admitted: Admitted | None = None  # set by Admission.admit

@@ -18,6 +18,7 @@ from kvarn.sampling.token_masks import UInt32
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.structured.grammar_sandbox import SandboxLimits, SandboxVocabulary, compile_in_sandbox
 from kvarn.structured.matcher import GrammarMatcher, explain
+from kvarn.structured.slot_matcher import SlotMatcher
 from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
@@ -51,9 +52,13 @@ class CompiledConstraint:
     trie: LLTokenizer
     allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
+    single_ids: tuple[int, ...] = ()  # tokens of one byte, for ways to the end of a slot
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self.start, self.allowed)
+
+    def slot_matcher(self) -> SlotMatcher:
+        return SlotMatcher(self.start, self.allowed, self.single_ids)
 
 
 class ConstraintCompiler:
@@ -158,7 +163,7 @@ class ConstraintCompiler:
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size)
+        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size, tokens.single_ids)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:
