@@ -63,8 +63,8 @@ def _flatten(entries: dict[str, ViewEntry], name: str) -> None:
         entries[name] = replace(entry, info=replace(entry.info, shape=entry.info.shape[1:]))
 
 
-def fill_norms(view: WeightView, lengths: Mapping[str, int]) -> WeightView:
-    """Give norms without weights those of ones, of so many values each; what a file has stays."""
+def fill_vectors(view: WeightView, lengths: Mapping[str, int], value: float = 1.0) -> WeightView:
+    """Add vectors of one value, of so many each: weights of norms that have none, or biases; what a file has stays."""
     missing = {name: length for name, length in lengths.items() if name not in view.entries}
-    filled = FilledWeights(view.source, missing)
+    filled = FilledWeights(view.source, missing, value)
     return WeightView(filled, view.entries | {name: renamed(filled.tensors[name], name) for name in missing})
