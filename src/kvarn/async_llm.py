@@ -17,6 +17,7 @@ from kvarn.hub import OnProgress
 from kvarn.llm import LLM, cited
 from kvarn.models.spec import Pooling
 from kvarn.prompts import ParamsOfEach, Prompt, Prompts, TokenIds, is_single, listed, params_of_each
+from kvarn.reranking import RankedDocument
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -144,6 +145,10 @@ class AsyncLLM:
         groups = await asyncio.to_thread(parts.groups, texts, prompt_name)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """The documents that answer a query best, best first, with scores of 0 to 1; top_n: not more than so many."""
+        return await asyncio.to_thread(self.llm.rerank, query, documents, top_n=top_n)
 
     async def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +11,7 @@ from kvarn.checks import check_parameter, check_setting, short
 from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
+from kvarn.engine.delivery.progress_bar import show_progress
 from kvarn.engine.embed_score import score_tokens
 from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import load_model
@@ -32,6 +32,7 @@ from kvarn.prompts import (
     params_of_each,
     whole_numbers,
 )
+from kvarn.reranking import RankedDocument, ranked
 from kvarn.submissions import Submissions
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
@@ -173,7 +174,7 @@ class LLM:
         prompts: Sequence[Any] = [given] if is_one else given
         pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
         submissions = [self.submissions.of_prompt(*pair) for pair in pairs]
-        completions = self._client.complete(submissions, _show_progress if progress else None)
+        completions = self._client.complete(submissions, show_progress if progress else None)
         return completions[0] if is_one else completions
 
     def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
@@ -252,6 +253,13 @@ class LLM:
         """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
         return self.vectors.classify(pairs, priority=priority)
 
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """The documents that answer a query best, best first, with scores of 0 to 1; top_n: not more than so many.
+
+        For cross-encoders, and for models that chat: these are asked whether a document answers the query.
+        """
+        return ranked(self, query, documents, top_n)
+
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
         return self._client.call(lambda engine: engine.stats()).result()
@@ -286,15 +294,3 @@ def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfi
         raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
     check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
     return config
-
-
-def _show_progress(answers: Sequence[Future[Completion]]) -> None:
-    """Draw a bar on stderr until every answer is there."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generating", total=len(answers))
-        for _ in as_completed(answers):
-            bar.advance(task)

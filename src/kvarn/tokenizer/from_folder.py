@@ -65,6 +65,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             prefix_ids=prefix,
             suffix_ids=suffix,
             between_ids=between,
+            second_segment=_has_second_segment(tokenizer_json.get("post_processor")),
             chat_template=_chat_template(path, config),
             rules=_match_rules(added),
         )
@@ -264,6 +265,18 @@ def _between_ids(processor: Any, vocabulary: Vocabulary) -> tuple[int, ...] | No
         return None
     named = [item["SpecialToken"]["id"] for item in items[places[0] + 1 : places[1]] if "SpecialToken" in item]
     return tuple(_known_id(i, vocabulary) for name in named for i in processor["special_tokens"][name]["ids"])
+
+
+def _has_second_segment(processor: Any) -> bool:
+    """RoBERTa's tokenizers have one token type for both texts; a template says which."""
+    if not isinstance(processor, dict):
+        return True
+    if processor.get("type") == "Sequence":
+        return all(_has_second_segment(part) for part in _entries(processor, "processors"))
+    if processor.get("type") == "RobertaProcessing":
+        return False
+    texts = [item["Sequence"] for item in _entries(processor, "pair") if isinstance(item.get("Sequence"), dict)]
+    return len(texts) != 2 or texts[1].get("type_id") != 0
 
 
 def _known_id(token_id: Any, vocabulary: Vocabulary) -> int:
