@@ -58,7 +58,7 @@ def test_matrices_without_statistics_are_told(kvarn: Kvarn, texts: tuple[Path, P
     common = ("--chunks", "4", "--context", "32", "-o", str(matrix))
     done = kvarn("imatrix", str(source), "--text", str(texts[0]), *common)
     assert done.returncode == 0, done.stderr
-    assert b"matrices have no statistics, their columns will weigh evenly: blk.0.ssm_in.weight, " in done.stdout
+    assert b"matrices have no statistics, their columns weigh evenly: blk.0.ssm_in.weight, " in done.stdout
 
 
 def test_a_file_of_a_size_is_made_by_measurement(

@@ -152,7 +152,7 @@ def imatrix(
         named = printable(", ".join(matrix.unobserved[:MAX_NAMED_FALLBACKS]))
         others = ", ..." if len(matrix.unobserved) > MAX_NAMED_FALLBACKS else ""
         print(
-            f"  {len(matrix.unobserved):,} matrices have no statistics, their columns will weigh evenly: {named}{others}"
+            f"  {len(matrix.unobserved):,} matrices have no statistics, their columns weigh evenly: {named}{others}"
             "\n  what recurrent layers, latent attention and shared experts read is not observed"
         )
 
