@@ -59,7 +59,9 @@ from kvarn.models.architectures import (
     starcoder2,
 )
 from kvarn.models.architectures.entry import Architecture
+from kvarn.models.config.families import FAMILIES
 from kvarn.models.encoders.architectures import ENCODERS
+from kvarn.models.hparam_names import HPARAMS
 from kvarn.models.hparams import text_config
 
 TRANSCRIPTION: Final = "a transcription of its authors' code"
@@ -250,7 +252,16 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
     return name, known[name]
 
 
-def supported_families() -> list[tuple[str, str, str, str]]:
-    """List what can be run: title, GGUF architectures, model types of config.json, oracle of the tests."""
-    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), one.oracle) for one in ARCHITECTURES]
+def supported_families() -> list[tuple[str, str, str, str, str]]:
+    """List what can be run: title, GGUF architectures, model types of config.json, context, oracle of the tests.
+
+    The context is that of a folder whose config.json has none; GGUF files always say theirs.
+    """
+    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), _context(one), one.oracle) for one in ARCHITECTURES]
     return sorted(rows, key=lambda row: row[0].lower())
+
+
+def _context(architecture: Architecture) -> str:
+    given = [FAMILIES[name].get(key) for name in architecture.hf for key in HPARAMS["context_length"].hf]
+    numbers = sorted({number for number in given if isinstance(number, int)})
+    return " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else ""

@@ -25,7 +25,8 @@ def separate_tensors(spec: ModelSpec, view: WeightView) -> WeightView:
             _cut(entries, stem, "attn_qkv", _qkv_rows(block.mixer))
         if isinstance(ffn, FeedForward) and ffn.gated and f"{stem}ffn_gate.weight" not in entries:
             _cut(entries, stem, "ffn_up", {"ffn_gate": ffn.hidden, "ffn_up": ffn.hidden})
-        if block.placement == "parallel" and f"{stem}ffn_norm.weight" not in entries:
+        has_second = any(f"{stem}ffn_norm.{suffix}" in entries for suffix in SUFFIXES)
+        if block.placement == "parallel" and not has_second:
             share_tensor(entries, f"{stem}attn_norm", f"{stem}ffn_norm")
         _flatten(entries, f"{stem}ffn_gate_inp_shexp.weight")
     return WeightView(view.source, entries)
