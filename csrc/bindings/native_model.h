@@ -101,6 +101,19 @@ public:
         cache.copy(source, target);
     }
 
+    // A block of the layers that keep all, byte for byte, in the layout of model/kv.h.
+    void read_block(int block, Out1<uint8_t> out) {
+        const std::span<uint8_t> bytes = block_of(block, out.size());
+        nb::gil_scoped_release release;
+        std::copy(bytes.begin(), bytes.end(), out.data());
+    }
+
+    void write_block(int block, In1<uint8_t> content) {
+        const std::span<uint8_t> bytes = block_of(block, content.size());
+        nb::gil_scoped_release release;
+        std::copy(content.data(), content.data() + content.size(), bytes.data());
+    }
+
     void return_block(int block, bool is_windowed) {
         model_.cache(is_windowed).check_block(block);
         model_.cache(is_windowed).release_pages(block);
@@ -225,6 +238,14 @@ public:
     size_t logit_bytes() const { return chooser_.logit_bytes(); }
 
 private:
+    std::span<uint8_t> block_of(int block, size_t size) {
+        model_.cache().check_block(block);
+        const std::span<uint8_t> bytes = model_.cache().bytes(block);
+        require(bytes.size() == size, [&] {
+            return "a block has " + std::to_string(bytes.size()) + " bytes, the array " + std::to_string(size);
+        });
+        return bytes;
+    }
     void check_states(size_t rows, const Out2<float>& out) const {
         require(out.shape(0) == rows && out.shape(1) == static_cast<size_t>(model_.spec().width),
                 "the output array has the wrong shape");

@@ -9,22 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import (
-    Batch,
-    BlockCopy,
-    Float32,
-    Int32,
-    KVLayout,
-    RowSampling,
-    Sampled,
-    SampleRows,
-    Scored,
-)
+from kvarn.backends.batch import Batch, BlockCopy, Float32, Int32, KVLayout, RowSampling, Sampled, SampleRows, Scored
+from kvarn.backends.code_hash import code_hash
 from kvarn.backends.native import _native
 from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, read_vector, vector_names
 from kvarn.backends.pooling import pool_rows
@@ -50,8 +42,7 @@ class NativeBackend:
         self._team = _native.ThreadTeam(threads)  # of the one pool of the process
         self._isa = isa or ""
         self._model: _native.Model | None = None
-        self._width = 0
-        self._vocab_size = 0
+        self._width = self._vocab_size = self._block_bytes = 0
 
     @property
     def progress(self) -> int:
@@ -114,6 +105,7 @@ class NativeBackend:
             self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes, *windows)
             if layout.num_states:
                 self._core.reserve_states(layout.num_states)
+            self._block_bytes = layout.block_bytes
         except MemoryError:
             raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
         return num_blocks
@@ -121,6 +113,20 @@ class NativeBackend:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
             self._core.copy_block(copy.source, copy.target, bool(copy.group))
+
+    def kernel_identity(self) -> str:
+        return f"native {self.isa} {code_hash([Path(_native.__file__)])}"
+
+    def num_block_bytes(self) -> int:
+        return self._block_bytes
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        content = np.empty(self._block_bytes, np.uint8)
+        self._core.read_block(block_id, content)
+        return content
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        self._core.write_block(block_id, content)
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         for block_id in block_ids:
