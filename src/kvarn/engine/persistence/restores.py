@@ -62,7 +62,7 @@ class Restores:
         if request.id in self._tried:
             self._tried.discard(request.id)
             return False
-        digests = self._kv.digests(request.token_ids, request.tenant)
+        digests = self._kv.digests(request.token_ids, request.prefix_salt)
         num_cached = next((i for i, one in enumerate(digests) if self._kv.find(one) is None), len(digests))
         missing = digests[num_cached:]
         if not missing:
@@ -74,7 +74,7 @@ class Restores:
         if not 0 < num_stored <= self._kv.num_free:
             return False
         restore = Restore(request, self.disk.begin(missing[:num_stored]), missing[0])
-        hit = self._kv.lookup(request.token_ids, request.tenant)
+        hit = self._kv.lookup(request.token_ids, request.prefix_salt)
         if hit.num_matched:
             self._kv.fork(restore.sequence, hit)
         restore.num_tokens = hit.num_tokens
@@ -123,7 +123,7 @@ class Restores:
                 break
             self.disk.backend.write_block(int(self._kv.block_ids(restore.sequence)[-1]), content)
             restore.num_tokens += size
-            self._kv.publish(restore.sequence, request.token_ids, request.tenant, restore.num_tokens)
+            self._kv.publish(restore.sequence, request.token_ids, request.prefix_salt, restore.num_tokens)
             num_bytes += content.nbytes
         self.num_tokens += num_bytes // self.disk.block_bytes * size
         self.num_bytes += num_bytes
