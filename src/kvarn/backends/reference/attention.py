@@ -66,6 +66,11 @@ class PagedCache:
             values = cache[table[kept // self.block_size], kept % self.block_size, heads]
             cache[target[slots // self.block_size], slots % self.block_size, heads] = values
 
+    def block(self, block_id: int) -> list[Array]:
+        """The parts of a block of the layers that keep all."""
+        pairs = (pair for pair, windowed in zip(self.layers, self.windowed, strict=True) if not windowed)
+        return [cache[block_id] for pair in pairs for cache in pair]
+
     def copy(self, copy: BlockCopy) -> None:
         for pair, windowed in zip(self.layers, self.windowed, strict=True):
             for cache in pair if windowed == bool(copy.group) else ():
