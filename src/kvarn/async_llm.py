@@ -29,7 +29,7 @@ from kvarn.prompts import (
     loras_of_each,
     params_of_each,
 )
-from kvarn.reranking import RankedDocument
+from kvarn.reranking.rank import RankedDocument
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32

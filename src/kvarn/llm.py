@@ -35,7 +35,7 @@ from kvarn.prompts import (
     show_progress,
     whole_numbers,
 )
-from kvarn.reranking import RankedDocument, ranked
+from kvarn.reranking.rank import RankedDocument, ranked
 from kvarn.submissions import Submissions
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvarn
-from kvarn.reranking import prepare, rerank
+from kvarn.reranking.rank import prepare, rerank
 from kvarn.retrieval.collection import Collection
 from tests.assets import smollm2
 from tests.unit.retrieval.words import WordEmbedder

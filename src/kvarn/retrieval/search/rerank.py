@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvarn.reranking import rerank
+from kvarn.reranking.rank import rerank
 from kvarn.retrieval.types import Float32, Hit
 
 if TYPE_CHECKING:
