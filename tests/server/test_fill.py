@@ -1,4 +1,4 @@
-"""/v1/fill over a real socket, and `kvarn fill`: the diffusion model of the package fills templates."""
+"""/v1/fill over a real socket: the diffusion model of the package fills templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from tests.server.process import ServerProcess
-from tests.unit.cli.conftest import Kvarn, kvarn  # noqa: F401 - a fixture
 
 MODEL = "tiny-diffusion"
 FILL = "/v1/fill"
@@ -60,13 +59,3 @@ def test_what_cannot_be_filled_is_refused_by_name(http: httpx.Client, fields: di
     response = http.post(FILL, json={"model": MODEL, **fields})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param, response.text
-
-
-def test_the_command_line_prints_the_text(kvarn: Kvarn) -> None:  # noqa: F811
-    done = kvarn("fill", "{{name}} is {{age}}.", "--slot", "name=Tom|Lily", "--slot", "age=/[1-9]/", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert re.fullmatch(r"(Tom|Lily) is [1-9]\.", told["text"])
-    wrong = kvarn("fill", "{{name}}", "--slot", "name")
-    assert wrong.returncode == 2
-    assert b"NAME=/REGEX/" in wrong.stderr
