@@ -139,9 +139,9 @@ def _curves(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
         colour = COLOURS[number % len(COLOURS)]
         yield from _curve(axes, [point for point in points if point.series == name], colour)
         if len(names) > 1:
-            y = TOP + 40 + 18 * number
-            yield f'<circle cx="{WIDTH - RIGHT - 150}" cy="{y - 4}" r="4" fill="{colour}"/>'
-            yield f'<text x="{WIDTH - RIGHT - 140}" y="{y}">{escape(name)}</text>'
+            y = HEIGHT - BOTTOM - 14 - 18 * (len(names) - 1 - number)  # below falling curves
+            yield f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" fill="{colour}"/>'
+            yield f'<text x="{LEFT + 24}" y="{y}">{escape(name)}</text>'
 
 
 def _curve(axes: _Axes, points: Sequence[PlotPoint], colour: str) -> Iterator[str]:

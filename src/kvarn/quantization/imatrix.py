@@ -116,7 +116,7 @@ def merged(first: ImportanceMatrix, second: ImportanceMatrix) -> ImportanceMatri
 
 
 def require_match(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse a matrix of another model: names that this one lacks, or other widths."""
+    """Refuse a matrix of another model: names that this one lacks, other widths, or layers that it lacks itself."""
     for name, found in matrix.entries.items():
         info = tensors.get(name)
         if info is None:
@@ -131,6 +131,34 @@ def require_match(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -
                 f"{(experts, info.shape[-1])}; give the imatrix of this model",
                 file=matrix.path,
             )
+    missing = _layer_without_statistics(matrix, tensors)
+    if missing is not None:
+        raise FormatError(
+            f"it has no statistics of {missing} nor of any other matrix of that layer, but of such matrices of other "
+            "layers; give the imatrix of this model",
+            file=matrix.path,
+        )
+
+
+def _layer_without_statistics(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """The first matrix of a layer that has none, though others have of such matrices.
+
+    Layers that predict further tokens (nextn) are not run, recurrent ones have other matrices, and an expert that no
+    token reached may lack its own.
+    """
+    known = {_kind(name) for name in matrix.entries}
+    layers: dict[str, list[str]] = {}
+    for name in tensors:
+        if name.startswith("blk.") and (_kind(name) in known or ".nextn." in name):
+            layers.setdefault(name.split(".")[1], []).append(name)
+    for names in layers.values():
+        if not any(name in matrix.entries or ".nextn." in name for name in names):
+            return names[0]
+    return None
+
+
+def _kind(name: str) -> str:
+    return name.split(".", 2)[-1]
 
 
 def _statistics(source: WeightSource, name: str) -> InputStatistics:
