@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from kvarn.checks import short
 from kvarn.errors import FormatError
+from kvarn.evaluation.text import DIGESTS, calibration_digests
 from kvarn.formats.gguf.splits import open_gguf
 from kvarn.formats.gguf.writer import write_gguf
 from kvarn.formats.weights import TensorInfo, WeightSource
 
 Float32 = npt.NDArray[np.float32]
-DIGESTS = "kvarn.calibration.sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
         return ImportanceMatrix(
             entries={name: _statistics(source, name) for name in names},
             datasets=_texts(metadata.get("imatrix.datasets", ())),
-            digests=_texts(metadata.get(DIGESTS, ())),
+            digests=calibration_digests(metadata),
             num_chunks=_count(source, "imatrix.chunk_count"),
             chunk_size=_count(source, "imatrix.chunk_size"),
             path=source.path,
