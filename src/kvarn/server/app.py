@@ -30,13 +30,14 @@ from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
+from kvarn.server.page import routes as page
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
     *(ollama, embed_routes, catalog_routes),
-    *(rerank_routes, collections, models, tokens, requests, health, metrics, about),
+    *(rerank_routes, collections, models, tokens, requests, health, metrics, about, page),
 )
 
 
