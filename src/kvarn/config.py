@@ -130,6 +130,7 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -155,6 +156,8 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        if self.own_process is not None:
+            check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
