@@ -1,4 +1,4 @@
-"""The process of an engine, from its client's side: started, waited for, ended. It ends by itself when its socket does."""
+"""The process of an engine, from its client's side: started, waited for, ended. It ends when its socket does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HOST = "kvarn.engine.process.host"
 class EngineChild:
     """One child process and the socket to it."""
 
-    def __init__(self, start: Start, module: str = HOST) -> None:
+    def __init__(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(theirs.fileno())],
+                    [sys.executable, "-m", HOST, str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # what a library prints must not mix with answers
                     pass_fds=(theirs.fileno(),),

@@ -42,7 +42,6 @@ from kvarn.engine.process.messages import (
 )
 from kvarn.engine.process.step_report import StepReport
 from kvarn.engine.thread import EngineThread
-from kvarn.errors import RequestError
 from kvarn.observe.logs import configure_logging
 from kvarn.structured.compiler import MAX_COMPILING, ConstraintCompiler
 from kvarn.types import Completion
@@ -51,7 +50,6 @@ LOAD = 0  # the number of the load, among those of submissions and calls
 ALIVE_EVERY_S = 0.2
 FLUSH_S = 5.0  # for the last messages to be sent
 YOUNG_OBJECTS = 10_000  # made before young ones are looked through for cycles
-NO_SAMPLERS = "sampler is {!r}, a Python function, which an engine in a process of its own does not have"
 
 
 class EngineHost:
@@ -149,9 +147,6 @@ class EngineHost:
     def _enter(self, message: Submit, collectors: list[OutputCollector]) -> None:
         try:
             submissions = unpack_submissions(message.submissions, self._model.tokenizer, self._compiler)
-            for one in submissions:
-                if one.params.sampler is not None:
-                    raise RequestError(NO_SAMPLERS.format(one.params.sampler))
         except BaseException as error:
             self._refuse(message, error)
             return

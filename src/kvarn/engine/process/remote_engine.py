@@ -44,7 +44,7 @@ from kvarn.engine.process.messages import (
 from kvarn.engine.stream import Stream
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import GAVE_UP
-from kvarn.errors import BackendError, KvarnError, RequestError
+from kvarn.errors import BackendError, InvalidParameter, KvarnError, RequestError
 from kvarn.kv.cache import KVCache
 
 T = TypeVar("T")
@@ -117,7 +117,8 @@ class RemoteEngine:
         accepted: Future[None] = Future()
         try:
             refuse_while_draining(self.is_draining)
-            checked = [_for_reader(self.admission.admit(one), reader) for one, reader in zip(submissions, collectors)]
+            pairs = zip(map(self.admission.admit, submissions), collectors, strict=True)
+            checked = [_for_reader(*pair) for pair in pairs]
             packed = pack_submissions(checked)
         except BaseException as error:
             accepted.set_exception(error)
@@ -277,5 +278,11 @@ class RemoteEngine:
 def _for_reader(submission: Submission, collector: OutputCollector) -> Submission:
     """The checked submission, its prompt once, and how it is read."""
     assert submission.admitted is not None
+    if submission.params.sampler is not None:
+        raise InvalidParameter(
+            f"sampler is {submission.params.sampler!r}, a function of this process, and the engine runs in its own; "
+            "load the model with own_process=False",
+            field="sampler",
+        )
     is_polled = collector.polls_tokens and submission.wants_text_alone
     return replace(submission, prompt_ids=submission.admitted.prompt_ids, is_polled=is_polled)
