@@ -44,19 +44,19 @@ class DirectRoutes:
         assert isinstance(send, ResponseSender)
         http = Request(scope, receive, send)
         try:
-            await self._answer(http, *route)
+            await self._answer(http, send, *route)
         except (KvarnError, HTTPException) as error:
             if send.status is not None:
                 raise  # the server logs it and cuts the connection
             response = await self._fail(http, error)
             await response(scope, receive, send)
 
-    async def _answer(self, http: Request, endpoint: Endpoint, parts: Mapping[str, ServerPart]) -> None:
+    async def _answer(self, http: Request, send: Send, endpoint: Endpoint, parts: Mapping[str, ServerPart]) -> None:
         """The request lets go of what it holds when the last byte is out."""
         async with _charged(http) as request:
             taken = {name: part.get(self._state) for name, part in parts.items()}
             response = await endpoint(request, **taken)
-            await response(http.scope, http.receive, http._send)
+            await response(http.scope, http.receive, send)
 
 
 def _parts(endpoint: Endpoint) -> dict[str, ServerPart]:
