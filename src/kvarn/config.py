@@ -16,6 +16,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvarn.checks import check_setting, short
 from kvarn.errors import ConfigError
@@ -130,6 +131,7 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
     own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
@@ -156,6 +158,7 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
         if self.own_process is not None:
             check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
@@ -182,6 +185,16 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}, which the backend {self.backend!r} does not have; "
                     'use backend="torch" or "cuda"'
                 )
+
+
+def chosen_config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    """The configuration that was given, or one of the options that were."""
+    if config is None:
+        return EngineConfig(**options)
+    if options:
+        raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
+    check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
+    return config
 
 
 def _flag(name: str) -> bool:

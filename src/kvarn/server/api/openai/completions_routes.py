@@ -41,7 +41,7 @@ async def completions(
     params = text_params(body, settings.max_n)
     check_answers(len(body.prompt) * params.n, settings.queue_limit)
     model = await request.use_model(models, body.model)
-    prepare = [_prepare(model, prompt, params, body) for prompt in body.prompt]
+    prepare = [prepared_text(model, prompt, params, body) for prompt in body.prompt]
     options = replace(options_of(body), is_short=_is_short(body))
     generation = await generations.begin(request, model, prepare, options)
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
@@ -62,7 +62,7 @@ def _is_short(body: CompletionBody) -> bool:
     return is_plain and sum(map(len, body.prompt)) <= limit
 
 
-def _prepare(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:
+def prepared_text(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:
     """What is sent with a suffix is filled in, everything else continued."""
     field = constraint_field(body)
     if body.suffix:
