@@ -16,7 +16,7 @@ from kvarn.engine.embed_score import score_request
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import LoadedModel, load_model
-from kvarn.engine.process.remote_model import RemoteModel, load_in_process
+from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.hub import OnProgress, resolve
@@ -76,7 +76,7 @@ class LLM:
         path = resolve(check_setting.path("model", model, MODEL_NAMES), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         load = load_in_process if self.config.own_process else load_model
-        self._model: LoadedModel | RemoteModel = load(path, self.config, on_load)
+        self._model: LoadedModel | ProcessModel = load(path, self.config, on_load)
         self._client = EngineClient(
             self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close
         )

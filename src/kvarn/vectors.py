@@ -14,7 +14,7 @@ from kvarn.checks import check_parameter, cut
 from kvarn.engine.client import EngineClient
 from kvarn.engine.embed_score import embed_request, groups
 from kvarn.engine.load import LoadedModel
-from kvarn.engine.process.remote_model import RemoteModel
+from kvarn.engine.process.process_model import ProcessModel
 from kvarn.errors import UnsupportedModel
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.spec import Encoder, Pooling
@@ -29,7 +29,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 class Vectors:
     """The parts of an embedding, so that a caller may wait for each group in its own way."""
 
-    def __init__(self, model: LoadedModel | RemoteModel, client: EngineClient) -> None:
+    def __init__(self, model: LoadedModel | ProcessModel, client: EngineClient) -> None:
         self._model = model
         self._client = client
 

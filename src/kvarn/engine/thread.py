@@ -52,7 +52,6 @@ class EngineThread:
         self._engine = engine
         self._release = release
         self.turn = EngineTurn(arbiter, engine, weakref.proxy(self))  # no cycle: a dropped model is freed at once
-        engine.offer_turn = self.turn.offer
         self._inbox = Inbox()
         self._current_call: EngineCall[Any] | None = None
         self._failure: KvarnError | None = None  # why nothing is accepted

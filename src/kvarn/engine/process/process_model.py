@@ -36,7 +36,7 @@ class RemoteBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteModel:
+class ProcessModel:
     """A LoadedModel, as far as it is here."""
 
     spec: ModelSpec
@@ -51,7 +51,7 @@ class RemoteModel:
         self.tokenizer.close()
 
 
-def load_in_process(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> RemoteModel:
+def load_in_process(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> ProcessModel:
     """Load a model in a new process; what is needed here of it is read meanwhile."""
     child = EngineChild(Start(path, config, current_log_level()))
     try:
@@ -88,11 +88,11 @@ def _describe(path: Path, config: EngineConfig) -> _Read:
         source.close()
 
 
-def _joined(child: EngineChild, facts: Ready, read: _Read) -> RemoteModel:
+def _joined(child: EngineChild, facts: Ready, read: _Read) -> ProcessModel:
     spec, words = read.description.spec, read.tokenizer
     backend = RemoteBackend(facts.backend, facts.isa)
     # A decoder computes with its backend; here it only knows bounds.
     decoder = make_decoder(cast(Backend, backend), spec, words, read.description.recommended, facts.context)
     kv = KVCache(facts.num_blocks, facts.block_size, num_states=facts.memory.num_states)
     engine = RemoteEngine(child, facts, Admission(spec.vocab_size, facts.context, decoder, kv), text_stream(words))
-    return RemoteModel(spec, words, backend, engine, facts.memory, read.pooled_layers, read.text_prompts)
+    return ProcessModel(spec, words, backend, engine, facts.memory, read.pooled_layers, read.text_prompts)
