@@ -22,6 +22,7 @@ from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, O
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.persistence.open_store import start_disk
 from kvarn.engine.process.remote_engine import RemoteEngine
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
@@ -59,6 +60,8 @@ class EngineClient:
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._thread.ask_to_stop).atexit = False
         self._thread.start()
+        if isinstance(engine, Engine):
+            start_disk(engine, self._thread.call)
 
     @property
     def is_alive(self) -> bool:

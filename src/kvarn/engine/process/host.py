@@ -24,6 +24,7 @@ from typing import Any
 from kvarn.engine.engine_arbiter import process_arbiter
 from kvarn.engine.handle import OutputCollector
 from kvarn.engine.load import LoadedModel, load_model
+from kvarn.engine.persistence.open_store import start_disk
 from kvarn.engine.process.messages import (
     Accepted,
     AcceptedRequest,
@@ -88,6 +89,7 @@ class EngineHost:
         self._report = StepReport(model.engine, self._outbox.put)
         self._thread.on_step = (self._report.end_step,)
         self._thread.start()
+        start_disk(model.engine, self._thread.call)
         gc.collect()
         gc.freeze()  # a full collection would walk through the model's tables while no step runs
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
