@@ -92,6 +92,11 @@ def test_every_json_schema_is_followed(llm: LLM, size: Size, share: int) -> None
         assert jsonschema_rs.validator_for(schema).is_valid(json.loads(filled.text, parse_float=number)), filled.text
 
 
+def test_an_engine_in_a_process_of_its_own_fills_the_same(llm: LLM) -> None:
+    with LLM("tiny-diffusion", config=EngineConfig(threads=1, own_process=True)) as other:
+        assert other.fill(STORY, SLOTS).text == llm.fill(STORY, SLOTS).text
+
+
 def test_what_a_slot_cannot_hold_is_refused(llm: LLM) -> None:
     with pytest.raises(kvarn.InvalidParameter, match="no text of 2 tokens"):
         llm.fill("{{a}}", {"a": Slot(regex="[0-9]{9}", max_tokens=2)})

@@ -39,6 +39,11 @@ class Submission:
     admitted: Admitted | None = None  # set by Admission.admit
 
     @property
+    def has_constraints(self) -> bool:
+        """Whether something in it was compiled for the model's vocabulary."""
+        return self.constraint is not None or bool(self.slots)
+
+    @property
     def prefix_salt(self) -> str:
         """What the prefix cache knows its blocks by."""
         return prefix_salt(self.tenant, self.adapters)
