@@ -98,9 +98,10 @@ class Kernel:
             return Launch(warps=4, stages=2)
         if is_split:
             return Launch(warps=4, stages=1)
-        if num_programs <= FEW_PROGRAMS and self.padded_dim * element_size <= 256:
-            return Launch(warps=4, stages=7)  # half of them read ahead: the blocks' numbers are read one stage before
-        return Launch(warps=2, stages=3)
+        if self.padded_dim * element_size > 256:
+            return Launch(warps=2, stages=3)
+        # Half of the stages read ahead: the blocks' numbers are read one stage before.
+        return Launch(warps=4, stages=7 if num_programs <= FEW_PROGRAMS else 5)
 
 
 def attend(
