@@ -70,6 +70,11 @@ class BlockStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all packs of this model."""
+        return sum(pack.num_bytes for pack in self.folder.packs_below(self._path))
+
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._index
 
