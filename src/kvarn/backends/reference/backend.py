@@ -191,7 +191,8 @@ class ReferenceBackend:
             return feed_forward(y, weights, stem, block.feed_forward)
 
         if block.placement == "residual":
-            x = norm(x + attention(x), "attn_output_norm")
+            attended = norm(x + attention(x), "attn_output_norm")
+            x = norm(x + attended, "attn_norm_2") if block.second_norm else attended
             return norm(x + ffn(x), "layer_output_norm")
         scale = np.float32(block.residual_scale)
         if block.laurel is not None:
