@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     )
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
     from kvarn.evaluation.report import Divergence, EvaluationReport
+    from kvarn.fill.layout import Filled
+    from kvarn.fill.template import Slot
     from kvarn.llm import LLM
     from kvarn.pruning.options import PruneOptions, PruneTarget
     from kvarn.pruning.prune import prune
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from kvarn.quantization.quantize import QuantizeOptions, quantize
     from kvarn.quantization.report import QuantizationReport
     from kvarn.request import RequestState
+    from kvarn.reranking.rank import RankedDocument
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Document, Hit, Tuning
     from kvarn.sampling.custom_samplers import register_sampler
@@ -63,6 +66,7 @@ _HOMES = {
     "RequestHandle": "kvarn.engine.handle",
     "RequestState": "kvarn.request",
     "Collection": "kvarn.retrieval.collection",
+    "RankedDocument": "kvarn.reranking.rank",
     "Document": "kvarn.retrieval.types",
     "Hit": "kvarn.retrieval.types",
     "Tuning": "kvarn.retrieval.types",
@@ -82,6 +86,8 @@ _HOMES = {
     "SizeTarget": "kvarn.quantization.allocation.allocate",
     "collect_imatrix": "kvarn.quantization.collect",
     "quantize": "kvarn.quantization.quantize",
+    "Filled": "kvarn.fill.layout",
+    "Slot": "kvarn.fill.template",
     "EngineConfig": "kvarn.config",
     "Grammar": "kvarn.structured.constraints",
     "JsonSchema": "kvarn.structured.constraints",
@@ -124,6 +130,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "EvaluationOptions",
     "EvaluationReport",
     "EventStream",
+    "Filled",
     "FinishReason",
     "FormatError",
     "Grammar",
@@ -142,6 +149,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
+    "RankedDocument",
     "Regex",
     "RequestError",
     "RequestHandle",
@@ -149,6 +157,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RetrievalError",
     "SamplingParams",
     "SizeTarget",
+    "Slot",
     "SparseConfig",
     "StorageError",
     "TemplateError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 
@@ -14,6 +14,7 @@ from kvarn.engine.delivery.async_answers import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
 from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError
+from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress
 from kvarn.llm import LLM
 from kvarn.models.spec import Pooling
@@ -29,6 +30,8 @@ from kvarn.prompts import (
     loras_of_each,
     params_of_each,
 )
+from kvarn.reranking.rank import RankedDocument
+from kvarn.submissions import encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -132,6 +135,20 @@ class AsyncLLM:
         prepare = partial(self.llm.submissions.of_infill, Infill(prefix, suffix), params, self.llm.context)
         return (await self._complete([prepare]))[0]
 
+    async def fill(
+        self,
+        template: str | Mapping[str, Any],
+        slots: Mapping[str, Slot] | None = None,
+        *,
+        prompt: Prompt = "",
+        params: SamplingParams | None = None,
+    ) -> Filled:
+        """Fill the slots of a text, or the values of a JSON schema, all at once; see LLM.fill."""
+        llm = self.llm
+        ids, parts = encoded(llm.tokenizer, prompt), template_parts(template, slots)
+        submission, layout = await asyncio.to_thread(llm.submissions.of_fill, ids, parts, params, llm.context)
+        return layout.filled(llm.tokenizer, (await self._complete([lambda: submission]))[0])
+
     async def chat(
         self,
         messages: Sequence[Message],
@@ -165,6 +182,10 @@ class AsyncLLM:
         groups = await asyncio.to_thread(parts.groups, texts, prompt_name)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """The documents that answer a query best, best first, with scores of 0 to 1; top_n: not more than so many."""
+        return await asyncio.to_thread(self.llm.rerank, query, documents, top_n=top_n)
 
     async def load_lora(self, path: str, name: str | None = None) -> LoadedLora:
         """Load an adapter for requests that name it as lora=; see kvarn.LLM.load_lora."""

@@ -1,6 +1,6 @@
 """EngineConfig, and the only place in Kvarn that reads environment variables.
 
-KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`
+KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`, prefixes in its `prefix-cache/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
@@ -48,6 +48,11 @@ def kvarn_home() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("kvarn", appauthor=False)
+
+
+def prefix_folder() -> Path:
+    """Where `kvarn serve` keeps prefixes unless it is told otherwise."""
+    return kvarn_home() / "prefix-cache"
 
 
 def is_offline() -> bool:
@@ -131,7 +136,10 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
+    prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
+    own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -157,7 +165,11 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
+        self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
+        if self.own_process is not None:
+            check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
@@ -166,6 +178,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Devices of one model."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_folder(self) -> None:
+        folder = self.prefix_cache_dir
+        if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
+            raise ConfigError(f"prefix_cache_dir is {short(folder)}; give the path of a folder")
 
     def _check_devices(self) -> None:
         check_setting.integer("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
