@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
@@ -11,7 +14,9 @@ import pytest
 from kvarn.server.page.assets import NAMES, PAGE_PATHS, POLICY
 from tests.page.browser import DESKTOP, PHONE, Tab
 from tests.page.conftest import PageServer
+from tests.page.live_stream import counts_of, frames
 from tests.page.payloads import PAYLOADS
+from tests.server.edge_client import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
@@ -252,6 +257,66 @@ def test_controls_that_turn_text_around_are_shown_by_name(tab: Tab) -> None:
     assert "[U+202E]" in tab.ask("say: safe\u202e danger")
 
 
+def test_the_stream_shows_own_requests_and_counts_the_others(page_server: PageServer) -> None:
+    other = page_server.add("bert")
+    keys = {"anna": page_server.key, "bert": other}
+    clients = {
+        name: page_server.process.client(headers={"authorization": f"Bearer {key}"}) for name, key in keys.items()
+    }
+    anna, bert = clients["anna"], clients["bert"]
+    until(lambda: bert.get("/v1/models").status_code == 200)  # the key file is read again once a second
+    body = {"model": "chatty", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "stream": True}
+    anna.post("/fault/slow?seconds=0.02")
+    try:
+        with anna.stream("POST", "/v1/chat/completions", json=body | {"max_tokens": 1500}) as answer:
+            request_id = answer.headers["x-request-id"]
+            own = next(one for one in frames(anna) if one["requests"] and one["requests"][0]["phase"] == "decode")
+            foreign = next(iter(frames(bert)))
+    finally:
+        anna.post("/fault/slow?seconds=0")
+    assert [one["id"] for one in own["requests"]] == [request_id]
+    assert 0 < own["requests"][0]["deadline_s"] <= 600
+    assert foreign["requests"] == []
+    assert request_id not in str(foreign)
+    mine, theirs = own["models"][0]["engine"], foreign["models"][0]["engine"]
+    assert (mine["running"], mine["others_running"]) == (1, 0)
+    assert (theirs["running"], theirs["others_running"]) == (1, 1)
+    for engine in (mine, theirs):
+        kv, counts = engine["kv"], counts_of(engine["kv"])
+        assert sum(counts.values()) == kv["num_blocks"]
+        assert (counts["f"], counts["c"], counts["s"], counts["o"]) == (
+            kv["free"],
+            kv["cached"],
+            kv["shared"],
+            kv["own"],
+        )
+        assert counts["o"] + counts["u"] + counts["s"] == kv["used"]
+    assert mine["kv"]["own"] > 0
+    assert theirs["kv"]["own"] == 0
+    assert [len(step) for step in mine["steps"]] == [5] * len(mine["steps"])
+    assert page_server.process.client().get("/v1/live").status_code == 401
+    page_server.revoke("bert")
+
+
+def test_the_engine_is_watched_on_the_page_and_in_the_terminal(
+    tab: Tab, page_server: PageServer, tmp_path: Path
+) -> None:
+    page = tab.page
+    tab.ask("hello")
+    page.click(".foot-link")
+    page.wait_for_selector(".card:has-text('chatty') canvas.map")
+    assert "free" in (page.locator("canvas.map").get_attribute("aria-label") or "")
+    page.wait_for_function("() => document.querySelector('.steps').width > 0")
+    (tmp_path / "key").write_text(page_server.key, encoding="utf-8")
+    command = [sys.executable, "-m", "kvarn.cli.main", "top", "--once", "--url", page_server.url, "--key-file"]
+    shown = subprocess.run([*command, tmp_path / "key"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "chatty" in shown
+    assert "blocks of" in shown
+    (tmp_path / "key").write_text("two words", encoding="utf-8")
+    refused = subprocess.run([*command, tmp_path / "key"], capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, "kvarn keys new" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_axe_finds_nothing(tab: Tab, theme: str, size: dict[str, int]) -> None:
@@ -266,4 +331,7 @@ def test_axe_finds_nothing(tab: Tab, theme: str, size: dict[str, int]) -> None:
     page.wait_for_selector(".hljs-keyword")
     page.click("[aria-label=Settings]")
     page.wait_for_selector(".settings")
+    assert tab.violations() == []
+    page.goto(f"{tab.url}/#live")
+    page.wait_for_selector("canvas.map")
     assert tab.violations() == []

@@ -28,6 +28,7 @@ from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.serve import serve
+from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
 from kvarn.cli.weights.prune import prune
@@ -54,6 +55,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": run,
     "chat": chat,
     "serve": serve,
+    "top": top,
     "show": show,
     "pull": pull,
     "ls": list_models,
