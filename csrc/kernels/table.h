@@ -86,15 +86,27 @@ using MatmulFn = void (*)(const uint8_t* packed, const ActTile& tile, float* out
 //   keys [first, last) of the tile are visible, 0 <= first < last <= num_keys
 //   m, l  [num_heads]            running maximum of the scores and sum of exp(score - m); start -inf, 0
 //   acc   [num_heads][head_dim]  running sum of exp(score - m) * V; start 0
-// scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0. The tile is reduced on its
-// own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
+//   bias  [num_heads][kKeyTile]  added to the scores; null: none
+// scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0, then + bias. The tile is reduced on
+// its own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
 // as long as they come left to right. tolerance: exp. scratch: num_heads * kKeyTile floats.
 using AttendFn = void (*)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
-                          float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+                          float scale, float softcap, const float* bias, float* m, float* l, float* acc,
+                          float* scratch) noexcept;
 
 // Store K and V of one token (one head) at slot 0..15 of a block; no other slot is touched. tolerance: exact
 using StoreKVFn = void (*)(const float* k, const float* v, int head_dim, int slot, void* k_block,
                            void* v_block) noexcept;
+
+// The two products of a low-rank pair, both packed as a matrix is. In: `rank` sums of one row x,
+//   low[j] = scale * sum over c of A[j][c] * x[c]    columns c of equal c % 4 in ascending order, one fma each,
+//                                                    then (sum 0 + sum 1) + (sum 2 + sum 3)
+// low has room for whole groups of 8. Add, for the first `rows` rows of B:
+//   out[row] += sum over j < rank of B[row][j] * low[j], in ascending order, one fma each from 0
+// tolerance: f32
+using LowRankInFn = void (*)(const uint8_t* packed, const float* x, int columns, int rank, float scale,
+                             float* low) noexcept;
+using LowRankAddFn = void (*)(const uint8_t* packed, const float* low, int rank, int rows, float* out) noexcept;
 
 struct KernelTable {
     const char* name;
@@ -151,6 +163,10 @@ struct KernelTable {
 
     // y[i] = exact (erf) gelu(x[i]); tolerance: exp. y may be x.
     void (*gelu)(const float* x, int n, float* y) noexcept;
+
+    // By type of the pair.
+    LowRankInFn low_rank_in_f16, low_rank_in_f32;
+    LowRankAddFn low_rank_add_f16, low_rank_add_f32;
 
     // By type of the cache. q8_0 has the bits of attend_f32 over its dequantised values, which are exact floats.
     AttendFn attend_f16;

@@ -131,7 +131,10 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
                   float* residual, LayerInputs* observed) {
     size_t width = static_cast<size_t>(in.k);
     Projection down{layer.down, buffers.result, width, layer.down_bias};
-    Activations hidden = expand(compute, layer.feed_forward, first_products(layer, buffers), buffers, in, down);
+    FirstProducts first = first_products(layer, buffers);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, in, {first.all, first.count});
+    Activations hidden = expand(compute, layer.feed_forward, first, buffers, in, down);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, hidden, {&down, 1});
     if (observed != nullptr) observed->ffn_down.add(compute, hidden.values, hidden.n);
     project(compute, hidden, {&down, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;
@@ -198,6 +201,10 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         });
     }
     if (spec.shared_hidden > 0) add_shared_expert(compute, layer, buffers, values, in);
+    if (layer.experts_bias != nullptr)
+        for_rows(compute, n, [&](int row) {
+            compute.kernels.add(layer.experts_bias, width, buffers.result + static_cast<size_t>(row) * columns);
+        });
 }
 
 }  // namespace kvarn

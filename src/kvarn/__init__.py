@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvarn.adapters.pool import LoadedLora
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
     from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from kvarn.quantization.quantize import QuantizeOptions, quantize
     from kvarn.quantization.report import QuantizationReport
     from kvarn.request import RequestState
+    from kvarn.reranking.rank import RankedDocument
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Document, Hit, Tuning
     from kvarn.sampling.custom_samplers import register_sampler
@@ -62,10 +64,12 @@ _HOMES = {
     "RequestHandle": "kvarn.engine.handle",
     "RequestState": "kvarn.request",
     "Collection": "kvarn.retrieval.collection",
+    "RankedDocument": "kvarn.reranking.rank",
     "Document": "kvarn.retrieval.types",
     "Hit": "kvarn.retrieval.types",
     "Tuning": "kvarn.retrieval.types",
     "LLM": "kvarn.llm",
+    "LoadedLora": "kvarn.adapters.pool",
     "Divergence": "kvarn.evaluation.report",
     "EvaluationOptions": "kvarn.evaluation.evaluate",
     "EvaluationReport": "kvarn.evaluation.report",
@@ -131,6 +135,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "JsonSchema",
     "KvarnError",
     "LLM",
+    "LoadedLora",
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
@@ -139,6 +144,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
+    "RankedDocument",
     "Regex",
     "RequestError",
     "RequestHandle",

@@ -16,6 +16,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvarn.checks import check_setting, short
 from kvarn.errors import ConfigError
@@ -130,6 +131,9 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
+    prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
+    lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -155,6 +159,9 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
+        self._check_folder()
+        check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
@@ -163,6 +170,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Devices of one model."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_folder(self) -> None:
+        folder = self.prefix_cache_dir
+        if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
+            raise ConfigError(f"prefix_cache_dir is {short(folder)}; give the path of a folder")
 
     def _check_devices(self) -> None:
         check_setting.integer("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
@@ -179,6 +191,16 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}, which the backend {self.backend!r} does not have; "
                     'use backend="torch" or "cuda"'
                 )
+
+
+def chosen_config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    """The configuration that was given, or one of the options that were."""
+    if config is None:
+        return EngineConfig(**options)
+    if options:
+        raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
+    check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
+    return config
 
 
 def _flag(name: str) -> bool:

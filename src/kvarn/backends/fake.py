@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored, chosen_token
 from kvarn.backends.pooling import pool_rows
 from kvarn.formats.weights import WeightSource
@@ -110,6 +111,9 @@ class FakeBackend:
         if progress is not None:
             progress(1, 1)
 
+    def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
+        return weights
+
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         self._cache = np.full((budget_bytes // layout.block_bytes, layout.block_size), -1, np.int32)
         self._windows = np.full((layout.num_window_blocks, layout.block_size), -1, np.int32)
@@ -119,6 +123,19 @@ class FakeBackend:
         for copy in copies:
             cache = self._windows if copy.group else self._cache
             cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
+
+    def kernel_identity(self) -> str:
+        return f"fake {self.vocab_size}"
+
+    def num_block_bytes(self) -> int:
+        return self._cache.shape[1] * self._cache.itemsize
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        content: npt.NDArray[np.uint8] = self._cache[block_id].copy().view(np.uint8)
+        return content
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        self._cache[block_id] = content.view(np.int32)
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         (self._windows if group else self._cache)[list(block_ids)] = -1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.errors import DeviceLost
@@ -70,8 +71,32 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class AdaptingBackend(Backend, Protocol):
+    """Computes batches whose sequences have adapters."""
+
+    def prepare_adapter(self, weights: LoraWeights) -> Any:
+        """Pack an adapter of the loaded model: the handle of its AdapterUse. Any thread may call it at any time."""
+
+
 class LaunchingBackend(Backend, Protocol):
     """Computes while the host goes on: a batch may have tokens that the last one chose and nobody has read."""
 
     def sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
         """Begin to sample; call the result for the tokens. The next batch knows them as chosen_token(row)."""
+
+
+@runtime_checkable
+class BlockBytesBackend(Protocol):
+    """Gives and takes the bytes of blocks, so that they can be kept elsewhere and come back bit for bit."""
+
+    def kernel_identity(self) -> str:
+        """What computes, to the hash of its code: two with the same answer compute the same bits."""
+
+    def num_block_bytes(self) -> int:
+        """Of one block of the layers that keep all; reserve_kv comes before."""
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        """A copy of a block's bytes."""
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put back what read_block gave, in any block."""
