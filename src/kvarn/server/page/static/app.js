@@ -3,8 +3,8 @@ import { html, render, useEffect, useRef } from "./base.js";
 import { isReachable, needsKey } from "./api.js";
 import * as ask from "./ask.js";
 import { Chat } from "./chat.js";
-import { refuseImages } from "./composer.js";
 import * as conversations from "./conversations.js";
+import { addFiles } from "./documents.js";
 import { KeyDialog } from "./key.js";
 import { Live } from "./live.js";
 import { Settings } from "./settings.js";
@@ -78,7 +78,10 @@ async function start() {
   render(html`<${App} />`, document.querySelector("#app"));
   addEventListener("keydown", onKey);
   addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", refuseImages);
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    addFiles([...event.dataTransfer.files]);
+  });
   loadModels();
   await conversations.refresh();
   const last = sessionStorage.getItem("kvarn.open");
