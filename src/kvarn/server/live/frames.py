@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.engine.live_state import EngineSnapshot
 from kvarn.kv.pool import HELD
 from kvarn.server.chat.generation import Generation
+from kvarn.server.live.engine_snapshot import EngineSnapshot
 from kvarn.server.live.sampler import LiveSample
 from kvarn.server.models.catalog import CatalogEntry
 

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvarn.engine.live_state import EngineSnapshot, take_snapshot
 from kvarn.errors import KvarnError
+from kvarn.server.live.engine_snapshot import EngineSnapshot, take_snapshot
 from kvarn.server.models.model_pool import ModelPool, ServedModel
 
 INTERVAL_S = 0.25  # between two snapshots
