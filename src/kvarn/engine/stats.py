@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvarn.decoding.decoder import Decoder
+from kvarn.engine.persistence.disk_prefixes import DiskStats
 from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.kv.cache import KVCache
 from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
@@ -42,6 +43,7 @@ class EngineStats:
     state_slots_total: int = 0  # of recurrent layers; 0: there are none
     state_slots_used: int = 0
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
+    disk: DiskStats = field(default_factory=DiskStats)  # the prefix cache on disk; zeros where there is none
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
 
@@ -119,5 +121,6 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         state_slots_total=0 if cache.states is None else cache.states.num_slots,
         state_slots_used=0 if cache.states is None else cache.states.num_used,
         denoise_steps=decoder.num_denoise_steps,
+        disk=scheduler.prefix_reuse.restores.stats(),
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )
