@@ -51,7 +51,6 @@ LOAD = 0  # the number of the load, among those of submissions and calls
 ALIVE_EVERY_S = 0.2
 FLUSH_S = 5.0  # for the last messages to be sent
 YOUNG_OBJECTS = 10_000  # made before young ones are looked through for cycles
-SWITCH_S = 0.001  # until a thread that sends or receives makes way for the engine's: a step of a GPU takes 1 to 5 ms
 
 
 class EngineHost:
@@ -91,7 +90,6 @@ class EngineHost:
         self._thread.on_step = (self._report.end_step,)
         self._thread.start()
         start_disk(model.engine, self._thread.call)
-        sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()  # a full collection would walk through the model's tables while no step runs
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
