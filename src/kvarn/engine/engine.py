@@ -123,6 +123,7 @@ class Engine:
             clock=self._clock,
             number=number,
             constraint=submission.constraint,
+            slots=submission.slots,
             is_streamed=submission.is_streamed,
             token_ids=list(admitted.prompt_ids),
             priority=params.priority,
