@@ -12,12 +12,13 @@ from kvarn import Completion, SamplingParams
 from kvarn.adapters.pool import AdapterPool
 from kvarn.engine.engine import Engine
 from kvarn.formats.open import open_weights
+from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from kvarn.request import Request
 from tests.lora_files import LINEARS, random_pairs, write_peft
 from tests.parity.test_same_bytes import GREEDY, KINDS, TinyModel, prompts, run, same
 from tests.submitting import submit
-from tests.tiny_models import CONFIGS, random_tensors
+from tests.tiny_models import CONFIGS, random_tensors, tiny_model
 
 NAMES = ("first", "second", "third")
 ARCHS = ("llama", "qwen2")
@@ -28,6 +29,7 @@ class Adapted:
 
     def __init__(self, arch: str, folder: Path) -> None:
         self.model = TinyModel(arch, folder)
+        self.model.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
         self.tensors = random_tensors(arch, CONFIGS[arch])
         self.folder = folder
         for i, name in enumerate(NAMES):

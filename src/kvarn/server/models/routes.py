@@ -48,4 +48,6 @@ def _fields(entry: CatalogEntry) -> dict[str, Any]:
         "is_loaded": entry.is_loaded,
         "root": entry.parent or entry.id,
         "parent": entry.parent,
+        "is_diffusion": entry.is_diffusion,
+        "sampling": dict(entry.sampling),
     }

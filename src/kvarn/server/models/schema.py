@@ -29,6 +29,8 @@ class ModelCard(Answer):
     is_loaded: bool
     root: str  # the model itself
     parent: str | None  # of an adapter: the model that it changes
+    is_diffusion: bool
+    sampling: dict[str, Any]  # what the model's authors recommend, by the names of requests
 
 
 class ModelList(Answer):
