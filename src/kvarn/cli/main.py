@@ -22,6 +22,7 @@ from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.chat import chat
+from kvarn.cli.generate.fill import fill
 from kvarn.cli.generate.run import run
 from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
@@ -29,6 +30,7 @@ from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
 from kvarn.cli.serving.serve import serve
+from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
 from kvarn.cli.weights.prune import prune
@@ -54,7 +56,9 @@ class CommandGroup:
 COMMANDS: Mapping[str, Command] = {
     "run": run,
     "chat": chat,
+    "fill": fill,
     "serve": serve,
+    "top": top,
     "show": show,
     "pull": pull,
     "ls": list_models,

@@ -123,6 +123,7 @@ class Engine:
             clock=self._clock,
             number=number,
             constraint=submission.constraint,
+            slots=submission.slots,
             is_streamed=submission.is_streamed,
             token_ids=list(admitted.prompt_ids),
             priority=params.priority,
@@ -294,6 +295,6 @@ class Engine:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
         num_generated = sum(len(commit.tokens) for commit in commits) + num_plain
-        num_rows = sum(commit.num_computed for commit in commits) + num_plain
-        self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        num_prompt = max(0, sum(commit.num_computed for commit in commits) + num_plain - num_generated)
+        self._meter.add(StepTiming(seconds, backend_s, num_prompt, num_generated, len(commits) + num_plain))
         self.scheduler.observe(plan, seconds, self._layerwise_s)
