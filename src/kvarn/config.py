@@ -30,6 +30,8 @@ KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
 GPU_WEIGHTS = ("packed", "bf16")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
+SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar")
+AUTO_SPECULATION = frozenset({"prediction", "ngram", "grammar"})  # what is free to try and remembers nobody's text
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
 MAX_THREADS = 1024
@@ -130,6 +132,7 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    speculation: str = "off"  # off | auto | a list of methods, as in "auto,suffix"; see docs/speculation.md
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -155,6 +158,7 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        speculation_methods(self.speculation)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
@@ -179,6 +183,18 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}, which the backend {self.backend!r} does not have; "
                     'use backend="torch" or "cuda"'
                 )
+
+
+def speculation_methods(setting: str) -> frozenset[str]:
+    """Where drafts come from; empty: there are none."""
+    found: set[str] = set()
+    for name in setting.split(",") if isinstance(setting, str) else [setting]:
+        if name == "auto":
+            found |= AUTO_SPECULATION
+        elif name != "off" or len(setting) > 3:
+            check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS))
+            found.add(name)
+    return frozenset(found)
 
 
 def _flag(name: str) -> bool:

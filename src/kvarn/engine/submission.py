@@ -31,6 +31,7 @@ class Submission:
     tenant: str = ""  # salts the prefix cache: tenants never share blocks
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    prediction_ids: tuple[int, ...] = ()  # of params.prediction
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
     admitted: Admitted | None = None  # set by Admission.admit

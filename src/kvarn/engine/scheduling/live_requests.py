@@ -37,6 +37,11 @@ class LiveRequests:
     def num_waiting(self) -> int:
         return len(self.waiting) + len(self.forks)
 
+    @property
+    def num_spare_slots(self) -> int:
+        """Of the cache: beside those that running requests may take with their next tokens and copies."""
+        return (min(group.pool.num_free for group in self.kv.groups) - 3 * len(self.running)) * self.kv.block_size
+
     def add(self, request: Request) -> None:
         """Queue a request; one that forks another waits for that one's prompt."""
         leader = request.fork_of
