@@ -187,14 +187,12 @@ class EngineConfig:
 
 def speculation_methods(setting: str) -> frozenset[str]:
     """Where drafts come from; empty: there are none."""
-    found: set[str] = set()
-    for name in setting.split(",") if isinstance(setting, str) else [setting]:
-        if name == "auto":
-            found |= AUTO_SPECULATION
-        elif name != "off" or len(setting) > 3:
-            check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS))
-            found.add(name)
-    return frozenset(found)
+    if setting == "off":
+        return frozenset()
+    names = setting.split(",") if isinstance(setting, str) else [setting]
+    for name in names:
+        check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS)[name == "off" :])
+    return frozenset(names) - {"auto"} | (AUTO_SPECULATION if "auto" in names else frozenset())
 
 
 def _flag(name: str) -> bool:

@@ -71,10 +71,10 @@ class LLM:
         path = resolve(name, offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         self._model = load_model(path, self.config, on_load)
-        self._client = EngineClient(
-            self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close
-        )
-        self._submissions = Submissions(self._model.tokenizer, self._model.spec)
+        release = self._model.close
+        self._client = EngineClient(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=release)
+        speculates = self._model.engine.decoder.speculation is not None
+        self._submissions = Submissions(self._model.tokenizer, self._model.spec, reads_predictions=speculates)
         self._vectors = Vectors(self._model, self._client)
 
     @property

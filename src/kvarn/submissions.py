@@ -28,7 +28,9 @@ INFILL_ROOM = 512  # tokens left for a middle without max_tokens where other fil
 class Submissions:
     """Makes the submissions of one model. Encodes text, so event loops call it in another thread."""
 
-    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, *, reads_predictions: bool = True) -> None:
+        """reads_predictions: the engine makes use of them."""
+        self._reads_predictions = reads_predictions
         self._tokenizer = tokenizer
         self._spec = spec
         self.constraints = ConstraintCompiler(tokenizer, spec.vocab_size)
@@ -91,7 +93,7 @@ class Submissions:
 
     def prediction(self, params: SamplingParams) -> tuple[int, ...]:
         """The tokens of the answer that the caller expects, no more than a model could say."""
-        if not params.prediction or not params.speculate:
+        if not (params.prediction and params.speculate and self._reads_predictions):
             return ()
         limit = params.max_tokens or self._spec.context_length
         text = params.prediction[: min(MAX_CHARACTERS_PER_TOKEN * limit, MAX_PREDICTION)]

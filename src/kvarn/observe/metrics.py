@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvarn.errors import BrokenScores
 from kvarn.machine import cpu_throttled_s
 from kvarn.observe.exposition import make_registry, render
 from kvarn.observe.histogram import Histogram, HistogramSnapshot
-from kvarn.observe.metric_definitions import ENGINE_GAUGES, MEMORY_PARTS
+from kvarn.observe.metric_definitions import DRAFT_POSITIONS, ENGINE_GAUGES, MEMORY_PARTS
 from kvarn.observe.metric_store import MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
@@ -48,6 +48,12 @@ class EngineStatsView(Protocol):
     def evictions(self) -> int: ...
     @property
     def denoise_steps(self) -> int: ...
+    @property
+    def drafts(self) -> int: ...
+    @property
+    def draft_tokens(self) -> int: ...
+    @property
+    def accepted_per_position(self) -> Sequence[int]: ...
     @property
     def distributions(self) -> Mapping[str, HistogramSnapshot]: ...
 
@@ -175,6 +181,9 @@ class Metrics:
         store, now = self._store, _totals(stats)
         for name, total in now.items():
             store.increment(name, model, by=last.increase(name, total))
+        for position, total in zip(DRAFT_POSITIONS, stats.accepted_per_position, strict=False):
+            name = "spec_decode_num_accepted_tokens_per_pos"
+            store.increment(name, model, position, by=last.increase(f"{name} {position}", total))
         for name, snapshot in stats.distributions.items():
             store.histogram(name, model).add(last.histogram_increase(name, snapshot))
         store.set("num_requests_running", model, to=stats.running)
@@ -272,4 +281,7 @@ def _totals(stats: EngineStatsView) -> dict[str, float]:
         "num_preemptions": stats.preemptions,
         "dllm_denoise_steps": stats.denoise_steps,
         "evicted_tokens": stats.evictions * stats.block_size,
+        "spec_decode_num_drafts": stats.drafts,
+        "spec_decode_num_draft_tokens": stats.draft_tokens,
+        "spec_decode_num_accepted_tokens": sum(stats.accepted_per_position),
     }

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kvarn.decoding.speculation.suffix_index import MAX_MATCH, SuffixIndex
+from kvarn.decoding.speculation.suffix_index import MAX_MATCH, Occurrence, SuffixIndex
 from kvarn.request import Request
 
-RESYNC_AHEAD = 256  # tokens behind the place where an answer left its prediction that are searched first
-RESYNC_NEAR = 48  # ... and those where one equal token is enough to go on
+RESYNC = {2: 256, 1: 48}  # tokens behind the place where an answer left a text in which so many equal ones are enough
+MIN_SURE = 4  # equal tokens, with which a place elsewhere is better than one nearby
 
 
 class Proposal(NamedTuple):
@@ -70,23 +70,25 @@ class PromptLookup:
 
 
 class TextCursor:
-    """Follows a text that does not change while it is followed, from its beginning if starts_at is 0."""
+    """Follows a text that does not change while it is followed.
 
-    def __init__(self, index: SuffixIndex, starts_at: int | None = None) -> None:
+    starts_after: tokens of the request after which it is expected to begin; then the nearest place is taken when it has
+    to be found again, otherwise the one where most is the same.
+    """
+
+    def __init__(self, index: SuffixIndex, starts_after: int | None = None) -> None:
         self._index = index
-        self._at = starts_at
-        self._left_at = starts_at or 0  # where the answer last went another way
+        self._at = self._left_at = None if starts_after is None else 0  # left_at: where the answer went another way
+        self._prefers_near = starts_after is not None
         self._match = 0
-        self._num_read: int | None = None
+        self._num_read = starts_after or 0
         self._num_forgotten = index.num_forgotten
 
     def following(self, token_ids: Sequence[int], max_tokens: int) -> tuple[list[int], int] | None:
         """What comes next there, and how many tokens before it are the same."""
-        if self._num_read is None:
-            self._num_read = len(token_ids)
         if self._num_forgotten != self._index.num_forgotten:
-            self._at, self._left_at, self._num_forgotten = None, 0, self._index.num_forgotten
-        for token_id in token_ids[self._num_read :]:
+            self._at, self._left_at, self._num_forgotten = None, None, self._index.num_forgotten
+        for token_id in token_ids[self._num_read :] if self._at is not None else ():
             self._follow(token_id)
         self._num_read = len(token_ids)
         if self._at is None:
@@ -106,19 +108,23 @@ class TextCursor:
             self._at, self._match, self._left_at = None, 0, at
 
     def _find(self, end: Sequence[int]) -> None:
-        """Nearby first, as after an insertion or a deletion; then anywhere."""
-        known, left_at = self._index.token_ids, self._left_at
-        for at in range(left_at + 1, min(left_at + RESYNC_AHEAD, len(known))):
-            if len(end) > 1 and known[at] == end[-1] and known[at - 1] == end[-2]:
-                self._at, self._match = at + 1, 2
-                return
-        found = self._index.find(end)
+        near = self._near(end, 2) if self._prefers_near else None
+        found = near or self._index.find(end)
+        if found is None or found.length < MIN_SURE:
+            found = self._near(end, 2) or found or self._near(end, 1)
         if found is not None:
             self._at, self._match = found
-            return
-        near = known[left_at : left_at + RESYNC_NEAR]
-        if end and end[-1] in near:
-            self._at, self._match = left_at + near.index(end[-1]) + 1, 1
+
+    def _near(self, end: Sequence[int], length: int) -> Occurrence | None:
+        """Where so many tokens stand behind the place that the answer left, as after an insertion or a deletion."""
+        known, first = self._index.token_ids, self._left_at
+        if first is None or len(end) < length:
+            return None
+        last = end[-1]
+        for at in range(first + length - 1, min(first + RESYNC[length], len(known))):
+            if known[at] == last and (length == 1 or known[at - 1] == end[-2]):
+                return Occurrence(at + 1, length)
+        return None
 
 
 class PredictedAnswer:
@@ -126,8 +132,8 @@ class PredictedAnswer:
 
     source = "prediction"
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
-        self._cursor = TextCursor(SuffixIndex(token_ids), starts_at=0)
+    def __init__(self, token_ids: Sequence[int], starts_after: int) -> None:
+        self._cursor = TextCursor(SuffixIndex(token_ids), starts_after)
 
     def propose(self, request: Request, max_tokens: int) -> Proposal | None:
         found = self._cursor.following(request.token_ids, max_tokens)

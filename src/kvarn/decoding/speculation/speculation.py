@@ -162,7 +162,7 @@ class Speculation:
 
     def _drafters(self, request: Request) -> Iterator[Drafter]:
         if "prediction" in self._methods and request.prediction_ids:
-            yield PredictedAnswer(request.prediction_ids)
+            yield PredictedAnswer(request.prediction_ids, request.num_prompt)
         if "ngram" in self._methods:
             yield PromptLookup()
         answers = self._tenants.of(request.tenant).answers
