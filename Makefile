@@ -29,7 +29,7 @@ QUIET_TESTS := $(addprefix tests/parity/,test_engine_speed.py test_priority_rows
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h') $(wildcard CMakeLists.txt) pyproject.toml
-PACKAGE := $(shell find src/kvarn -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
+PACKAGE := $(shell find src/kvarn -name '*.py' -o -name '*.pyi' -o -name 'py.typed' -o -path '*/static/*')
 
 # A virtual environment that `make test` has made editable stays so: `make run` then uses it as it is.
 IS_DEV := $(wildcard $(VENV)/.dev)
@@ -48,7 +48,7 @@ run: $(INSTALLED)  ## install into .venv, fetch the default model, answer PROMPT
 
 install: $(INSTALLED)  ## install into .venv only
 
-test: lint  ## install what the tests need, then lint, type check and test
+test: lint $(VENV)/.browser  ## install what the tests need, then lint, type check and test
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(addprefix --ignore=,$(QUIET_TESTS)) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(QUIET_TESTS) $(PYTEST_ARGS)
 
@@ -92,6 +92,13 @@ $(VENV)/.dev: $(VENV)/.created $(NATIVE)
 $(VENV)/.oracles: $(VENV)/.dev
 	@{ $(PIP) install -qq "$(TORCH)" && $(PIP) install -qq "$(TRANSFORMERS)"; } || \
 		echo "no $(TORCH) for this platform: the tests that need it are skipped"
+	@touch $@
+
+# Debian's, where this may install packages; without one the tests of the page are skipped.
+$(VENV)/.browser: $(VENV)/.dev
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || \
+		echo "no chromium here, and none could be installed: the tests of the page are skipped"
 	@touch $@
 
 # Compiled for this machine, as a peer should be: minutes on the first run.

@@ -2,16 +2,21 @@
 
     python -m benchmarks.prune_curves curve MODEL --text FILE --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
     python -m benchmarks.prune_curves decode MODEL --work FOLDER --cut layers=3 [--rounds 5]
+    python -m benchmarks.prune_curves agree MODEL --held-out FILE --work FOLDER --cut layers=3 ffn=0.1
 
-`curve` writes benchmarks/results/prune-NAME.json and .svg, and leaves the files in the folder; what lies there is not
-made again. The activations of the source are collected once for all of them. `decode` takes turns between the source
-and the files of these cuts: tokens per second of one answer at a time, beside the bytes that each token reads.
+`curve` adds to benchmarks/results/prune-NAME.json and .svg, and leaves the files in the folder; what lies there is not
+made again. Figures of other cuts stay where the source was judged alike. The activations of the source are collected
+once for all of them. `decode` takes turns between the source and the files of these cuts: tokens per second of one
+answer at a time, beside the bytes that each token reads; by the clock and by processor time, which other work on the
+machine disturbs less. `agree` lays llama.cpp's predictions on these files beside ours (llama-cpp-python). Both want the
+files of `curve`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from contextlib import closing
@@ -19,11 +24,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from tests.llama_cpp_agreement import agreement
 from tests.results import RESULTS, write_result
 
 import kvarn
 from kvarn.evaluation.evaluate import evaluate_all
 from kvarn.evaluation.plot import PlotPoint, svg
+from kvarn.evaluation.text import read_text
 from kvarn.pruning.options import PruneOptions, PruneTarget
 from kvarn.pruning.planner import CutPlanner
 from kvarn.pruning.prune import PruneJob
@@ -32,12 +39,13 @@ from kvarn.quantization.source import ModelSource, open_source
 KINDS = {"keep": float, "layers": int, "ffn": float, "heads": float}
 SERIES = {"layers": "layers", "ffn": "channels", "heads": "heads", "keep": "the measured split"}
 DECODED_TOKENS = 96
+AGREE_TOKENS = 256
 
 
 def main() -> None:
-    """One of both."""
+    """One of the three."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("curve", "decode"))
+    parser.add_argument("what", choices=("curve", "decode", "agree"))
     parser.add_argument("model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--text", type=Path, help="to choose by")
@@ -45,9 +53,10 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=8, help="of 512 tokens, to judge by")
     parser.add_argument("--cut", nargs="+", default=[], help="layers=3, ffn=0.1,refit=0, ffn=0.1,by=random, ...")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="all cores unless told")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    figures = curve(arguments) if arguments.what == "curve" else decode(arguments)
+    figures = {"curve": curve, "decode": decode, "agree": agree}[arguments.what](arguments)
     print(json.dumps(figures))
 
 
@@ -58,17 +67,20 @@ def curve(arguments: argparse.Namespace) -> dict[str, Any]:
     missing = [cut for cut in arguments.cut if cut not in made]
     if missing:
         with closing(open_source(arguments.model)) as source:
-            options = PruneOptions(text=arguments.text, force=True)
+            options = PruneOptions(text=arguments.text, force=True, threads=arguments.threads)
             with PruneJob(arguments.model, source, PruneTarget(layers=1), options, None).planner(
                 arguments.work
             ) as planner:
                 for cut in missing:
                     made[cut] = _file(arguments, source, cut, planner)
                     known.write_text(json.dumps(made))
-    judged = kvarn.EvaluationOptions(chunks=arguments.chunks)
+    judged = kvarn.EvaluationOptions(chunks=arguments.chunks, threads=arguments.threads)
     files = [path_of(arguments, cut) for cut in arguments.cut]
     own, *reports = evaluate_all(files, text=arguments.held_out, against=arguments.model, options=judged)
-    figures: dict[str, Any] = {"source": own.as_dict(), "text": arguments.text.name}
+    figures: dict[str, Any] = _known_figures(name, own.as_dict()) | {
+        "source": own.as_dict(),
+        "text": arguments.text.name,
+    }
     for cut, report in zip(arguments.cut, reports, strict=True):
         figures[cut] = made[cut] | report.as_dict() | {"ratio": report.perplexity / own.perplexity}
         print(f"{cut}: perplexity {report.perplexity:.2f} ({figures[cut]['ratio']:.3f} x), {made[cut]}", flush=True)
@@ -78,23 +90,60 @@ def curve(arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
+def _known_figures(name: str, source: dict[str, Any]) -> dict[str, Any]:
+    """Those in the results file, where the source was judged alike: as many tokens, the same perplexity."""
+    path = RESULTS / f"{name}.json"
+    known: dict[str, Any] = json.loads(path.read_text())["figures"] if path.exists() else {}
+    old = known.get("source", source)
+    is_same = old["num_scored"] == source["num_scored"] and math.isclose(
+        old["perplexity"], source["perplexity"], rel_tol=1e-3
+    )
+    return known if is_same else {}
+
+
 def decode(arguments: argparse.Namespace) -> dict[str, Any]:
     """Speed of the source and of the files, turn by turn; ratio: speed times bytes, over the source's."""
     paths = [arguments.model, *(path_of(arguments, cut) for cut in arguments.cut)]
     params = kvarn.SamplingParams(max_tokens=DECODED_TOKENS, temperature=0.0, ignore_eos=True, reuse_cache=False)
-    models = [kvarn.LLM(str(path), context=256) for path in paths]
-    speeds: dict[str, list[float]] = {path.stem: [] for path in paths}
+    models = [kvarn.LLM(str(path), context=256, threads=arguments.threads) for path in paths]
+    speeds: dict[str, list[tuple[float, float]]] = {path.stem: [] for path in paths}
     for _ in range(arguments.rounds + 1):  # the first round warms up
         for path, model in zip(paths, models, strict=True):
+            started = time.process_time()
             timings = model.generate("The mill stood by the river.", params).timings
-            speeds[path.stem].append((DECODED_TOKENS - 1) / timings.decode_s)
+            elapsed = time.process_time() - started
+            speeds[path.stem].append(((DECODED_TOKENS - 1) / timings.decode_s, DECODED_TOKENS / elapsed))
     found = {}
     for path in paths:
-        speed, size = statistics.median(speeds[path.stem][1:]), path.stat().st_size
-        whole = statistics.median(speeds[arguments.model.stem][1:]) * arguments.model.stat().st_size
-        found[path.stem] = {"tokens_per_s": speed, "bytes": size, "speed_times_bytes": speed * size / whole}
-        print(f"{path.stem}: {speed:.1f} tokens/s, {size / 1e6:.1f} MB, {speed * size / whole:.3f}", flush=True)
+        size, own_size = path.stat().st_size, arguments.model.stat().st_size
+        speed, per_cpu_s = _medians(speeds[path.stem][1:])
+        own, own_per_cpu_s = _medians(speeds[arguments.model.stem][1:])
+        found[path.stem] = {
+            "tokens_per_s": speed,
+            "tokens_per_cpu_s": per_cpu_s,
+            "bytes": size,
+            "speed_times_bytes": speed * size / (own * own_size),
+            "cpu_speed_times_bytes": per_cpu_s * size / (own_per_cpu_s * own_size),
+        }
+        print(f"{path.stem}: {found[path.stem]}", flush=True)
     write_result(f"prune-decode-{arguments.model.stem}", found, command="python -m benchmarks.prune_curves decode")
+    return found
+
+
+def _medians(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def agree(arguments: argparse.Namespace) -> dict[str, Any]:
+    """KL(ours || llama.cpp's) on the source and on each file."""
+    import llama_cpp
+
+    text, found = read_text(arguments.held_out), {}
+    for path in (arguments.model, *(path_of(arguments, cut) for cut in arguments.cut)):
+        found[path.stem] = agreement(llama_cpp, path, text, AGREE_TOKENS)
+        print(f"{path.stem}: {found[path.stem]}", flush=True)
+    command = f"python -m benchmarks.prune_curves agree {arguments.model.name}"
+    write_result(f"llama-cpp-reads-pruned-{arguments.model.stem}", found, command=command)
     return found
 
 
@@ -108,7 +157,12 @@ def _file(arguments: argparse.Namespace, source: ModelSource, cut: str, planner:
     wanted = dict(part.split("=") for part in cut.split(","))
     target = PruneTarget(**{key: KINDS[key](value) for key, value in wanted.items() if key in KINDS})
     options = PruneOptions(
-        text=arguments.text, by=wanted.get("by", "influence"), then=wanted.get("then"), requantize=True, force=True
+        text=arguments.text,
+        by=wanted.get("by", "influence"),
+        then=wanted.get("then"),
+        requantize=True,
+        force=True,
+        threads=arguments.threads,
     )
     scores = replace(planner.scores, by=options.by, made={})
     planner = replace(planner, scores=scores, refits=wanted.get("refit") != "0", trials=[])

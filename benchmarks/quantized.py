@@ -2,13 +2,14 @@
 
     python -m benchmarks.quantized files smollm2 --work FOLDER [--mix Q4_0]   write the files that are missing
     python -m benchmarks.quantized judge smollm2 --work FOLDER [--mix Q4_0]   measure those that are new
+    python -m benchmarks.quantized sizes smollm2 --work FOLDER --bpw 4.5      sizes for which llama.cpp has no mix
     python -m benchmarks.quantized methods smollm2 --work FOLDER              every method on Q4_K_M, llama.cpp beside
     python -m benchmarks.quantized imatrix smollm2 --work FOLDER [--rounds 5] a prompt with and without statistics
     python -m benchmarks.quantized speed --work FOLDER [--rounds 3]           rtn beside llama_model_quantize
 
 `judge` writes quantized-MODEL.json and .svg to benchmarks/results/, `methods` quantize-methods-MODEL.json, `imatrix`
 imatrix-speed-MODEL.json. Sources: tests/float_source.py. Texts: Python's manual, its pages by turns for calibration and
-for judging. Needs llama-cpp-python. What lies in the folder is kept.
+for judging. Needs llama-cpp-python. What lies in the folder is kept. --threads: all cores unless told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from kvarn.config import EngineConfig
 from kvarn.engine.embed_score import token_states
 from kvarn.engine.load import load_model
 from kvarn.evaluation.evaluate import evaluate_all
-from kvarn.evaluation.plot import PlotPoint, svg
+from kvarn.evaluation.plot import BitScale, PlotPoint, svg
 from kvarn.evaluation.text import cut_chunks, read_text
 
 MIXES = ("Q3_K_M", "Q4_0", "IQ4_NL", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "Q8_0")
@@ -46,14 +48,16 @@ THEIRS, OURS = "llama.cpp with imatrix", "kvarn --bytes"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Quantised files beside llama.cpp's.")
-    parser.add_argument("what", choices=("files", "judge", "methods", "imatrix", "speed"))
+    parser.add_argument("what", choices=("files", "judge", "sizes", "methods", "imatrix", "speed"))
     parser.add_argument("model", nargs="?", choices=tuple(SOURCES), default="qwen-coder")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--mix", action="append")
+    parser.add_argument("--bpw", action="append", type=float, default=[])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    bench = QuantizedFiles(args.model, args.work)
+    bench = QuantizedFiles(args.model, args.work, args.threads)
     if args.what == "speed":
         print(json.dumps(bench.speed(args.rounds, args.mix or ["Q4_K_M", "Q4_0"])))
         return
@@ -64,7 +68,13 @@ def main() -> None:
         bench.methods((args.mix or ["Q4_K_M"])[0])
         return
     if args.what == "judge":
-        bench.judge(args.mix or MIXES)
+        bench.judge(
+            {f"{mix}-{maker}": bench.path(mix, maker) for mix in args.mix or MIXES for maker in ("llama", "size")}
+        )
+        bench.draw()
+        return
+    if args.what == "sizes":
+        bench.judge({f"{bpw}-bpw": bench.sized(kvarn.SizeTarget(bits_per_weight=bpw), str(bpw)) for bpw in args.bpw})
         bench.draw()
         return
     for mix in args.mix or MIXES:
@@ -74,8 +84,8 @@ def main() -> None:
 class QuantizedFiles:
     """Files of one source in a folder."""
 
-    def __init__(self, model: str, work: Path) -> None:
-        self._model, self._work = model, work
+    def __init__(self, model: str, work: Path, threads: int | None = None) -> None:
+        self._model, self._work, self._threads = model, work, threads
         self._source = float_source(model)
         self._calibration, self._held_out = texts(work, is_long=True)
 
@@ -84,24 +94,31 @@ class QuantizedFiles:
 
     def write(self, mix: str) -> None:
         """llama.cpp's file of a mix, and ours of at most its bytes."""
-        matrix, theirs, ours = self._matrix(), self.path(mix, "llama"), self.path(mix, "size")
+        theirs = self.path(mix, "llama")
         if not theirs.exists():
-            _run_llama(self._source, theirs, mix, "--imatrix", str(matrix))
+            _run_llama(self._source, theirs, mix, "--imatrix", str(self._matrix()), *self._their_threads())
+        self.sized(kvarn.SizeTarget(num_bytes=theirs.stat().st_size), mix)
+
+    def sized(self, target: kvarn.SizeTarget, name: str) -> Path:
+        """Our file of a size."""
+        matrix, ours = self._matrix(), self.path(name, "size")
         if not ours.exists():
             measured = self._work / f"{self._model}.measured"
-            options = kvarn.QuantizeOptions(imatrix=matrix, text=self._calibration, measured=measured)
-            target = kvarn.SizeTarget(num_bytes=theirs.stat().st_size)
+            options = kvarn.QuantizeOptions(
+                imatrix=matrix, text=self._calibration, measured=measured, threads=self._threads
+            )
             report = kvarn.quantize(self._source, target, ours, options=options)
-            print(mix, theirs.stat().st_size, report.num_bytes, report.types(), f"{report.seconds:.0f} s", flush=True)
+            print(name, target, report.num_bytes, report.types(), f"{report.seconds:.0f} s", flush=True)
+        return ours
 
-    def judge(self, mixes: Sequence[str]) -> None:
-        """Measure both files of each mix against the source and keep the figures."""
+    def judge(self, files: Mapping[str, Path]) -> None:
+        """Measure files against the source and keep the figures."""
         found = self._figures()
-        names = [f"{mix}-{maker}" for mix in mixes for maker in ("llama", "size")]
-        new = {name: self.path(*name.split("-")) for name in names if name not in found}
+        new = {name: path for name, path in files.items() if name not in found}
         if not new:
             return
-        reports = evaluate_all(list(new.values()), text=self._held_out, against=self._source, options=JUDGED)
+        options = replace(JUDGED, threads=self._threads)
+        reports = evaluate_all(list(new.values()), text=self._held_out, against=self._source, options=options)
         found |= {name: report.as_dict() for name, report in zip(("source", *new), reports, strict=True)}
         write_result(f"quantized-{self._model}", found, command=f"python -m benchmarks.quantized judge {self._model}")
         for report in reports[1:]:
@@ -113,7 +130,7 @@ class QuantizedFiles:
         made: dict[str, dict[str, Any]] = {"rtn": {"method": "rtn"}, "imatrix": {"imatrix": matrix}}
         made |= {name: {"method": name, "imatrix": matrix, "text": text} for name in FITTED}
         if not self.path(mix, "llama").exists():
-            _run_llama(self._source, self.path(mix, "llama"), mix, "--imatrix", str(matrix))
+            _run_llama(self._source, self.path(mix, "llama"), mix, "--imatrix", str(matrix), *self._their_threads())
         for name, options in made.items():
             if not self.path(mix, name).exists():
                 kvarn.quantize(self._source, mix, self.path(mix, name), options=kvarn.QuantizeOptions(**options))
@@ -140,29 +157,37 @@ class QuantizedFiles:
             if one["divergence"] is not None
         ]
         points.sort(key=lambda point: point.megabytes)
-        (RESULTS / f"quantized-{self._model}.svg").write_text(svg(points, f"{self._model}: divergence from F16"))
+        source = self._figures()["source"]
+        weights = source["num_weights"]
+        scale = BitScale(weights, source["num_bytes"] - source["bits_per_weight"] * weights / 8)
+        drawn = svg(points, f"{self._model}: divergence from F16", scale)
+        (RESULTS / f"quantized-{self._model}.svg").write_text(drawn)
 
     def imatrix_speed(self, rounds: int) -> dict[str, float]:
-        """Tokens per second of a pass that collects, over those of plain prompts, turn by turn in one process."""
-        config = EngineConfig(context=IMATRIX.context, backend="native")
+        """Tokens per second of a pass that collects, over those of plain prompts, turn by turn in one process.
+
+        By the clock and by processor time, which other work on the machine disturbs less.
+        """
+        config = EngineConfig(context=IMATRIX.context, backend="native", threads=self._threads)
         models = {name: load_model(self._source, config) for name in ("plain", "observed")}
         backend = models["observed"].backend
         assert isinstance(backend, NativeBackend)
         backend.observe_inputs()
         ids = cut_chunks(read_text(self._calibration), models["plain"].tokenizer, IMATRIX.context, 8).ids
-        seconds: dict[str, list[float]] = {name: [] for name in models}
+        seconds: dict[str, list[float]] = {name: [] for model in models for name in (model, f"{model}_cpu")}
         for _ in range(rounds + 1):  # the first one warms up
             for name, model in models.items():
-                started = time.perf_counter()
+                started, started_cpu = time.perf_counter(), time.process_time()
                 for chunk in ids:
                     for _states in token_states(model.backend, model.engine.kv, chunk, model.engine.max_batch_tokens):
                         pass
                 seconds[name].append(time.perf_counter() - started)
+                seconds[f"{name}_cpu"].append(time.process_time() - started_cpu)
         found = {f"{name}_tokens_per_s": ids.size / statistics.median(some[1:]) for name, some in seconds.items()}
         found["ratio"] = found["observed_tokens_per_s"] / found["plain_tokens_per_s"]
-        write_result(
-            f"imatrix-speed-{self._model}", found, command=f"python -m benchmarks.quantized imatrix {self._model}"
-        )
+        found["ratio_cpu"] = found["observed_cpu_tokens_per_s"] / found["plain_cpu_tokens_per_s"]
+        command = f"python -m benchmarks.quantized imatrix {self._model}"
+        write_result(f"imatrix-speed-{self._model}", found, command=command)
         return found
 
     def speed(self, rounds: int, mixes: list[str]) -> dict[str, dict[str, float]]:
@@ -182,10 +207,14 @@ class QuantizedFiles:
         write_result(f"quantize-speed-{self._model}", found, command="python -m benchmarks.quantized speed")
         return found
 
+    def _their_threads(self) -> list[str]:
+        return [] if self._threads is None else ["--threads", str(self._threads)]
+
     def _matrix(self) -> Path:
         path = self._work / f"{self._model}.imatrix"
         if not path.exists():
-            kvarn.collect_imatrix(self._source, path, text=self._calibration, options=IMATRIX)
+            options = replace(IMATRIX, threads=self._threads)
+            kvarn.collect_imatrix(self._source, path, text=self._calibration, options=options)
         return path
 
     def _figures(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ Batch::Batch(nb::handle batch)
     for (nb::handle keep : batch.attr("keep")) keep_.push_back(read_keep(keep));
     if (nb::object states = batch.attr("states"); !states.is_none()) read_states(states);
     size_t sequences = context_lens_.size();
+    adapters_ = read_uses(batch.attr("adapters"), sequences);
     require(positions_.size() == token_ids_.size() && row_starts_.size() == sequences + 1 &&
                 block_tables_.shape(0) == sequences && sequences > 0 &&
                 (!window_tables_ ||
@@ -61,7 +62,8 @@ BatchView Batch::view() const {
             keep_,
             state_read_ ? state_read_->data() : nullptr,
             state_written_ ? state_written_->data() : nullptr,
-            saved_states_};
+            saved_states_,
+            adapters_};
 }
 
 }  // namespace kvarn

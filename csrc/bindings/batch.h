@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "../model/batch.h"
+#include "adapter.h"
 #include "arrays.h"
 
 namespace kvarn {
@@ -27,6 +28,7 @@ private:
     std::vector<Keep> keep_;
     std::optional<In1<int32_t>> state_read_, state_written_;
     std::vector<std::pair<int, int>> saved_states_;
+    std::vector<AdapterUses> adapters_;
 };
 
 }  // namespace kvarn

@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
         return ThreadPool::of_process(1).num_threads();
     });
     nb::class_<RunningForward>(m, "ResumableForward").def_prop_ro("piece_s", &RunningForward::piece_s);
+    nb::class_<Adapter>(m, "Adapter").def_prop_ro("num_bytes", &Adapter::bytes);
     nb::class_<NativeModel>(m, "Model")
         .def(nb::init<nb::handle, std::shared_ptr<ThreadTeam>, const std::string&>(), "spec"_a, "pool"_a, "isa"_a)
         .def_prop_ro("isa", &NativeModel::isa)
@@ -49,6 +50,7 @@ NB_MODULE(_native, m) {
         .def("forward_from", &NativeModel::forward_from)
         .def("begin", &NativeModel::begin)
         .def("advance", &NativeModel::advance)
+        .def("make_adapter", &NativeModel::make_adapter, nb::keep_alive<0, 1>())
         .def("logits", &NativeModel::logits)
         .def("sample", &NativeModel::sample)
         .def("score", &NativeModel::score)

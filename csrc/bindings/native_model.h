@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "../base/check.h"
+#include "adapter.h"
 #include "batch.h"
 #include "sampling.h"
 #include "spec.h"
@@ -141,19 +142,25 @@ public:
         return model_.advance(forward.state, seconds, out.data());
     }
 
-    void logits(In2<float> hidden, Out2<float> out) {
+    std::shared_ptr<Adapter> make_adapter(int type, nb::sequence pairs) const {
+        return kvarn::make_adapter(model_, checked_type(type), pairs);
+    }
+
+    // adapters: what each row of hidden uses, none of them if it is empty.
+    void logits(In2<float> hidden, nb::handle adapters, Out2<float> out) {
         check_hidden(hidden);
         require(out.shape(0) == hidden.shape(0) && out.shape(1) == static_cast<size_t>(chooser_.vocab_size()),
                 "the output array has the wrong shape");
-        std::vector<HeadRow> rows = all_rows(hidden);
+        const std::vector<AdapterUses> uses = read_uses(adapters, hidden.shape(0));
+        std::vector<HeadRow> rows = all_rows(hidden, uses);
         nb::gil_scoped_release release;
         chooser_.logits(rows, out.data());
     }
 
     // arrays: of each of rows, which are rows of hidden. partners: none, or a row of hidden or -1 for each.
-    void sample(In2<float> hidden, In1<int32_t> rows, In1<int32_t> partners, const SamplingArrays& arrays,
-                bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs, Out1<float> entropy, Out2<int32_t> top_ids,
-                Out2<float> top_logprobs) {
+    void sample(In2<float> hidden, nb::handle adapters, In1<int32_t> rows, In1<int32_t> partners,
+                const SamplingArrays& arrays, bool want_logprobs, Out1<int32_t> ids, Out1<float> logprobs,
+                Out1<float> entropy, Out2<int32_t> top_ids, Out2<float> top_logprobs) {
         check_hidden(hidden);
         const std::vector<RowSampling> params = read_sampling(arrays);
         require(params.size() == rows.size() && (partners.size() == 0 || partners.size() == rows.size()),
@@ -162,11 +169,13 @@ public:
                 "the arrays for the results have the wrong length");
         for (const RowSampling& row : params) check_params(row);
         check_top(rows.size(), top_ids, top_logprobs);
+        const std::vector<AdapterUses> uses = read_uses(adapters, hidden.shape(0));
         std::vector<HeadRow> states;
         for (size_t i = 0; i < rows.size(); ++i) {
             int partner = partners.size() == 0 ? -1 : partners.data()[i];
             states.push_back({state_of(hidden, rows.data()[i]), partner < 0 ? nullptr : state_of(hidden, partner),
-                              params[i].cfg_scale + 1, params[i].bias_ids, params[i].bias_values});
+                              params[i].cfg_scale + 1, params[i].bias_ids, params[i].bias_values,
+                              uses.empty() ? nullptr : &uses[static_cast<size_t>(rows.data()[i])]});
         }
         nb::gil_scoped_release release;
         chooser_.sample(states, params, want_logprobs,
@@ -174,14 +183,15 @@ public:
                          static_cast<int>(top_ids.shape(1))});
     }
 
-    void score(In2<float> hidden, In1<int32_t> targets, Out1<float> logprobs, Out2<int32_t> top_ids,
-               Out2<float> top_logprobs) {
+    void score(In2<float> hidden, nb::handle adapters, In1<int32_t> targets, Out1<float> logprobs,
+               Out2<int32_t> top_ids, Out2<float> top_logprobs) {
         check_hidden(hidden);
         require(targets.size() == hidden.shape(0) && logprobs.size() == targets.size(),
                 "one target is needed for each row");
         for (int32_t id : view(targets)) check_token(id);
         check_top(hidden.shape(0), top_ids, top_logprobs);
-        std::vector<HeadRow> rows = all_rows(hidden);
+        const std::vector<AdapterUses> uses = read_uses(adapters, hidden.shape(0));
+        std::vector<HeadRow> rows = all_rows(hidden, uses);
         nb::gil_scoped_release release;
         chooser_.score(rows, view(targets),
                        {nullptr, logprobs.data(), nullptr, top_ids.data(), top_logprobs.data(),
@@ -257,9 +267,12 @@ private:
         require(row >= 0 && static_cast<size_t>(row) < hidden.shape(0), "a row to sample is outside the hidden states");
         return hidden.data() + static_cast<size_t>(row) * hidden.shape(1);
     }
-    static std::vector<HeadRow> all_rows(const In2<float>& hidden) {
+    static std::vector<HeadRow> all_rows(const In2<float>& hidden, const std::vector<AdapterUses>& uses) {
         std::vector<HeadRow> rows;
-        for (size_t row = 0; row < hidden.shape(0); ++row) rows.push_back({hidden.data() + row * hidden.shape(1)});
+        for (size_t row = 0; row < hidden.shape(0); ++row) {
+            rows.push_back({hidden.data() + row * hidden.shape(1)});
+            if (!uses.empty()) rows.back().adapters = &uses[row];
+        }
         return rows;
     }
 

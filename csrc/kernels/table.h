@@ -96,6 +96,16 @@ using AttendFn = void (*)(const float* q, int num_heads, int head_dim, const KVT
 using StoreKVFn = void (*)(const float* k, const float* v, int head_dim, int slot, void* k_block,
                            void* v_block) noexcept;
 
+// The two products of a low-rank pair, both packed as a matrix is. In: `rank` sums of one row x,
+//   low[j] = scale * sum over c of A[j][c] * x[c]    columns c of equal c % 4 in ascending order, one fma each,
+//                                                    then (sum 0 + sum 1) + (sum 2 + sum 3)
+// low has room for whole groups of 8. Add, for the first `rows` rows of B:
+//   out[row] += sum over j < rank of B[row][j] * low[j], in ascending order, one fma each from 0
+// tolerance: f32
+using LowRankInFn = void (*)(const uint8_t* packed, const float* x, int columns, int rank, float scale,
+                             float* low) noexcept;
+using LowRankAddFn = void (*)(const uint8_t* packed, const float* low, int rank, int rows, float* out) noexcept;
+
 struct KernelTable {
     const char* name;
 
@@ -151,6 +161,10 @@ struct KernelTable {
 
     // y[i] = exact (erf) gelu(x[i]); tolerance: exp. y may be x.
     void (*gelu)(const float* x, int n, float* y) noexcept;
+
+    // By type of the pair.
+    LowRankInFn low_rank_in_f16, low_rank_in_f32;
+    LowRankAddFn low_rank_add_f16, low_rank_add_f32;
 
     // By type of the cache. q8_0 has the bits of attend_f32 over its dequantised values, which are exact floats.
     AttendFn attend_f16;

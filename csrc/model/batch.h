@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "adapter.h"
+
 namespace kvarn {
 
 // Pack the K and V that matter most to positions [block_start, block_end) of a sequence into the blocks of table.
@@ -28,6 +30,7 @@ struct BatchView {
     std::vector<Keep> keep;
     const int32_t *state_read, *state_written;      // slots by sequence, -1: zeros; null: none
     std::vector<std::pair<int, int>> saved_states;  // (row, slot), rows ascending
+    std::vector<AdapterUses> adapters;              // by sequence; empty: none
 
     const int32_t* blocks(int sequence, bool is_windowed = false) const {
         return (is_windowed ? window_tables : block_tables) +

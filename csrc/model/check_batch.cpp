@@ -18,6 +18,9 @@ void Model::check(const BatchView& batch, std::span<const int32_t> output_rows) 
     for (int s = 0; s < batch.num_sequences; ++s) check_sequence(batch, s);
     for (const Keep& keep : batch.keep) check_keep(batch, keep);
     if (plan_.max_channels > 0) check_states(batch);
+    for (const AdapterUses& uses : batch.adapters)
+        for (const AdapterUse& use : uses)
+            require(use.adapter->base() == &weights_, "an adapter of another model is named");
     for (int32_t row : output_rows) require(row >= 0 && row < batch.num_tokens, "an output row is outside the batch");
 }
 

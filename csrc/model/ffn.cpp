@@ -131,7 +131,10 @@ void feed_forward(const Compute& compute, const LayerPlan& layer, const StepBuff
                   float* residual, LayerInputs* observed) {
     size_t width = static_cast<size_t>(in.k);
     Projection down{layer.down, buffers.result, width, layer.down_bias};
-    Activations hidden = expand(compute, layer.feed_forward, first_products(layer, buffers), buffers, in, down);
+    FirstProducts first = first_products(layer, buffers);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, in, {first.all, first.count});
+    Activations hidden = expand(compute, layer.feed_forward, first, buffers, in, down);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute, hidden, {&down, 1});
     if (observed != nullptr) observed->ffn_down.add(compute, hidden.values, hidden.n);
     project(compute, hidden, {&down, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         if (residual == nullptr) return;

@@ -78,7 +78,8 @@ StepBuffers Model::prepare_step(Arena& arena, const BatchView& batch) {
     arena.reserve(StepBuffers::arena_bytes(plan_, batch.num_tokens, threads, context));
     StepBuffers buffers = StepBuffers::take(arena, plan_, batch.num_tokens, threads, context);
     buffers.runs = find_runs(batch, threads);
-    embed(batch, buffers.x);
+    if (!batch.adapters.empty()) buffers.adapters = std::make_shared<AdapterStep>(batch.adapters, batch.row_starts);
+    embed(batch, buffers);
     if (plan_.per_layer_tokens != nullptr) embed_layer_inputs(batch, buffers);
     if (buffers.streams != nullptr) split_streams(batch.num_tokens, buffers);
     for (size_t r = 0; r < plan_.ropes.size(); ++r)
@@ -95,11 +96,12 @@ void Model::write_outputs(const StepBuffers& buffers, std::span<const int32_t> o
     });
 }
 
-void Model::embed(const BatchView& batch, float* out) const {
+void Model::embed(const BatchView& batch, const StepBuffers& buffers) const {
     int width = spec_.width;
     for_rows(compute(), batch.num_tokens, [&](int row) {
-        float* x = out + offset(row, width);
+        float* x = buffers.x + offset(row, width);
         unpack_row(plan_.embedding->type, plan_.embedding->packed, width, batch.token_ids[row], x);
+        if (buffers.adapters != nullptr) buffers.adapters->embed(kernels_, row, batch.token_ids[row], width, x);
         if (spec_.embedding_scale != 1.0f)
             for (int i = 0; i < width; ++i) x[i] *= spec_.embedding_scale;
         if (plan_.positions != nullptr) kernels_.add(plan_.positions + offset(batch.positions[row], width), width, x);
@@ -164,6 +166,7 @@ void Model::compute_qkv(size_t index, const BatchView& batch, const StepBuffers&
         qkv[count++] = {layer.output_gate, buffers.output_gate, query, layer.output_gate_bias};
     Activations in = normed(buffers.x, layer.attention_in, buffers, batch.num_tokens, {qkv, count});
     if (LayerInputs* observed = observed_of(index)) observed->qkv.add(compute(), in.values, in.n);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute(), in, {qkv, count});
     project(compute(), in, {qkv, count});
     rotate_and_store(index, batch, buffers);
     if (has_keys) keeper_.pack(compute(), spec, cache_of(index), index, batch, buffers.q);
@@ -196,6 +199,7 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
             in.quantize(kernels_, row, 0, in.k);
         });
     if (LayerInputs* observed = observed_of(index)) observed->attention_output.add(compute(), in.values, in.n);
+    if (buffers.adapters != nullptr) buffers.adapters->adapt(compute(), in, {&output, 1});
     project(compute(), in, {&output, 1}, [&](size_t, Tokens tokens, int begin, int end) {
         for (int row = tokens.begin; row < tokens.end; ++row) {
             size_t at = offset(row, width) + static_cast<size_t>(begin);

@@ -26,6 +26,7 @@ public:
     Compute compute() const { return {kernels_, *pool_}; }
 
     void finish_loading() { plan_ = make_plan(spec_, weights_); }
+    const Weights& weights() const { return weights_; }
 
     // From now on sum up what every matrix reads, beginning at zero.
     void observe_inputs();
@@ -58,7 +59,7 @@ private:
     }
     StepBuffers prepare_step(Arena& arena, const BatchView& batch);
     void write_outputs(const StepBuffers& buffers, std::span<const int32_t> output_rows, float* out) const;
-    void embed(const BatchView& batch, float* x) const;
+    void embed(const BatchView& batch, const StepBuffers& buffers) const;
     void run_piece(ResumableForward& forward);
     void compute_recurrent(size_t index, const BatchView& batch, const StepBuffers& buffers);
     void compute_latent(size_t index, const BatchView& batch, const StepBuffers& buffers);

@@ -40,12 +40,16 @@ void GreedyHead::pass(std::span<const HeadRow> rows, bool want_logprobs, std::sp
     gather_states(rows, width, values);
     Projection projection{&head, nullptr, 0, nullptr};
     ActTile tile = prepare(compute, buffers, values, n, width, {&projection, 1}).tile(0);
+    adapt_head(model_, rows, values, low_rank_);
     MatmulFn matmul = compute.kernels.matmul[static_cast<int>(head.type)];
     compute.pool.run(num_pieces(), [&](int piece, int worker) {
         float* own = logits + static_cast<size_t>(worker) * piece_floats;
         int group = piece * (kVocabPiece / kLanes), num_groups = std::min(kVocabPiece / kLanes, head.groups() - group);
         matmul(head.packed + static_cast<size_t>(group) * head.group_bytes(), tile, own, kVocabPiece,
                head.rows - group * kLanes, 0, num_groups);
+        const int num_rows = std::min(kVocabPiece, head.rows - group * kLanes);
+        for (int state = 0; state < n && !low_rank_.empty(); ++state)
+            low_rank_.add_to(compute.kernels, state, group, num_rows, own + static_cast<size_t>(state) * kVocabPiece);
         reduce(rows, piece, worker, want_logprobs, own);
     });
     for (size_t row = 0; row < rows.size(); ++row) {

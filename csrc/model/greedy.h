@@ -53,6 +53,7 @@ private:
 
     Model& model_;
     Arena arena_;
+    LowRankRows low_rank_;
     std::vector<Candidate> found_;      // [worker][row][1 + num_best]
     std::vector<SoftmaxPiece> pieces_;  // [piece][row]
     size_t num_best_ = 0, logit_bytes_ = 0;

@@ -31,6 +31,20 @@ int gather_states(std::span<const HeadRow> rows, int width, float* out) {
     return count;
 }
 
+void adapt_head(const Model& model, std::span<const HeadRow> rows, const float* states, LowRankRows& found) {
+    int count = 0;
+    for (const HeadRow& row : rows) count += row.num_states();
+    found.begin(count);
+    int first = 0;
+    for (const HeadRow& row : rows) {
+        for (int state = 0; row.adapters != nullptr && state < row.num_states(); ++state)
+            for (const AdapterUse& use : *row.adapters)
+                if (use.adapter->head.a.packed != nullptr) found.add(first + state, use.adapter->head, use.scale);
+        first += row.num_states();
+    }
+    if (!found.empty()) found.multiply(model.compute(), states, model.spec().width);
+}
+
 void guide(float* logits, const float* partner, float guidance, int n) {
     for (int i = 0; i < n; ++i) logits[i] = partner[i] + guidance * (logits[i] - partner[i]);
 }
@@ -63,6 +77,8 @@ void Head::project_rows(std::span<const HeadRow> rows) {
     gather_states(rows, width, values);
     Projection head{model_.plan().head, logits_, vocab, nullptr};
     Compute compute = model_.compute();
+    adapt_head(model_, rows, values, low_rank_);
+    if (!low_rank_.empty()) head.low_rank = &low_rank_;
     project(compute, prepare(compute, buffers, values, n, width, {&head, 1}), {&head, 1},
             [&](size_t, Tokens tokens, int begin, int end) {
                 for (int row = tokens.begin; row < tokens.end; ++row)

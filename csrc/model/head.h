@@ -14,6 +14,7 @@ struct HeadRow {
     float guidance = 1;
     std::span<const int32_t> bias_ids = {};  // added before a token is chosen, by whoever chooses
     std::span<const float> bias_values = {};
+    const AdapterUses* adapters = nullptr;  // null: none
 
     int num_states() const { return partner == nullptr ? 1 : 2; }
 };
@@ -22,6 +23,8 @@ struct HeadRow {
 int rows_of_pass(std::span<const HeadRow> rows, size_t first, int max_states);
 // Copy their states, partners behind their rows, and return how many there are.
 int gather_states(std::span<const HeadRow> rows, int width, float* out);
+// What their adapters add to the logits of those states; empty where none does.
+void adapt_head(const Model& model, std::span<const HeadRow> rows, const float* states, LowRankRows& found);
 // logits += guidance towards them and away from the partner's
 void guide(float* logits, const float* partner, float guidance, int n);
 // Bias, scale and cap of the logits of tokens [first, first + n).
@@ -57,6 +60,7 @@ private:
     Model& model_;
     Arena arena_;
     float* logits_ = nullptr;
+    LowRankRows low_rank_;
     size_t logit_bytes_ = 0;
 };
 

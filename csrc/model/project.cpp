@@ -72,6 +72,9 @@ Tokens project_tile(const Compute& compute, const Activations& in, int tile, con
     for (int token = tokens.begin; token < tokens.end && projection.bias != nullptr; ++token)
         compute.kernels.add(projection.bias + begin, end - begin,
                             projection.out + static_cast<size_t>(token) * projection.stride + begin);
+    for (int token = tokens.begin; token < tokens.end && projection.low_rank != nullptr; ++token)
+        projection.low_rank->add_to(compute.kernels, token, group_begin, end - begin,
+                                    projection.out + static_cast<size_t>(token) * projection.stride + begin);
     return tokens;
 }
 

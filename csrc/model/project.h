@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "adapter.h"
 #include "weights.h"
 
 namespace kvarn {
@@ -43,7 +44,8 @@ struct Projection {
     const Matrix* weight;
     float* out;  // (n, stride)
     size_t stride;
-    const float* bias;  // null: none
+    const float* bias;                      // null: none
+    const LowRankRows* low_rank = nullptr;  // what adapters add, null: nothing
 };
 
 // n rows of k values whose quants are still to be made, by whoever makes the values; none where every weight that

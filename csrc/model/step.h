@@ -33,6 +33,7 @@ struct StepBuffers {
     std::vector<float*> rope_tables;
     AttentionScratch attention;
     std::vector<QueryRun> runs;
+    std::shared_ptr<AdapterStep> adapters;  // null: no row has one
     // mixture of experts
     float *router, *expert_in, *expert_out;  // (n, experts), (n, width), (n, width)
     float* expert_weight;                    // (n, active)

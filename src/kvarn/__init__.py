@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvarn.adapters.pool import LoadedLora
     from kvarn.async_llm import AsyncEventStream, AsyncLLM
     from kvarn.config import EngineConfig
     from kvarn.diffusion import CanvasView, DiffusionParams, SparseConfig
@@ -66,6 +67,7 @@ _HOMES = {
     "Hit": "kvarn.retrieval.types",
     "Tuning": "kvarn.retrieval.types",
     "LLM": "kvarn.llm",
+    "LoadedLora": "kvarn.adapters.pool",
     "Divergence": "kvarn.evaluation.report",
     "EvaluationOptions": "kvarn.evaluation.evaluate",
     "EvaluationReport": "kvarn.evaluation.report",
@@ -131,6 +133,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "JsonSchema",
     "KvarnError",
     "LLM",
+    "LoadedLora",
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",

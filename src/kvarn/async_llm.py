@@ -8,15 +8,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, overload
 
+from kvarn.adapters.pool import LoadedLora, LoraChoice
 from kvarn.config import DEFAULT_MODEL, EngineConfig
 from kvarn.engine.delivery.async_answers import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
 from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError
 from kvarn.hub import OnProgress
-from kvarn.llm import LLM, cited
+from kvarn.llm import LLM
 from kvarn.models.spec import Pooling
-from kvarn.prompts import ParamsOfEach, Prompt, Prompts, TokenIds, is_single, listed, params_of_each
+from kvarn.prompts import (
+    LoraOfEach,
+    ParamsOfEach,
+    Prompt,
+    Prompts,
+    TokenIds,
+    cited,
+    is_single,
+    listed,
+    loras_of_each,
+    params_of_each,
+)
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -84,27 +96,35 @@ class AsyncLLM:
         tools: Sequence[Any] | None = None,
         *,
         tenant: str = "",
+        lora: LoraChoice = None,
     ) -> AsyncEventStream:
         """Events as tokens are chosen. The request starts with the first `async for`; closing the iterator cancels."""
-        prepare = partial(self.llm.submissions.of_prompt, prompt, params, tools, tenant=tenant)
+        prepare = partial(self.llm.submissions.of_prompt, prompt, params, tools, tenant=tenant, lora=lora)
         return AsyncEventStream(self.llm, prepare, self.llm.client.stream_async(1))
 
     @overload
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> Completion: ...
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora: LoraChoice = None
+    ) -> Completion: ...
 
     @overload
-    async def generate(self, prompt: Prompts, params: ParamsOfEach = None) -> list[Completion]: ...
+    async def generate(
+        self, prompt: Prompts, params: ParamsOfEach = None, *, lora: LoraOfEach = None
+    ) -> list[Completion]: ...
 
-    async def generate(self, prompt: Prompt | Prompts, params: ParamsOfEach = None) -> Completion | list[Completion]:
-        """Continue a text or token ids; a list of them gives a list, params may be one too.
+    async def generate(
+        self, prompt: Prompt | Prompts, params: ParamsOfEach = None, *, lora: LoraOfEach = None
+    ) -> Completion | list[Completion]:
+        """Continue a text or token ids; a list of them gives a list, params and lora may be one too.
 
         Cancelling the task cancels the requests.
         """
-        given = listed(prompt)
-        is_one = is_single(given)
-        prompts: Sequence[Any] = [given] if is_one else given
-        pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
-        completions = await self._complete([partial(self.llm.submissions.of_prompt, *pair) for pair in pairs])
+        listed_prompt = listed(prompt)
+        is_one = is_single(listed_prompt)
+        prompts: Sequence[Any] = [listed_prompt] if is_one else listed_prompt
+        each = zip(prompts, params_of_each(params, len(prompts)), loras_of_each(lora, len(prompts)), strict=True)
+        prepare = self.llm.submissions.of_prompt
+        completions = await self._complete([partial(prepare, one, given, lora=use) for one, given, use in each])
         return completions[0] if is_one else completions
 
     async def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
@@ -119,10 +139,11 @@ class AsyncLLM:
         tools: Sequence[Any] | None = None,
         *,
         retrieve: Retrieves | None = None,
+        lora: LoraChoice = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template; retrieve: a kvarn.Collection to look it up in."""
         grounded = await asyncio.to_thread(self.llm.ground, messages, retrieve)
-        prepare = partial(self.llm.submissions.of_chat, grounded.messages, params, tools)
+        prepare = partial(self.llm.submissions.of_chat, grounded.messages, params, tools, lora=lora)
         return cited((await self._complete([prepare]))[0], grounded)
 
     async def score(self, token_ids: TokenIds) -> Float32:
@@ -144,6 +165,14 @@ class AsyncLLM:
         groups = await asyncio.to_thread(parts.groups, texts, prompt_name)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
+
+    async def load_lora(self, path: str, name: str | None = None) -> LoadedLora:
+        """Load an adapter for requests that name it as lora=; see kvarn.LLM.load_lora."""
+        return await asyncio.to_thread(self.llm.load_lora, path, name)
+
+    async def unload_lora(self, name: str) -> None:
+        """Forget an adapter; requests that run with it end as they would have."""
+        await asyncio.to_thread(self.llm.unload_lora, name)
 
     async def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""

@@ -16,6 +16,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvarn.checks import check_setting, short
 from kvarn.errors import ConfigError
@@ -133,6 +134,7 @@ class EngineConfig:
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
     speculation: str = "off"  # off | auto | a list of methods, as in "auto,suffix"; see docs/speculation.md
+    lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -159,6 +161,7 @@ class EngineConfig:
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
         speculation_methods(self.speculation)
+        check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")
@@ -193,6 +196,16 @@ def speculation_methods(setting: str) -> frozenset[str]:
     for name in names:
         check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS)[name == "off" :])
     return frozenset(names) - {"auto"} | (AUTO_SPECULATION if "auto" in names else frozenset())
+
+
+def chosen_config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+    """The configuration that was given, or one of the options that were."""
+    if config is None:
+        return EngineConfig(**options)
+    if options:
+        raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
+    check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
+    return config
 
 
 def _flag(name: str) -> bool:

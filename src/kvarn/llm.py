@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, as_completed
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
+from kvarn.adapters.pool import AdapterPool, LoadedLora, LoraChoice
 from kvarn.checks import check_parameter, check_setting, short
-from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, is_offline
+from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, chosen_config, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
 from kvarn.engine.embed_score import score_tokens
 from kvarn.engine.handle import OnEvent, RequestHandle
 from kvarn.engine.load import load_model
 from kvarn.engine.stats import EngineStats
-from kvarn.errors import ConfigError, InvalidParameter, UnsupportedModel
+from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
 from kvarn.models.spec import MaskedDiffusion, ModelSpec, Pooling
 from kvarn.prompts import (
+    LoraOfEach,
     ParamsOfEach,
     Prompt,
     Prompts,
     TokenIds,
+    cited,
     is_messages,
     is_single,
     listed,
+    loras_of_each,
     params_of_each,
+    show_progress,
     whole_numbers,
 )
 from kvarn.submissions import Submissions
@@ -64,7 +67,7 @@ class LLM:
         """
         given = {"threads": threads, "context": context, "kv_bytes": kv_bytes, "backend": backend}
         given |= {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-        self.config = _config(config, {name: value for name, value in given.items() if value is not None})
+        self.config = chosen_config(config, {name: value for name, value in given.items() if value is not None})
         warn_of_excess_threads(self.config.threads)
         check_setting.function("progress", progress)
         name = check_setting.path("model", model, MODEL_NAMES)
@@ -73,8 +76,9 @@ class LLM:
         self._model = load_model(path, self.config, on_load)
         release = self._model.close
         self._client = EngineClient(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=release)
-        speculates = self._model.engine.decoder.speculation is not None
-        self._submissions = Submissions(self._model.tokenizer, self._model.spec, reads_predictions=speculates)
+        self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)
+        self._submissions = Submissions(self._model.tokenizer, self._model.spec, self._adapters)
+        self._submissions.reads_predictions = self._model.engine.decoder.speculation is not None
         self._vectors = Vectors(self._model, self._client)
 
     @property
@@ -138,42 +142,60 @@ class LLM:
         """Requests in the queue, as last seen; asks nobody and waits for nothing."""
         return self._model.engine.scheduler.num_waiting
 
+    def load_lora(self, path: str | os.PathLike[str], name: str | None = None) -> LoadedLora:
+        """Load a PEFT folder or a GGUF adapter, or replace one: requests that run keep what they began with."""
+        check_setting.path("path", path, "a PEFT folder or a GGUF adapter")
+        return self._adapters.load(path, name)
+
+    def unload_lora(self, name: str) -> None:
+        """Forget an adapter; requests that run with it end as they would have."""
+        self._adapters.unload(name)
+
+    @property
+    def loras(self) -> tuple[LoadedLora, ...]:
+        """The adapters that requests may name."""
+        return self._adapters.loras
+
     def submit(
         self,
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         on_token: OnEvent | None = None,
         tenant: str = "",
+        *,
+        lora: LoraChoice = None,
     ) -> RequestHandle:
         """Queue a text, token ids or messages, and return without waiting for the answer.
 
         on_token(event) is called on the engine's thread, which steps for everybody: be brief there. The tenant salts
-        the prefix cache: what one tenant computed is never found by another.
+        the prefix cache: what one tenant computed is never found by another. lora: see load_lora().
         """
         check_parameter.function("on_token", on_token)
-        return self._client.submit(self.submissions.of_prompt(prompt, params, tenant=tenant), on_token)
+        return self._client.submit(self.submissions.of_prompt(prompt, params, tenant=tenant, lora=lora), on_token)
 
     @overload
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, progress: bool = False
+        self, prompt: Prompt, params: SamplingParams | None = None, *, progress: bool = False, lora: LoraChoice = None
     ) -> Completion: ...
 
     @overload
-    def generate(self, prompt: Prompts, params: ParamsOfEach = None, *, progress: bool = False) -> list[Completion]: ...
+    def generate(
+        self, prompt: Prompts, params: ParamsOfEach = None, *, progress: bool = False, lora: LoraOfEach = None
+    ) -> list[Completion]: ...
 
     def generate(
-        self, prompt: Prompt | Prompts, params: ParamsOfEach = None, *, progress: bool = False
+        self, prompt: Prompt | Prompts, params: ParamsOfEach = None, *, progress: bool = False, lora: LoraOfEach = None
     ) -> Completion | list[Completion]:
         """Continue a text or token ids; a list of them gives a list of completions.
 
-        params: for all of them, or a list with those of each. progress: a bar on stderr.
+        params, lora: for all of them, or a list with those of each. progress: a bar on stderr.
         """
         given = listed(prompt)
         is_one = is_single(given)
         prompts: Sequence[Any] = [given] if is_one else given
-        pairs = zip(prompts, params_of_each(params, len(prompts)), strict=True)
-        submissions = [self.submissions.of_prompt(*pair) for pair in pairs]
-        completions = self._client.complete(submissions, _show_progress if progress else None)
+        each = zip(prompts, params_of_each(params, len(prompts)), loras_of_each(lora, len(prompts)), strict=True)
+        submissions = [self.submissions.of_prompt(one, chosen, lora=adapter) for one, chosen, adapter in each]
+        completions = self._client.complete(submissions, show_progress if progress else None)
         return completions[0] if is_one else completions
 
     def infill(self, prefix: str, suffix: str, params: SamplingParams | None = None) -> Completion:
@@ -187,13 +209,14 @@ class LLM:
         tools: Sequence[Any] | None = None,
         *,
         retrieve: Retrieves | None = None,
+        lora: LoraChoice = None,
     ) -> Completion:
         """Answer a conversation through the model's chat template.
 
         retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
         """
         grounded = self.ground(messages, retrieve)
-        submission = self.submissions.of_chat(grounded.messages, params, tools)
+        submission = self.submissions.of_chat(grounded.messages, params, tools, lora=lora)
         return cited(self._client.complete([submission])[0], grounded)
 
     def ground(self, messages: Sequence[Message], retrieve: Retrieves | None) -> Grounded:
@@ -210,6 +233,8 @@ class LLM:
         prompt: Prompt | Sequence[Message],
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
+        *,
+        lora: LoraChoice = None,
     ) -> EventStream:
         """Events as tokens are chosen, for a text, token ids or messages. Closing the iterator cancels."""
         given = prompt if is_messages(prompt) else listed(prompt)
@@ -217,7 +242,7 @@ class LLM:
             raise InvalidParameter(
                 f"the prompt is a list of {len(given)} texts; stream takes one, generate several", field="prompt"
             )
-        return EventStream(self._client.submit(self.submissions.of_prompt(given, params, tools)))
+        return EventStream(self._client.submit(self.submissions.of_prompt(given, params, tools, lora=lora)))
 
     def score(self, token_ids: TokenIds) -> Float32:
         """Log-probability of each token after the first, given those before it: (n - 1)."""
@@ -269,32 +294,3 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def cited(completion: Completion, grounded: Grounded) -> Completion:
-    """The completion with its sources."""
-    if not grounded.citations:
-        return completion
-    text = " ".join(one.text for one in (completion, *completion.alternatives))
-    return replace(completion, citations=tuple(citation.marked(text) for citation in grounded.citations))
-
-
-def _config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
-    if config is None:
-        return EngineConfig(**options)
-    if options:
-        raise ConfigError(f"config= and {', '.join(options)}= were both given; put everything into config=")
-    check_setting.instance("config", config, EngineConfig, "a kvarn.EngineConfig")
-    return config
-
-
-def _show_progress(answers: Sequence[Future[Completion]]) -> None:
-    """Draw a bar on stderr until every answer is there."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("generating", total=len(answers))
-        for _ in as_completed(answers):
-            bar.advance(task)

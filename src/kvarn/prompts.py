@@ -1,17 +1,20 @@
-"""What callers pass as a prompt: a text, token ids, messages, or a list of the first two. Pure functions."""
+"""What callers pass as prompts, parameters and adapters, one or several, and what they see beside the answers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from concurrent.futures import Future, as_completed
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
+from kvarn.adapters.pool import LoraChoice
 from kvarn.checks import check_parameter, is_iterable, short
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.encoders.rerank_templates import filled, rerank_template
 from kvarn.models.spec import Encoder, ModelSpec
-from kvarn.types import Message, SamplingParams
+from kvarn.types import Completion, Grounded, Message, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 TokenIds = Sequence[int]
 Prompt = str | TokenIds
 ParamsOfEach = SamplingParams | Sequence[SamplingParams] | None  # for all prompts, or one for each
+LoraOfEach = LoraChoice | Sequence[LoraChoice]
 Prompts = list[str] | list[list[int]] | list[tuple[int, ...]]
 
 
@@ -131,3 +135,35 @@ def _items(prompt: object) -> list[Any]:
             f"the prompt is {short(prompt)}; give a string, token ids, or a list of them", field="prompt"
         )
     return list(prompt)
+
+
+def loras_of_each(lora: LoraOfEach, num_prompts: int) -> Sequence[LoraChoice]:
+    """As many as there are prompts."""
+    if not isinstance(lora, list | tuple):
+        return [cast(LoraChoice, lora)] * num_prompts
+    if len(lora) != num_prompts:
+        raise InvalidParameter(
+            f"lora has {len(lora)} entries and prompts {num_prompts}; give one for each, or one for all",
+            field="lora",
+        )
+    return lora
+
+
+def cited(completion: Completion, grounded: Grounded) -> Completion:
+    """The completion with its sources."""
+    if not grounded.citations:
+        return completion
+    text = " ".join(one.text for one in (completion, *completion.alternatives))
+    return replace(completion, citations=tuple(citation.marked(text) for citation in grounded.citations))
+
+
+def show_progress(answers: Sequence[Future[Completion]]) -> None:
+    """Draw a bar on stderr until every answer is there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("generating", total=len(answers))
+        for _ in as_completed(answers):
+            bar.advance(task)

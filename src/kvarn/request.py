@@ -65,6 +65,8 @@ class Request:
     seed: int
     _: KW_ONLY
     tenant: str = ""
+    prefix_salt: str = ""  # of its blocks in the prefix cache: the tenant, and the hash of its adapters
+    adapters: tuple[Any, ...] = ()  # AdapterUse: what is added to the base; dropped when it ends
     choice: int = 0  # which of the n answers to one prompt
     fork_of: Request | None = None  # choice 0, whose prompt this one shares
     clock: Clock = time.perf_counter
@@ -226,6 +228,7 @@ class Request:
     def _end(self, state: RequestState, finish: Finish) -> None:
         self._enter(state)
         self.finish_reason, self.stop_match = finish.reason, finish.match
+        self.adapters = ()  # the next owner of their memory need not wait for whoever keeps this
         self.ended_at = self.clock()
 
     def _enter(self, state: RequestState) -> None:

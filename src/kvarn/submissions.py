@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvarn.adapters.pool import AdapterPool, LoraChoice
 from kvarn.checks import check_parameter
 from kvarn.engine.submission import Submission
-from kvarn.errors import UnsupportedModel
+from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 from kvarn.prompts import Prompt, TokenIds, is_messages, require_params, whole_numbers
 from kvarn.structured.compiler import ConstraintCompiler
@@ -28,11 +29,11 @@ INFILL_ROOM = 512  # tokens left for a middle without max_tokens where other fil
 class Submissions:
     """Makes the submissions of one model. Encodes text, so event loops call it in another thread."""
 
-    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, *, reads_predictions: bool = True) -> None:
-        """reads_predictions: the engine makes use of them."""
-        self._reads_predictions = reads_predictions
+    def __init__(self, tokenizer: Tokenizer, spec: ModelSpec, adapters: AdapterPool) -> None:
+        self.reads_predictions = True  # the engine makes use of them
         self._tokenizer = tokenizer
         self._spec = spec
+        self.adapters = adapters
         self.constraints = ConstraintCompiler(tokenizer, spec.vocab_size)
 
     def of_prompt(
@@ -42,11 +43,12 @@ class Submissions:
         tools: Sequence[Any] | None = None,
         *,
         tenant: str = "",
+        lora: LoraChoice = None,
     ) -> Submission:
-        """Take a text, token ids or messages."""
+        """Take a text, token ids or messages. lora: the adapter to answer with."""
         if is_messages(prompt):
-            return self.of_chat(prompt, params, tools, tenant=tenant)
-        return self.of_ids(encoded(self._tokenizer, prompt), params, tenant)
+            return self.of_chat(prompt, params, tools, tenant=tenant, lora=lora)
+        return self.of_ids(encoded(self._tokenizer, prompt), params, tenant, lora=lora)
 
     def of_chat(
         self,
@@ -55,14 +57,23 @@ class Submissions:
         tools: Sequence[Any] | None,
         *,
         tenant: str = "",
+        lora: LoraChoice = None,
     ) -> Submission:
         """Take a conversation, written with the model's chat template."""
         self.require_generator("chat")
         require_params(params)
         ids = self._tokenizer.encode_chat(messages, tools=tools)
-        return self.of_ids(ids, params, tenant, starts_text=True)
+        return self.of_ids(ids, params, tenant, starts_text=True, lora=lora)
 
-    def of_infill(self, infill: Infill, params: SamplingParams | None, context: int, *, tenant: str = "") -> Submission:
+    def of_infill(
+        self,
+        infill: Infill,
+        params: SamplingParams | None,
+        context: int,
+        *,
+        tenant: str = "",
+        lora: LoraChoice = None,
+    ) -> Submission:
         """Take two texts, for the model to write what fits between them; it stops where its middle ends."""
         self.require_generator("fill in the middle")
         if isinstance(self._spec.generation, MaskedDiffusion):
@@ -76,24 +87,34 @@ class Submissions:
         params = params or SamplingParams()
         answer = min(INFILL_ROOM if params.max_tokens is None else params.max_tokens, context // 2)
         ids = fim_prompt(self._tokenizer, infill, context - answer, is_truncated=params.truncate == "left")
-        return self.of_ids(ids, with_fim_stops(self._tokenizer, params).replace(truncate=None), tenant)
+        return self.of_ids(ids, with_fim_stops(self._tokenizer, params).replace(truncate=None), tenant, lora=lora)
 
     def of_ids(
-        self, ids: TokenIds, params: SamplingParams | None, tenant: str = "", *, starts_text: bool = False
+        self,
+        ids: TokenIds,
+        params: SamplingParams | None,
+        tenant: str = "",
+        *,
+        starts_text: bool = False,
+        lora: LoraChoice = None,
     ) -> Submission:
         """Take token ids. starts_text: the answer is the start of a text, as after a chat template."""
         self.require_generator("generate")
         require_params(params)
         check_parameter.instance("tenant", tenant, str, "a string")
-        if params is None:
-            return Submission(ids, SamplingParams(), starts_text, tenant)
+        if "\0" in tenant:
+            raise InvalidParameter("the tenant's name has a NUL, which no name may have", field="tenant")
+        params = params or SamplingParams()
         constraint = None if params.constraint is None else self.constraints.compile(params.constraint)
         predicted = self.prediction(params)
-        return Submission(ids, params, starts_text, tenant, constraint=constraint, prediction_ids=predicted)
+        uses = self.adapters.uses(lora)  # last: what is refused before holds no adapter
+        return Submission(
+            ids, params, starts_text, tenant, constraint=constraint, prediction_ids=predicted, adapters=uses
+        )
 
     def prediction(self, params: SamplingParams) -> tuple[int, ...]:
         """The tokens of the answer that the caller expects, no more than a model could say."""
-        if not (params.prediction and params.speculate and self._reads_predictions):
+        if not (params.prediction and params.speculate and self.reads_predictions):
             return ()
         limit = params.max_tokens or self._spec.context_length
         text = params.prediction[: min(MAX_CHARACTERS_PER_TOKEN * limit, MAX_PREDICTION)]

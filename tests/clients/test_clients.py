@@ -33,6 +33,7 @@ PYTHON = {
     "pydantic_ai": "newest",
     "smolagents": "newest",
     "instructor": "instructor",
+    "ollama": "ollama",
 }
 LARGE = {"aider": "aider", "dspy": "older", "guidellm": "guidellm", "litellm": "litellm", "llama_index": "older"}
 

@@ -1,4 +1,4 @@
-"""Peak memory of one answer, held against the size of the file."""
+"""Peak memory of one answer, held against the size of the file; of a quantised file, against the largest tensor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvarn import LLM
+from kvarn.formats.gguf.reader import GGUFFile
 from tests.assets import qwen_coder, smollm2
+from tests.float_source import float_source
 
 if TYPE_CHECKING:
     from tests.conftest import Record
@@ -29,6 +31,18 @@ def test_peak_memory_stays_near_the_size_of_the_file(model: Callable[[], Path], 
     peak = _peak_bytes([sys.executable, "-m", "kvarn.cli.main", "run", "-m", str(path), *options])
     record(f"peak-memory-{model.__name__}", {"peak_bytes": peak, "file_bytes": path.stat().st_size})
     assert peak <= 1.3 * path.stat().st_size + 2 * NUM_TOKENS * _kv_bytes_per_token(path) + ALLOWANCE
+
+
+def test_tensors_are_streamed_through_a_quantisation(is_long: bool, record: Record, tmp_path: Path) -> None:
+    """Long form: a source of more bytes than it may take memory."""
+    source = float_source("qwen-coder") if is_long else smollm2()
+    file = GGUFFile(source)
+    largest = max(info.num_bytes for info in file.tensors.values())
+    file.close()
+    options = ["Q4_K_M", "--requantize", "-o", str(tmp_path / "out.gguf")]
+    peak = _peak_bytes([sys.executable, "-m", "kvarn.cli.main", "quantize", str(source), *options])
+    record("peak-memory-quantize", {"peak_bytes": peak, "largest_tensor_bytes": largest})
+    assert peak <= 3 * largest + 2 * ALLOWANCE
 
 
 # A child starts with its parent's peak, so the parent must be small: a bare interpreter.

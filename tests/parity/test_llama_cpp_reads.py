@@ -9,15 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
 import kvarn
-from kvarn.config import EngineConfig
-from kvarn.evaluation.divergence import token_divergence
-from kvarn.evaluation.model import EvaluatedModel
-from kvarn.evaluation.text import cut_chunks, read_text
+from kvarn.evaluation.text import read_text
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import Stored, write_gguf
 from kvarn.formats.weights import TensorType
@@ -27,6 +22,7 @@ from tests.chat_model import chat_metadata
 from tests.conftest import Record
 from tests.float_model import write_float_model, write_text
 from tests.float_source import float_source
+from tests.llama_cpp_agreement import agreement
 from tests.parity.test_size_beside_mix import texts
 
 pytestmark = pytest.mark.model
@@ -67,7 +63,7 @@ class Bench:
     calibration: Path
     num_tokens: int
 
-    def agreement(self, target: str | kvarn.SizeTarget, **options: Any) -> dict[str, float]:
+    def quantized(self, target: str | kvarn.SizeTarget, **options: Any) -> dict[str, float]:
         """KL(ours || theirs) on a quantised file, over one chunk of random words."""
         model = self.folder / "out.gguf"
         kvarn.quantize(self.source, target, model, options=kvarn.QuantizeOptions(force=True, **options))
@@ -87,17 +83,11 @@ class Bench:
     def compare(self, model: Path) -> dict[str, float]:
         """KL(ours || theirs) on a file."""
         text = read_text(write_text(self.folder / "compared.txt", seed=7))
-        with EvaluatedModel(model, EngineConfig(context=self.num_tokens, backend="native")) as loaded:
-            ids = cut_chunks(text, loaded.tokenizer, self.num_tokens, 1).ids[0]
-            ours = np.concatenate(list(loaded.logits(loaded.states(ids, 0))))
-        theirs = their_logits(self.llama_cpp, model, ids[:-1])
-        assert ours.shape == theirs.shape
-        found = token_divergence(ours, theirs)
-        return {"kl_mean": float(found.kl.mean()), "kl_max": float(found.kl.max()), "top1": float(found.agrees.mean())}
+        return agreement(self.llama_cpp, model, text, self.num_tokens)
 
 
 def test_every_type(bench: Bench, record: Record) -> None:
-    found = {mix: bench.agreement(mix) for mix, base in MIXES.items() if isinstance(base, TensorType) or mix == "MXFP4"}
+    found = {mix: bench.quantized(mix) for mix, base in MIXES.items() if isinstance(base, TensorType) or mix == "MXFP4"}
     record("llama-cpp-reads-types", found)
     far = {mix: figures for mix, figures in found.items() if figures["kl_mean"] > MAX_KL.get(mix, MAX_KL_ROUNDED)}
     assert not far
@@ -108,12 +98,12 @@ def test_every_method(bench: Bench, record: Record) -> None:
     few = kvarn.ImatrixOptions(chunks=8, context=bench.num_tokens)
     kvarn.collect_imatrix(bench.source, matrix, text=bench.calibration, options=few)
     found = {
-        "rtn": bench.agreement("Q4_K_M", method="rtn"),
-        "imatrix": bench.agreement("Q4_K_M", imatrix=matrix),
-        "size": bench.agreement(kvarn.SizeTarget(bits_per_weight=5.5), imatrix=matrix, text=bench.calibration),
+        "rtn": bench.quantized("Q4_K_M", method="rtn"),
+        "imatrix": bench.quantized("Q4_K_M", imatrix=matrix),
+        "size": bench.quantized(kvarn.SizeTarget(bits_per_weight=5.5), imatrix=matrix, text=bench.calibration),
     }
     for method in ("gptq", "awq", "smoothquant"):
-        found[method] = bench.agreement("Q4_K_M", method=method, imatrix=matrix, text=bench.calibration)
+        found[method] = bench.quantized("Q4_K_M", method=method, imatrix=matrix, text=bench.calibration)
     record("llama-cpp-reads-methods", found)
     assert max(figures["kl_mean"] for figures in found.values()) <= MAX_KL_ROUNDED
 
@@ -160,12 +150,3 @@ def without_a_group(source: Path, path: Path) -> tuple[Path, float]:
         tensors[name] = Stored.quantized(values, TensorType.F16)
     write_gguf(path, dict(file.stored_metadata()), tensors)
     return path, 1 / attention.num_kv_heads
-
-
-def their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    llama = llama_cpp.Llama(str(model), n_ctx=len(ids), logits_all=True, verbose=False, n_threads=2, n_gpu_layers=0)
-    try:
-        llama.eval(ids.tolist())
-        return np.array(llama.scores[: len(ids)], np.float32)
-    finally:
-        llama.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kvarn import EngineConfig, JsonSchema, Regex, SamplingParams
+from kvarn.adapters.pool import AdapterPool
 from kvarn.decoding.speculation.draft_length import Always
 from kvarn.decoding.speculation.drafters import Drafter, Proposal
 from kvarn.decoding.speculation.speculation import Speculation
@@ -79,7 +80,8 @@ class Model:
         unpaced = {"max_stretch": 1e3, "prefill_ms": 1e6}  # who runs beside whom depends on no clock
         config = EngineConfig(threads=1, context=512, kv_bytes=16 << 20, speculation=speculation, **unpaced, **options)
         model = load_model(self.path, config)
-        self.words = self.words or Submissions(model.tokenizer, model.spec)
+        adapters = AdapterPool(model.spec, model.backend, 0)
+        self.words = self.words or Submissions(model.tokenizer, model.spec, adapters)
         return model
 
     def answers(self, model: LoadedModel) -> dict[str, Completion]:

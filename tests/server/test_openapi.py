@@ -47,9 +47,13 @@ OPERATIONS = (
     *("GET /v1/collections", "POST /v1/collections", "GET /v1/collections/{name}", "DELETE /v1/collections/{name}"),
     *("GET /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents"),
     *("POST /rerank", "POST /infill"),
+    *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show"),
+    *("POST /api/pull", "GET /api/tags", "GET /api/ps", "GET /api/version"),
     *("POST /v1/collections/{name}/documents/delete", "POST /v1/collections/{name}/search"),
 )
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+SHORT = {"type": "integer", "minimum": 1, "maximum": 4}
+ENCODER_BODIES = ("Embed", "OlderEmbed")
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +114,15 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     document = deepcopy(document)
     for name, schema in document["components"]["schemas"].items():
         properties = schema.get("properties", {})
+        if name == "OllamaOptions":
+            properties["num_predict"], schema["required"] = SHORT, ["num_predict"]
+        if "options" in properties:  # where Ollama has the limit
+            properties["options"] = {"$ref": "#/components/schemas/OllamaOptions"}
+            schema["required"] = [*schema.get("required", ()), "options"]
         if name.endswith("Body") and "model" in properties:
-            properties["model"] = {"const": MINILM if name.startswith("Embedding") else SMOLLM2}
+            properties["model"] = {"const": MINILM if name.startswith(ENCODER_BODIES) else SMOLLM2}
             for limit in LIMITS:
                 if limit in properties:
-                    properties[limit] = {"type": "integer", "minimum": 1, "maximum": 4}
+                    properties[limit] = SHORT
             schema["required"] = [*schema.get("required", ()), *(limit for limit in LIMITS[::2] if limit in properties)]
     return document

@@ -202,8 +202,51 @@ void matmul_16_bits(const uint8_t* packed, const ActTile& tile, float* out, size
     matmul_floats<uint16_t>(packed, tile, out, out_stride, rows, group_begin, group_end, kToFloat);
 }
 
+template <class Value, class ToFloat>
+void low_rank_in(const uint8_t* packed, const float* x, int columns, int rank, float scale, float* low,
+                 ToFloat to_float) {
+    const auto* values = reinterpret_cast<const Value*>(packed);
+    for (int j = 0; j < (rank + kLanes - 1) / kLanes * kLanes; ++j) {
+        const Value* row = values + static_cast<size_t>(j / kLanes) * columns * kLanes + j % kLanes;
+        float sums[4] = {};
+        for (int c = 0; c < columns; ++c) sums[c % 4] += to_float(row[static_cast<size_t>(c) * kLanes]) * x[c];
+        low[j] = scale * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+}
+
+template <class Value, class ToFloat>
+void low_rank_add(const uint8_t* packed, const float* low, int rank, int rows, float* out, ToFloat to_float) {
+    const auto* values = reinterpret_cast<const Value*>(packed);
+    for (int row = 0; row < rows; ++row) {
+        const Value* b = values + static_cast<size_t>(row / kLanes) * rank * kLanes + row % kLanes;
+        float sum = 0;
+        for (int j = 0; j < rank; ++j) sum += to_float(b[static_cast<size_t>(j) * kLanes]) * low[j];
+        out[row] += sum;
+    }
+}
+
+void low_rank_in_f16(const uint8_t* packed, const float* x, int columns, int rank, float scale, float* low) noexcept {
+    low_rank_in<uint16_t>(packed, x, columns, rank, scale, low, half_to_float);
+}
+
+void low_rank_in_f32(const uint8_t* packed, const float* x, int columns, int rank, float scale, float* low) noexcept {
+    low_rank_in<float>(packed, x, columns, rank, scale, low, [](float w) { return w; });
+}
+
+void low_rank_add_f16(const uint8_t* packed, const float* low, int rank, int rows, float* out) noexcept {
+    low_rank_add<uint16_t>(packed, low, rank, rows, out, half_to_float);
+}
+
+void low_rank_add_f32(const uint8_t* packed, const float* low, int rank, int rows, float* out) noexcept {
+    low_rank_add<float>(packed, low, rank, rows, out, [](float w) { return w; });
+}
+
 constexpr KernelTable make_matmul_kernels() {
     KernelTable t{};
+    t.low_rank_in_f16 = low_rank_in_f16;
+    t.low_rank_in_f32 = low_rank_in_f32;
+    t.low_rank_add_f16 = low_rank_add_f16;
+    t.low_rank_add_f32 = low_rank_add_f32;
     t.matmul[static_cast<int>(Type::F32)] = matmul_f32;
     t.matmul[static_cast<int>(Type::F16)] = matmul_16_bits<half_to_float>;
     t.matmul[static_cast<int>(Type::BF16)] = matmul_16_bits<bfloat_to_float>;

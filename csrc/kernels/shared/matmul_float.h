@@ -2,6 +2,7 @@
 // A column of eight rows fills a vector; Lanes loads those of type BF16 with load_bf16.
 #pragma once
 #include "lanes.h"
+#include "low_rank.h"
 
 namespace kvarn::shared {
 namespace {
@@ -88,6 +89,10 @@ void matmul_float(const uint8_t* packed, const ActTile& tile, float* out, size_t
 template <class L>
 constexpr KernelTable matmul_float_kernels() {
     KernelTable t{};
+    t.low_rank_in_f16 = low_rank_in<L, uint16_t>;
+    t.low_rank_in_f32 = low_rank_in<L, float>;
+    t.low_rank_add_f16 = low_rank_add<L, uint16_t>;
+    t.low_rank_add_f32 = low_rank_add<L, float>;
     t.matmul[static_cast<int>(Type::F32)] = matmul_float<L, Plain<L, float>>;
     t.matmul[static_cast<int>(Type::F16)] = matmul_float<L, Plain<L, uint16_t>>;
     t.matmul[static_cast<int>(Type::BF16)] = matmul_float<L, BF16<L>>;

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import AdapterUse
 from kvarn.errors import ConfigError
 from kvarn.models.memory_plan import kv_layer_bytes
 from kvarn.sampling import sampler
@@ -83,6 +84,7 @@ class Batch:
     keep: tuple[Keep, ...] = ()
     window_tables: Int32 | None = None  # None where the layout has no window group
     states: StateSlots | None = None  # None where no layer has one, or every sequence is computed in one piece
+    adapters: tuple[tuple[AdapterUse, ...], ...] = ()  # of each sequence, in the order they are added; (): none has any
 
 
 def chosen_token(row: int) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.batch import NO_TOKEN, Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored, chosen_token
 from kvarn.backends.pooling import pool_rows
 from kvarn.formats.weights import WeightSource
@@ -109,6 +110,9 @@ class FakeBackend:
     ) -> None:
         if progress is not None:
             progress(1, 1)
+
+    def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
+        return weights
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         self._cache = np.full((budget_bytes // layout.block_bytes, layout.block_size), -1, np.int32)

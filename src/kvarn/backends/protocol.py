@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.resumable_forward import ResumableForward
 from kvarn.errors import DeviceLost
@@ -68,6 +69,13 @@ class Backend(Protocol):
         """(output rows, vocabulary): for tests and Python samplers only."""
 
     def close(self) -> None: ...
+
+
+class AdaptingBackend(Backend, Protocol):
+    """Computes batches whose sequences have adapters."""
+
+    def prepare_adapter(self, weights: LoraWeights) -> Any:
+        """Pack an adapter of the loaded model: the handle of its AdapterUse. Any thread may call it at any time."""
 
 
 class LaunchingBackend(Backend, Protocol):

@@ -86,10 +86,7 @@ class Engine:
         return Demand(len(priorities), max(priorities, default=0))
 
     def submit(self, submission: Submission) -> tuple[Request, ...]:
-        """Queue the n answers to one prompt, or refuse all of them at once with the numbers.
-
-        Answers after the first start on its computed prompt.
-        """
+        """Queue the n answers to one prompt, or refuse all at once; those after the first start on its prompt."""
         submission = self.admission.admit(submission)
         requests = [self.submit_choice(submission)]
         try:
@@ -116,6 +113,8 @@ class Engine:
             admitted.max_total_tokens,
             seed,
             tenant=submission.tenant,
+            prefix_salt=submission.prefix_salt,
+            adapters=submission.adapters,
             choice=choice,
             fork_of=fork_of if self.decoder.can_fork else None,
             clock=self._clock,

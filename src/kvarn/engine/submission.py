@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvarn.adapters.weights import AdapterUse, prefix_salt
 from kvarn.structured.constraints import Compiled
 from kvarn.types import SamplingParams
 
@@ -34,7 +35,13 @@ class Submission:
     prediction_ids: tuple[int, ...] = ()  # of params.prediction
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
+    adapters: tuple[AdapterUse, ...] = ()  # what is added to the base
     admitted: Admitted | None = None  # set by Admission.admit
+
+    @property
+    def prefix_salt(self) -> str:
+        """What the prefix cache knows its blocks by."""
+        return prefix_salt(self.tenant, self.adapters)
 
     @property
     def wants_text_alone(self) -> bool:

@@ -29,6 +29,17 @@ class PlotPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class BitScale:
+    """Bits per weight beside megabytes, for files of one model; other_bytes: of a file, beside its weights."""
+
+    num_weights: int
+    other_bytes: float
+
+    def megabytes(self, bits: float) -> float:
+        return (bits * self.num_weights / 8 + self.other_bytes) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
 class _Axes:
     low_mb: float
     high_mb: float
@@ -53,8 +64,16 @@ def plot_points(reports: Sequence[EvaluationReport]) -> list[PlotPoint]:
     return sorted(found, key=lambda point: point.megabytes)
 
 
-def svg(points: Sequence[PlotPoint], title: str) -> str:
-    """Draw points as an SVG document."""
+def bit_scale(reports: Sequence[EvaluationReport]) -> BitScale | None:
+    """The scale of models that have equally many weights; None for others."""
+    first = reports[0]
+    if any(one.num_weights != first.num_weights for one in reports):
+        return None
+    return BitScale(first.num_weights, first.num_bytes - first.bits_per_weight * first.num_weights / 8)
+
+
+def svg(points: Sequence[PlotPoint], title: str, bits: BitScale | None = None) -> str:
+    """Draw points as an SVG document; bits: a second scale, on top."""
     if not points:
         raise InvalidParameter("a plot needs models that were compared with a source; give --against", field="plot")
     axes = _axes(points)
@@ -64,6 +83,7 @@ def svg(points: Sequence[PlotPoint], title: str) -> str:
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<text x="{LEFT}" y="18" font-size="14">{escape(title)}</text>',
         *_grid(axes),
+        *([] if bits is None else _bit_marks(axes, bits)),
         *_curves(axes, points),
         "</svg>",
     ]
@@ -93,6 +113,17 @@ def _grid(axes: _Axes) -> Iterator[str]:
     yield f'<text x="16" y="{middle}" text-anchor="middle" transform="rotate(-90 16 {middle})">mean KL, nats</text>'
 
 
+def _bit_marks(axes: _Axes, scale: BitScale) -> Iterator[str]:
+    """Whole numbers of bits per weight."""
+    whole = [bits for bits in range(1, 33) if axes.low_mb <= scale.megabytes(bits) <= axes.high_mb]
+    for bits in whole:
+        x = axes.x(scale.megabytes(bits))
+        yield f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{TOP + 6}" stroke="#666"/>'
+        yield f'<text x="{x:.1f}" y="{TOP + 18}" text-anchor="middle" fill="#666">{bits}</text>'
+    if whole:
+        yield f'<text x="{WIDTH - RIGHT + 8}" y="{TOP + 18}" fill="#666">bits per weight</text>'
+
+
 def _ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 6
     scale = 10.0 ** math.floor(math.log10(rough))
@@ -106,7 +137,7 @@ def _curves(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
         colour = COLOURS[number % len(COLOURS)]
         yield from _curve(axes, [point for point in points if point.series == name], colour)
         if len(names) > 1:
-            y = TOP + 14 + 18 * number
+            y = TOP + 40 + 18 * number
             yield f'<circle cx="{WIDTH - RIGHT - 150}" cy="{y - 4}" r="4" fill="{colour}"/>'
             yield f'<text x="{WIDTH - RIGHT - 140}" y="{y}">{escape(name)}</text>'
 

@@ -60,8 +60,7 @@ def cut_chunks(text: RunningText, tokenizer: Tokenizer, context: int, max_chunks
     num_available = len(ids) // context
     if num_available == 0:
         raise InvalidParameter(
-            f"{', '.join(text.names)} has {len(ids):,} tokens, one chunk needs {context:,}; "
-            "give a longer text or a shorter context",
+            f"{', '.join(text.names)} has {len(ids):,} tokens, one chunk needs {context:,}; give a longer text",
             field="text",
         )
     _refuse_unreadable(text, tokenizer, ids)

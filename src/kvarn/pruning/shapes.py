@@ -28,11 +28,12 @@ class CutShape:
 
 @dataclass(frozen=True, slots=True)
 class CutBudget:
-    """What a shape takes, of `what`, and the most it may."""
+    """What a shape takes, of `what`, and the most it may; told: what to ask for, to be allowed so much."""
 
     limit: int
     what: str
     size: Callable[[CutShape], int]
+    told: Callable[[int], str]
 
     def fits(self, shape: CutShape) -> bool:
         return self.size(shape) <= self.limit
@@ -100,5 +101,5 @@ def require_possible(smallest: CutShape, budget: CutBudget) -> None:
     if least > budget.limit:
         raise ConfigError(
             f"the smallest this model can be has {least:,} {budget.what} ({smallest}), the budget is "
-            f"{budget.limit:,}; give at least {least:,}"
+            f"{budget.limit:,}; give at least {budget.told(least)}"
         )

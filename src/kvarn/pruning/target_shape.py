@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,10 +83,20 @@ class ShapeTarget:
 
     def _budget(self) -> CutBudget:
         if self.target.num_bytes is not None:
-            return CutBudget(self.target.num_bytes, "bytes", lambda shape: self.file_size(self._sample(shape)))
+            return CutBudget(
+                self.target.num_bytes,
+                "bytes",
+                lambda shape: self.file_size(self._sample(shape)),
+                lambda least: f"{least:,} bytes (--bytes {least})",
+            )
         assert self.target.keep is not None
-        limit = int(self.target.keep * parameters(self.weights.tensors))
-        return CutBudget(limit, "weights in its layers", lambda shape: parameters(self._sample(shape).tensors))
+        total = parameters(self.weights.tensors)
+        return CutBudget(
+            int(self.target.keep * total),
+            "weights in its layers",
+            lambda shape: parameters(self._sample(shape).tensors),
+            lambda least: f"{math.ceil(1e6 * least / total) / 1e6:g} of all (--keep)",
+        )
 
     def _sample(self, shape: CutShape) -> PrunedWeights:
         """Some weights of a shape, whichever they are."""

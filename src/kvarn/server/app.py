@@ -16,6 +16,8 @@ from kvarn.server.access.auth import Authenticator
 from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.field_names import NO_FIELDS
 from kvarn.server.api.llama_server import infill_routes
+from kvarn.server.api.ollama import catalog_routes, embed_routes
+from kvarn.server.api.ollama import routes as ollama
 from kvarn.server.api.openai import chat_routes, completions_routes, embeddings_routes
 from kvarn.server.api.responses import routes as responses
 from kvarn.server.api.responses import stored_routes
@@ -28,12 +30,14 @@ from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, REQUEST_ID, RequestPipeline
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
+from kvarn.server.page import routes as page
 from kvarn.server.state import ServerState
 
 DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
-    *(rerank_routes, collections, models, tokens, requests, health, metrics, about),
+    *(ollama, embed_routes, catalog_routes),
+    *(rerank_routes, collections, models, tokens, requests, health, metrics, about, page),
 )
 
 

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from kvarn import errors
 from kvarn.server.api.anthropic import errors as anthropic
 from kvarn.server.api.field_names import NO_FIELDS, GivenFields, field_of, told_of
+from kvarn.server.api.ollama import errors as ollama
 from kvarn.server.api.openai import errors as openai
 from kvarn.server.api.responses import errors as responses
 from kvarn.server.api.schema import InvalidField
@@ -172,6 +173,8 @@ def failure_body(failure: Failure, path: str) -> bytes:
     """The body in the shape that clients of a path read."""
     if anthropic.is_path(path):
         body = anthropic.error_body(failure)
+    elif ollama.is_path(path):
+        body = ollama.error_body(failure)
     else:
         body = openai.error_body(failure.renamed(responses.field_name) if path == responses.PATH else failure)
     return json.dumps(body, separators=(",", ":")).encode()

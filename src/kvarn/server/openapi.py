@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvarn.server.api.anthropic import errors as anthropic
+from kvarn.server.api.ollama import errors as ollama
 from kvarn.server.api.openai import errors as openai
 
 METHODS = ("get", "post", "delete")
@@ -25,7 +26,7 @@ def describe(app: FastAPI, *, needs_key: bool, root_path: str = "") -> dict[str,
                     _complete(path, operations[method], schemas)
         for unused in ("HTTPValidationError", "ValidationError"):
             schemas.pop(unused, None)
-        schemas.update(Error=openai.SCHEMA, AnthropicError=anthropic.SCHEMA)
+        schemas.update(Error=openai.SCHEMA, AnthropicError=anthropic.SCHEMA, OllamaError=ollama.SCHEMA)
         if root_path:
             document["servers"] = [{"url": root_path}]
         if needs_key:
@@ -45,7 +46,7 @@ def _complete(path: str, operation: dict[str, Any], schemas: dict[str, Any]) -> 
             media["schema"] = {"$ref": f"#/components/schemas/{name}"}
     answers = operation["responses"]
     answers.pop("422", None)
-    kind = "AnthropicError" if anthropic.is_path(path) else "Error"
+    kind = "AnthropicError" if anthropic.is_path(path) else "OllamaError" if ollama.is_path(path) else "Error"
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
     for status, words in (("4XX", "the request cannot be served as asked"), ("5XX", "the server could not serve it")):
         answers.setdefault(status, {"description": words, "content": content})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,14 @@ import kvarn
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.evaluation.divergence import token_divergence, token_losses
 from kvarn.evaluation.evaluate import evaluate_all
-from kvarn.evaluation.plot import PlotPoint, plot_points, svg
+from kvarn.evaluation.plot import BitScale, PlotPoint, bit_scale, plot_points, svg
 from kvarn.evaluation.report import table_of
 from kvarn.evaluation.tensor_errors import tensor_errors
+from kvarn.evaluation.text import cut_chunks, read_text
+from kvarn.tokenizer.from_gguf import tokenizer_from_gguf
 from tests.chat_model import chat_metadata
 from tests.float_model import write_float_model, write_text
+from tests.unit.tokenizer.vocabularies import word_piece
 
 OPTIONS = kvarn.EvaluationOptions(chunks=4, context=64)
 
@@ -98,9 +102,12 @@ def test_fewer_bits_diverge_more(source: Path, quantized: Path, text: Path) -> N
     table = table_of([own, q8, q4])
     assert [row[0] for row in table] == ["model", "source.gguf", "q8_0.gguf", "q4_0.gguf"]
     assert json.loads(json.dumps(q4.as_dict()))["divergence"]["source"] == "source.gguf"
-    drawing = ET.fromstring(svg(plot_points([own, q8, q4]), "a <title>"))
+    scale = bit_scale([own, q8, q4])
+    assert scale is not None
+    assert scale.megabytes(q4.bits_per_weight) == pytest.approx(q4.num_bytes / 1e6, rel=0.01)
+    drawing = ET.fromstring(svg(plot_points([own, q8, q4]), "a <title>", scale))
     labels = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"q8_0.gguf", "q4_0.gguf", "a <title>"} <= set(labels)
+    assert {"q8_0.gguf", "q4_0.gguf", "a <title>", "bits per weight"} <= set(labels)
 
 
 def test_larger_files_lie_to_the_right_and_larger_divergences_above() -> None:
@@ -125,6 +132,21 @@ def test_each_series_has_its_own_line_and_name() -> None:
     assert {"ours", "theirs"} <= labels
 
 
+def test_whole_bits_per_weight_lie_where_their_files_would() -> None:
+    points = [PlotPoint("4 bits", 60, 0.2, 0.01), PlotPoint("8 bits", 110, 0.002, 0.0001)]
+    drawing = ET.fromstring(svg(points, "two", BitScale(100_000_000, 10e6)))
+    ticks = {one.text: float(one.attrib["x"]) for one in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    circles = {next(iter(one)).text: one for one in drawing.iter("{http://www.w3.org/2000/svg}circle")}
+    assert ticks["4"] == float(circles["4 bits"].attrib["cx"])
+    assert ticks["8"] == float(circles["8 bits"].attrib["cx"])
+
+
+def test_models_of_different_numbers_of_weights_have_no_scale_of_bits(source: Path, text: Path) -> None:
+    own = kvarn.evaluate(source, text=text, options=OPTIONS)
+    assert bit_scale([own, own]) is not None
+    assert bit_scale([own, replace(own, num_weights=own.num_weights - 1)]) is None
+
+
 def test_a_plot_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="--against"):
         svg([], "nothing")
@@ -143,6 +165,18 @@ def test_a_text_that_is_too_short_is_refused_with_its_length(source: Path, tmp_p
     (tmp_path / "short.txt").write_text("ten tokens")
     with pytest.raises(InvalidParameter, match=r"short\.txt has 10 tokens, one chunk needs 64"):
         kvarn.evaluate(source, text=tmp_path / "short.txt", options=OPTIONS)
+
+
+def test_a_text_in_a_language_that_the_model_cannot_encode_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_from_gguf(word_piece())
+    for name, words, is_readable in (("known.txt", "hello world, ", True), ("foreign.txt", "hello мир, ", False)):
+        (tmp_path / name).write_text(words * 20, encoding="utf-8")
+        text = read_text(tmp_path / name)
+        if is_readable:
+            assert cut_chunks(text, tokenizer, 16, None).num_available == 60 // 16
+            continue
+        with pytest.raises(InvalidParameter, match=r"33% of the tokens of foreign\.txt are unknown to the model"):
+            cut_chunks(text, tokenizer, 16, None)
 
 
 def test_a_text_that_is_not_utf8_is_refused_with_the_place(source: Path, tmp_path: Path) -> None:

@@ -184,9 +184,16 @@ def test_options_that_do_not_go_together_are_refused(
 def test_the_smallest_budget_that_is_told_is_possible(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give at least") as refused:
         pruned(source, tmp_path / "out.gguf", texts[0], kvarn.PruneTarget(num_bytes=1000))
-    least = int(str(refused.value).rpartition("give at least ")[2].replace(",", ""))
+    least = int(str(refused.value).rpartition("--bytes ")[2].rstrip(")"))
     report = pruned(source, tmp_path / "out.gguf", texts[0], kvarn.PruneTarget(num_bytes=least))
     assert report.after.num_bytes <= least
+
+
+def test_the_smallest_share_that_is_told_is_possible(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give at least") as refused:
+        pruned(source, tmp_path / "out.gguf", texts[0], kvarn.PruneTarget(keep=1e-4))
+    least = float(str(refused.value).rpartition("give at least ")[2].partition(" ")[0])
+    assert pruned(source, tmp_path / "out.gguf", texts[0], kvarn.PruneTarget(keep=least)).kept <= least
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import AdapterUse
 from kvarn.backends.batch import Batch
 from kvarn.models.spec import ModelSpec
 
@@ -11,6 +12,7 @@ _Int32 = npt.NDArray[np.int32]
 _Float32 = npt.NDArray[np.float32]
 _UInt8 = npt.NDArray[np.uint8]
 _UInt32 = npt.NDArray[np.uint32]
+_Uses = Sequence[Sequence[AdapterUse]]
 
 kv_block_size: int
 kernels: Any
@@ -39,6 +41,10 @@ def kernel_origins(table: str) -> dict[str, str]: ...
 class ResumableForward:
     @property
     def piece_s(self) -> float: ...
+
+class Adapter:
+    @property
+    def num_bytes(self) -> int: ...
 
 class Model:
     def __init__(self, spec: ModelSpec, pool: ThreadTeam, isa: str) -> None: ...
@@ -72,10 +78,12 @@ class Model:
     def forward_from(self, first: int, batch: Batch, out: _Float32, states: _Float32) -> None: ...
     def begin(self, batch: Batch) -> ResumableForward: ...
     def advance(self, forward: ResumableForward, seconds: float, out: _Float32) -> bool: ...
-    def logits(self, hidden: _Float32, out: _Float32) -> None: ...
+    def make_adapter(self, type: int, pairs: Sequence[tuple[str, int, int, int, float, _UInt8, _UInt8]]) -> Adapter: ...
+    def logits(self, hidden: _Float32, adapters: _Uses, out: _Float32) -> None: ...
     def sample(
         self,
         hidden: _Float32,
+        adapters: _Uses,
         rows: _Int32,
         partners: _Int32,
         sampling: SamplingArrays,
@@ -100,5 +108,11 @@ class Model:
     def num_kept(self, layer: int, input: str, part: int) -> int: ...
     def take_rows(self, layer: int, input: str, part: int, out: _Float32) -> None: ...
     def score(
-        self, hidden: _Float32, targets: _Int32, logprobs: _Float32, top_ids: _Int32, top_logprobs: _Float32
+        self,
+        hidden: _Float32,
+        adapters: _Uses,
+        targets: _Int32,
+        logprobs: _Float32,
+        top_ids: _Int32,
+        top_logprobs: _Float32,
     ) -> None: ...

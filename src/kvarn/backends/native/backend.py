@@ -7,25 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
+from kvarn.backends.adapted import head_adapters, with_head_adapters
 from kvarn.backends.batch import (
     Batch,
     BlockCopy,
     Float32,
-    Int32,
     KVLayout,
-    RowSampling,
     Sampled,
     SampleRows,
     Scored,
 )
 from kvarn.backends.native import _native
+from kvarn.backends.native.adapters import pack_adapter
+from kvarn.backends.native.sampling_arrays import NO_IDS, sampling_arrays
 from kvarn.backends.native.tensors import SegmentedWeights, matrix_names, read_vector, vector_names
 from kvarn.backends.pooling import pool_rows
 from kvarn.config import CPU_KV_DTYPES, MAX_THREADS
@@ -52,6 +51,7 @@ class NativeBackend:
         self._model: _native.Model | None = None
         self._width = 0
         self._vocab_size = 0
+        self._has_quants = False
 
     @property
     def progress(self) -> int:
@@ -99,6 +99,11 @@ class NativeBackend:
         weights.verify_unchanged()
         model.finish_loading()
         self._model, self._width, self._vocab_size = model, spec.width, spec.vocab_size
+        self._has_quants = any(matrix.type.block_values > 1 for matrix in matrices)
+
+    def prepare_adapter(self, weights: LoraWeights) -> _native.Adapter:
+        """Pack the pairs: as f16 beside quantised weights, whose activations are rounded further than that."""
+        return pack_adapter(self._core, weights, is_half=self._has_quants)
 
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         """Reserve address space for the cache; memory is committed when a block is first written."""
@@ -134,7 +139,7 @@ class NativeBackend:
         """Run one step; the result is (output rows, width)."""
         hidden = np.empty((len(batch.output_rows), self._width), np.float32)
         self._core.forward(batch, hidden)
-        return hidden
+        return with_head_adapters(hidden, batch)
 
     def forward_from(self, first: int, batch: Batch, states: Float32) -> Float32:
         """Run the layers from `first` on. states (layers, tokens, width) is what each layer reads.
@@ -168,9 +173,10 @@ class NativeBackend:
         )
         self._core.sample(
             hidden,
+            head_adapters(hidden),
             rows.rows,
-            _NO_IDS if rows.partners is None else rows.partners,
-            _sampling_arrays(rows.params),
+            NO_IDS if rows.partners is None else rows.partners,
+            sampling_arrays(rows.params),
             rows.want_logprobs,
             sampled.token_ids,
             sampled.logprobs,
@@ -188,7 +194,7 @@ class NativeBackend:
             top_ids=np.empty((count, num_top), np.int32),
             top_logprobs=np.empty((count, num_top), np.float32),
         )
-        self._core.score(hidden, targets, scored.logprobs, scored.top_ids, scored.top_logprobs)
+        self._core.score(hidden, head_adapters(hidden), targets, scored.logprobs, scored.top_ids, scored.top_logprobs)
         return scored
 
     def pool(self, hidden: Float32, row_starts: npt.NDArray[np.int32], pooling: Pooling) -> Float32:
@@ -197,7 +203,7 @@ class NativeBackend:
     def logits(self, hidden: Float32) -> Float32:
         """All logits: for tests and Python samplers only."""
         out = np.empty((len(hidden), self._vocab_size), np.float32)
-        self._core.logits(hidden, out)
+        self._core.logits(hidden, head_adapters(hidden), out)
         return out
 
     def observe_inputs(self) -> None:
@@ -246,6 +252,7 @@ class NativeResumableForward:
 
     def __init__(self, core: _native.Model, batch: Batch, width: int) -> None:
         self._core = core
+        self._batch = batch
         self._hidden = np.empty((len(batch.output_rows), width), np.float32)
         self._state = core.begin(batch)
 
@@ -255,40 +262,11 @@ class NativeResumableForward:
 
     def advance(self, seconds: float) -> Float32 | None:
         """Run pieces of layers for about that long, at least one."""
-        return self._hidden if self._core.advance(self._state, seconds, self._hidden) else None
+        is_done = self._core.advance(self._state, seconds, self._hidden)
+        return with_head_adapters(self._hidden, self._batch) if is_done else None
 
 
 def _stack_shape(info: TensorInfo) -> tuple[int, int, int]:
     """(parts, rows, columns) of a matrix or of a stack of experts."""
     parts = info.shape[0] if len(info.shape) == 3 else 1
     return parts, info.shape[-2], info.shape[-1]
-
-
-_RECORD: Any = np.dtype(_native.sampling_record)  # the numbers of a RowSampling, as the core names and places them
-_numbers = attrgetter(*_RECORD.names)
-_NO_IDS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float32)
-_NO_MASKS = np.empty((0, 0), np.uint32)
-
-
-def _sampling_arrays(rows: Sequence[RowSampling]) -> _native.SamplingArrays:
-    """All rows as a few arrays: a step crosses into the core once."""
-    with np.errstate(over="ignore", under="ignore"):
-        records = np.array([_numbers(row) for row in rows], _RECORD)
-    biased, seen = [row.bias_ids for row in rows], [row.seen_ids for row in rows]
-    bias_starts, seen_starts = _starts(biased), _starts(seen)
-    masked = [i for i, row in enumerate(rows) if row.mask is not None]
-    return (
-        records.view(np.uint8).reshape(len(rows), _RECORD.itemsize),
-        np.concatenate(biased) if bias_starts[-1] else _NO_IDS,
-        np.concatenate([row.bias_values for row in rows]) if bias_starts[-1] else _NO_VALUES,
-        bias_starts,
-        np.concatenate(seen) if seen_starts[-1] else _NO_IDS,
-        np.concatenate([row.seen_counts for row in rows]) if seen_starts[-1] else _NO_IDS,
-        seen_starts,
-        np.array(masked, np.int32) if masked else _NO_IDS,
-        np.stack([row.mask for row in rows if row.mask is not None]) if masked else _NO_MASKS,
-    )
-
-
-def _starts(parts: Sequence[Int32]) -> Int32:
-    return np.array([0, *accumulate(map(len, parts))], np.int32)

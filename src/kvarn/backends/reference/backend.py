@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.adapters.weights import LoraWeights
+from kvarn.backends.adapted import adapted_head, adapted_weights, with_head_adapters
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
 from kvarn.backends.host_sampling import sample_rows, score_rows
 from kvarn.backends.pooling import pool_rows
@@ -32,7 +34,7 @@ from kvarn.errors import BackendError
 from kvarn.formats.quants import dequantize
 from kvarn.formats.weights import TensorInfo, WeightSource
 from kvarn.models.recurrent import recurrent_of
-from kvarn.models.spec import Attention, Block, LatentAttention, ModelSpec, Pooling
+from kvarn.models.spec import Attention, LatentAttention, ModelSpec, Pooling
 from kvarn.models.state_layers import NoMixer
 
 
@@ -71,6 +73,10 @@ class ReferenceBackend:
         weights.verify_unchanged()
         self._spec, self._weights = spec, loaded if self._dense else _LazyWeights(loaded, stored)
 
+    def prepare_adapter(self, weights: LoraWeights) -> LoraWeights:
+        """An adapter is its own handle."""
+        return weights
+
     def reserve_kv(self, layout: KVLayout, budget_bytes: int) -> int:
         num_blocks = budget_bytes // layout.block_bytes
         self._cache = PagedCache(layout, num_blocks)
@@ -93,16 +99,17 @@ class ReferenceBackend:
 
     def forward(self, batch: Batch) -> Float32:
         """Run all rows through all blocks; the states of the output rows after the output norm."""
-        spec, weights = self._loaded(), self._weights
+        spec, weights = self._loaded(), adapted_weights(self._weights, batch)
         _check_tokens(batch, spec)
         x = embed(batch.token_ids, batch.positions, weights, spec.embedding)
         parts = per_layer_parts(x, batch.token_ids, weights, spec)
         x = x if spec.altup is None else split_streams(x, weights, spec.altup)
-        for layer, block in enumerate(spec.blocks):
-            x = self._block(x, layer, block, parts[:, layer], batch)
+        for layer in range(len(spec.blocks)):
+            x = self._block(x, weights, layer, parts[:, layer], batch)
         x = x[batch.output_rows]
         x = x if spec.altup is None else merge_streams(x, weights, spec.altup)
-        return x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
+        x = x if spec.output_norm is None else normalise(x, weights, "output_norm", spec.output_norm)
+        return with_head_adapters(x, batch)
 
     def sample(self, hidden: Float32, rows: SampleRows) -> Sampled:
         return sample_rows(lambda wanted: self.logits(hidden[wanted]), rows)
@@ -117,29 +124,31 @@ class ReferenceBackend:
         head = self._loaded().head
         if head is None:
             raise BackendError("the model is an encoder and has no logits; use pool")
-        y: Float32 = hidden @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
+        y: Float32 = np.asarray(hidden) @ self._weights["token_embd.weight" if head.tied else "output.weight"].T
+        y = adapted_head(self._weights, hidden, y)
         y = y + self._weights["output.bias"] if head.bias else y
         return softcap(y * np.float32(head.scale), head.softcap)
 
     def close(self) -> None:
         self._spec, self._weights, self._cache, self._states = None, {}, None, []
 
-    def _block(self, x: Float32, layer: int, block: Block, part: Float32, batch: Batch) -> Float32:
-        stem, weights, altup = f"blk.{layer}", self._weights, self._loaded().altup
+    def _block(self, x: Float32, weights: Weights, layer: int, part: Float32, batch: Batch) -> Float32:
+        spec, stem = self._loaded(), f"blk.{layer}"
+        block, altup = spec.blocks[layer], spec.altup
         if altup is None:
-            x = self._sublayers(x, layer, block, batch)
+            x = self._sublayers(x, weights, layer, batch)
             x = x + per_layer_input(x, part, weights, stem, block)
             return x * weights[f"{stem}.layer_output_scale.weight"] if block.output_scale else x
         guessed = predict(x, weights, stem, altup)
-        computed = self._sublayers(guessed[:, altup.active], layer, block, batch)
+        computed = self._sublayers(guessed[:, altup.active], weights, layer, batch)
         x = correct(guessed, computed, weights, stem, altup)
         added = per_layer_input(scaled_active(x, weights, stem, altup), part, weights, stem, block)
         x[:, 1:] += added[:, None]
         return x
 
-    def _mix(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
+    def _mix(self, x: Float32, weights: Weights, layer: int, batch: Batch) -> Float32:
         """Attention, or what stands in its place or beside it."""
-        found, weights = np.zeros_like(x), self._weights
+        found, block = np.zeros_like(x), self._loaded().blocks[layer]
         if isinstance(block.mixer, Attention):
             found = attend(x, weights, Layer(layer, block.mixer, self._cache), batch)
         if isinstance(block.mixer, LatentAttention):
@@ -149,14 +158,14 @@ class ReferenceBackend:
             found = found + recur(x, weights, RecurrentLayer(f"blk.{layer}", state, slots), batch)
         return found
 
-    def _sublayers(self, x: Float32, layer: int, block: Block, batch: Batch) -> Float32:
-        stem, weights = f"blk.{layer}", self._weights
+    def _sublayers(self, x: Float32, weights: Weights, layer: int, batch: Batch) -> Float32:
+        stem, block = f"blk.{layer}", self._loaded().blocks[layer]
 
         def norm(y: Float32, name: str) -> Float32:
             return normalise(y, weights, f"{stem}.{name}", block.norm)
 
         def attention(y: Float32) -> Float32:
-            return self._mix(y, layer, block, batch)
+            return self._mix(y, weights, layer, batch)
 
         def ffn(y: Float32) -> Float32:
             if block.beside is not None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from kvarn.backends.adapted import AdaptedWeights
 from kvarn.models.spec import Activation, FeedForward, InputEmbedding, MixtureOfExperts, Norm
 
 Float32 = npt.NDArray[np.float32]
@@ -23,6 +24,8 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 def linear(x: Float32, weights: Weights, name: str, bias: bool = False) -> Float32:
     """Multiply by a matrix (out, in) and add its bias."""
     y = x @ weights[f"{name}.weight"].T
+    if isinstance(weights, AdaptedWeights):
+        y = weights.added(name, x, y)
     return y + weights[f"{name}.bias"] if bias else y
 
 
@@ -81,7 +84,10 @@ def embed(tokens: Int32, positions: Int32, weights: Weights, embedding: InputEmb
     """Turn tokens into the first state of the residual stream."""
     table = weights["token_embd.weight"]
     segments, tokens = np.divmod(tokens, len(table))  # all 0 but in the second of two texts
-    x = table[tokens] * np.float32(embedding.scale)
+    x = table[tokens]
+    if isinstance(weights, AdaptedWeights):
+        x = weights.added_to_embedding(tokens, x)
+    x = x * np.float32(embedding.scale)
     if embedding.positions is not None:
         x = x + weights["position_embd.weight"][positions]
     if embedding.token_types:

@@ -53,6 +53,7 @@ class ServeOptions:
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy on this machine passes requests on: close /metrics to it.")
     ] = False
+    open: Annotated[bool, typer.Option("--open", help="Open the page in a browser once the server is ready.")] = False
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -97,10 +98,10 @@ def serve(
     engine: EngineOptions,
     explain: Annotated[bool, typer.Option("--explain", help="Only print every setting and who gave it.")] = False,
 ) -> None:
-    """Answer OpenAI and Anthropic clients over HTTP until SIGTERM or Ctrl-C.
+    """Answer OpenAI and Anthropic clients over HTTP, and browsers with a page to chat, until SIGTERM or Ctrl-C.
 
     Prints one line when the first model has computed its first token; logs are JSON on stderr. A setting is looked for
-    in the flags, then in KVARN_SERVER_* variables, then in the TOML file.
+    in the flags, then in KVARN_SERVER_* variables, then in the TOML file. The page is at http://127.0.0.1:8000.
 
     Try: kvarn serve, then curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d
     '{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'
@@ -114,6 +115,13 @@ def serve(
     settings = load_config(options.config, flags)  # wrong ones are refused before the slow imports
     from kvarn.server.process.serve import serve as run_server
 
-    code = run_server(settings)
+    code = run_server(settings, on_ready=_open_page if options.open else None)
     sys.stdout.flush()
     os._exit(code)  # threads that cannot be interrupted must not delay the exit
+
+
+def _open_page(address: str) -> None:
+    import webbrowser
+
+    if address.startswith("unix:") or not webbrowser.open(address):
+        print(f"kvarn: no browser could be opened here; open {address} in one", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A progress bar for downloads, on stderr so that stdout stays clean for answers and JSON."""
+"""A progress bar for downloads and long work, on stderr so that stdout stays clean for answers and JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from kvarn.hub import OnProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import ProgressColumn, Task
+
+MIN_BYTES = 100_000  # a smaller total counts chunks, tensors or steps
 
 
 @contextmanager
@@ -42,12 +45,9 @@ class _LazyProgressBar:
         return self._start_bar(console) if console.is_terminal else _log_lines(console)
 
     def _start_bar(self, console: Console) -> OnProgress:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.progress import TransferSpeedColumn as SpeedColumn
+        from rich.progress import Progress
 
-        text = TextColumn("{task.description}", markup=False)
-        columns = (text, BarColumn(), DownloadColumn(), SpeedColumn(), TimeRemainingColumn())
-        progress = Progress(*columns, console=console, transient=True)
+        progress = Progress(*_columns(), console=console, transient=True)
         task = progress.add_task("", total=None)
         progress.start()
         self._stop = progress.stop
@@ -70,7 +70,36 @@ def _log_lines(console: Console) -> OnProgress:
     def draw(_done: int, total: int | None, label: str) -> None:
         if label not in shown:
             shown.add(label)
-            size = f" ({total / 1e6:,.1f} MB)" if total else ""
-            console.print(f"{label}{size}", markup=False, highlight=False)
+            console.print(f"{label}{_in_brackets(total)}", markup=False, highlight=False)
 
     return draw
+
+
+def _in_brackets(total: int | None) -> str:
+    if not total:
+        return ""
+    return f" ({total / 1e6:,.1f} MB)" if _is_bytes(total) else f" ({total:,})"
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    """What the bar shows: bytes with their speed, or how many of how many."""
+    from rich.progress import BarColumn, DownloadColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import TransferSpeedColumn as SpeedColumn
+    from rich.text import Text
+
+    class AmountColumn(ProgressColumn):
+        def __init__(self) -> None:
+            super().__init__()
+            self._size, self._speed = DownloadColumn(), SpeedColumn()
+
+        def render(self, task: Task) -> Text:
+            done, total = int(task.completed), None if task.total is None else int(task.total)
+            if _is_bytes(done if total is None else total):
+                return self._size.render(task) + Text(" ") + self._speed.render(task)
+            return Text(f"{done:,}" if total is None else f"{done:,} of {total:,}")
+
+    return TextColumn("{task.description}", markup=False), BarColumn(), AmountColumn(), TimeRemainingColumn()
+
+
+def _is_bytes(total: int) -> bool:
+    return total >= MIN_BYTES

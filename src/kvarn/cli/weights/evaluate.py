@@ -53,7 +53,7 @@ def evaluate(
     Example: kvarn evaluate small.gguf smaller.gguf --against source.gguf --text held-out.txt --plot curve.svg
     """
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate_all
-    from kvarn.evaluation.plot import plot_points, svg
+    from kvarn.evaluation.plot import bit_scale, plot_points, svg
     from kvarn.evaluation.report import table_of
 
     if against is None and (tensors or plot is not None):
@@ -63,7 +63,8 @@ def evaluate(
         reports = evaluate_all(models, text=text, against=against, options=options, progress=show)
     figures: dict[str, Any] = {"models": [report.as_dict() for report in reports]}
     if plot is not None:
-        plot.write_text(svg(plot_points(reports), f"divergence from {reports[0].model}"), encoding="utf-8")
+        drawn = svg(plot_points(reports), f"divergence from {reports[0].model}", bit_scale(reports))
+        plot.write_text(drawn, encoding="utf-8")
     if not only_json:
         _print_table(table_of(reports))
     if tensors and against is not None:

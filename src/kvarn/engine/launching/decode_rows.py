@@ -80,6 +80,7 @@ class DecodeRows:
             block_tables=self.batch.block_tables[rows],
             window_tables=None if self.batch.window_tables is None else self.batch.window_tables[rows],
             output_rows=starts[:-1],
+            adapters=tuple([self.batch.adapters[i] for i in rows]) if self.batch.adapters else (),
         )
         return DecodeRows(self.members.only(rows), batch, [self.versions[i] for i in rows])
 

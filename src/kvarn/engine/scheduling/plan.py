@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from kvarn.adapters.weights import AdapterUse
 from kvarn.backends.batch import Batch, BlockCopy, Int32, Keep, StateSlots
 from kvarn.decoding.decoder import Span
 from kvarn.kv.cache import KVCache
@@ -150,6 +151,7 @@ def make_plan(entries: Sequence[BatchEntry], layerwise: LayerwisePart | None = N
         keep=() if is_plain else tuple(_keeps(parts)),
         window_tables=pad_window_tables([entry.window_table for entry in parts]),
         states=state_slots([entry.states for entry in parts if entry.states is not None], starts),
+        adapters=adapters_of([span.request for span in spans]),
     )
     return StepPlan(tuple(entries), batch, layerwise)
 
@@ -160,6 +162,12 @@ def _parts(entries: Sequence[BatchEntry]) -> Iterator[BatchEntry]:
         yield entry
         if entry.companion is not None:
             yield entry.companion
+
+
+def adapters_of(requests: Sequence[Request]) -> tuple[tuple[AdapterUse, ...], ...]:
+    """What each adds to the base; empty where nobody adds anything."""
+    found = tuple([request.adapters for request in requests])
+    return found if any(found) else ()
 
 
 def state_slots(states: Sequence[EntryStates], starts: Int32) -> StateSlots | None:

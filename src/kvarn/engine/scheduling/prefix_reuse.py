@@ -1,6 +1,6 @@
 """Blocks that a request need not compute: those of the request it forks, or of any other with the same prefix.
 
-Knows tokens and tenants; does not know which requests run.
+Knows tokens and salts; does not know which requests run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PrefixReuse:
             return num_shared
         if not self.may_share(request):
             return 0
-        hit = self._kv.lookup(request.token_ids, request.tenant)
+        hit = self._kv.lookup(request.token_ids, request.prefix_salt)
         if hit.num_matched:
             self._kv.fork(request.id, hit)
         return hit.num_tokens
@@ -59,13 +59,13 @@ class PrefixReuse:
         alike = [
             one for one in others if one.num_computed < end <= len(one.token_ids) and one.token_ids[end - 1] == last
         ]
-        return any(other.tenant == request.tenant and other.token_ids[:end] == wanted for other in alike)
+        return any(other.prefix_salt == request.prefix_salt and other.token_ids[:end] == wanted for other in alike)
 
     def publish(self, request: Request) -> None:
         """Publish the blocks that the request has computed, and free those that it will not read again."""
         if self._finds_prefixes:
             is_decoding = request.num_computed > request.num_prompt
             self._kv.publish(
-                request.id, request.token_ids, request.tenant, request.num_computed, is_decoding=is_decoding
+                request.id, request.token_ids, request.prefix_salt, request.num_computed, is_decoding=is_decoding
             )
         self._kv.advance(request.id, request.num_computed)

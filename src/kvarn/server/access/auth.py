@@ -14,8 +14,9 @@ from starlette.types import Scope
 
 from kvarn.errors import AuthError
 from kvarn.server.access.keys import KeyRing, Principal
+from kvarn.server.page.assets import PAGE_PATHS
 
-# Every path needs a key except these. Exact paths: nothing below them, no other spelling.
+# Every path needs a key except these, and PAGE_PATHS for GET and HEAD. Exact paths: nothing below, no other spelling.
 PUBLIC_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/startup", "/docs"})
 METRICS_PATH = "/metrics"  # free on loopback; elsewhere for tiers that see metrics
 
@@ -34,7 +35,7 @@ class Authenticator:
 
     def principal(self, scope: Scope) -> Principal | None:
         """The principal of the request's key, or AuthError; None for strangers on paths that need no key."""
-        if scope["path"] in PUBLIC_PATHS:
+        if _is_public(scope):
             with suppress(AuthError):
                 return self._authenticated(scope)
             return None
@@ -55,6 +56,11 @@ class Authenticator:
     def _is_local(self, scope: Scope) -> bool:
         """Whether the request comes from this machine, and not through a proxy on it."""
         return self._takes_local and not _is_forwarded(scope) and _is_loopback(scope.get("client"))
+
+
+def _is_public(scope: Scope) -> bool:
+    is_page = scope["method"] == "GET" and scope["path"] in PAGE_PATHS  # the pipeline has made GET of HEAD
+    return is_page or scope["path"] in PUBLIC_PATHS
 
 
 def has_body(scope: Scope) -> bool:

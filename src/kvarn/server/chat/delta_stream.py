@@ -1,17 +1,34 @@
-"""The only answer of a generation as deltas, for dialects that write typed events: /v1/responses and /v1/messages."""
+"""The only answer of a generation as deltas, for dialects of typed pieces: /v1/responses, /v1/messages, /api."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from kvarn.server.chat.output.deltas import Delta
-from kvarn.server.chat.output.harmony_stream import AnswerReader
+from kvarn.server.chat.output.deltas import ContentDelta, Delta
 from kvarn.types import Completion, FinishReason, TokenLogprob
 
 if TYPE_CHECKING:
     from kvarn.server.chat.generation import Generation
+
+
+class DeltaReader(Protocol):
+    """Takes an answer apart while it is being written."""
+
+    def push(self, text: str) -> Sequence[Delta]: ...
+
+    def end(self) -> Sequence[Delta]: ...
+
+
+class PlainReader:
+    """Takes nothing apart: all of the answer is content."""
+
+    def push(self, text: str) -> Sequence[Delta]:
+        return [ContentDelta(text)] if text else []
+
+    def end(self) -> Sequence[Delta]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +40,7 @@ class AnswerPart:
     completion: Completion | None = None
 
 
-async def answer_parts(generation: Generation, reader: AnswerReader) -> AsyncIterator[AnswerPart]:
+async def answer_parts(generation: Generation, reader: DeltaReader) -> AsyncIterator[AnswerPart]:
     """The answer part by part; one that ran out of time ends with its error."""
     async for batch in generation.batches():
         tokens = [event for _, event in batch]
@@ -36,6 +53,6 @@ async def answer_parts(generation: Generation, reader: AnswerReader) -> AsyncIte
         yield AnswerPart(deltas, [token.logprob for token in tokens if token.logprob is not None], last.completion)
 
 
-def whole_answer(completion: Completion, reader: AnswerReader) -> AnswerPart:
+def whole_answer(completion: Completion, reader: DeltaReader) -> AnswerPart:
     """A finished answer as one part."""
     return AnswerPart([*reader.push(completion.text), *reader.end()], completion.logprobs or (), completion)

@@ -190,8 +190,9 @@ def _check_length(llm: LLM, texts: Collection[str], params: SamplingParams) -> N
 
 
 def tenant_of(principal: Principal, cache_salt: str) -> str:
-    """Whose cached prefixes a request may find."""
-    return f"{principal.tenant}\0{cache_salt}" if cache_salt else principal.tenant
+    """Whose cached prefixes a request may find; never with two NULs in a row, behind which adapters are told."""
+    salt = f".{cache_salt}".replace("\0", "\0.")
+    return f"{principal.tenant}\0{salt}" if cache_salt else principal.tenant
 
 
 def _admit(llm: LLM, submission: Submission, options: RequestOptions) -> Submission:

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from kvarn.server.request_context import RequestContext
 
 WRITE_CHUNK = "kvarn.write_chunk"  # in the scope of a server of ours, see chunk_writer()
+EVENT_STREAM = "text/event-stream"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+def _comment(words: str) -> bytes:
+    return f": {words}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class StreamFormat:
 
     error_event: Callable[[Failure], bytes]
     done: bytes = b""  # ends every stream whose client is still connected
+    comment: Callable[[str], bytes] = _comment  # what fills silence
+    media_type: str = EVENT_STREAM
 
 
 class EventStreamResponse(Response):
@@ -40,8 +47,6 @@ class EventStreamResponse(Response):
 
     That of the request is many coroutines deep, and each would be resumed for every event.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -53,7 +58,7 @@ class EventStreamResponse(Response):
         ping_s: float,
     ) -> None:
         """events: each a whole number of `data: ...` blocks; comment: sent after ping_s without an event."""
-        super().__init__(headers={**HEADERS, **request.headers}, media_type=self.media_type)
+        super().__init__(headers={**HEADERS, **request.headers}, media_type=format.media_type)
         del self.headers["content-length"]
         self._request_id = request.id
         self._given = request.given
@@ -98,7 +103,7 @@ class EventStreamResponse(Response):
                 await asyncio.wait({writing}, timeout=self._ping_s - silent_s)
                 continue
             self._written_at = time.monotonic()
-            comment = f": {self._comment()}\n\n".encode()
+            comment = self._format.comment(self._comment())
             await send({"type": "http.response.body", "body": comment, "more_body": True})
 
 

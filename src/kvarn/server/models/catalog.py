@@ -6,6 +6,7 @@ Only the operator's configuration is read here; a name from a request is compare
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvarn.backends.select import device_share, device_weights, kv_dtype, window
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
+from kvarn.formats.weights import WeightSource
 from kvarn.hub import ALIASES, BUNDLED, resolve, store
 from kvarn.hub.locate import parse
 from kvarn.hub.names import LocalName, parse_remote, split_id
@@ -25,6 +27,19 @@ from kvarn.models.spec import Encoder, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogFile:
+    """What a model's file is, whether or not it is loaded."""
+
+    architecture: str = ""
+    format: Literal["gguf", "safetensors"] = "gguf"
+    num_bytes: int = 0
+    num_parameters: int = 0
+    weight_type: str = ""  # of most of its bytes
+    num_layers: int = 0
+    embedding_length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class CatalogEntry:
     digest: str | None = None  # sha256 of the weights' file; None before the first load of a local one
     is_loaded: bool = False
     is_pinned: bool = False
+    file: CatalogFile = CatalogFile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +120,7 @@ def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -
         if room.is_shared and engine.context is not None:
             engine = replace(engine, context=min(engine.context, description.spec.context_length))
         plan = _plan(model_id, description, engine, room)
-        spec = description.spec
+        spec, file = description.spec, _facts(source, description.spec)
     finally:
         source.close()
     if plan is None:
@@ -116,6 +132,7 @@ def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -
         created=int(_weights_file(path).stat().st_mtime),
         needed_bytes=plan.needed_bytes,
         digest=_recorded_digest(name),
+        file=file,
     )
     return LoadPlan(entry, path, _settled(engine, spec, plan))
 
@@ -136,6 +153,21 @@ def _id_of(name: str) -> str:
         return Path(name).expanduser().absolute().name
     except RuntimeError:
         raise ConfigError(f"model {name!r:.80} begins with a user that is not here; write the whole path") from None
+
+
+def _facts(source: WeightSource, spec: ModelSpec) -> CatalogFile:
+    sizes: Counter[str] = Counter()
+    for info in source.tensors.values():
+        sizes[info.type.name] += info.num_bytes
+    return CatalogFile(
+        architecture=spec.architecture,
+        format="gguf" if source.metadata.get("hf") is None else "safetensors",
+        num_bytes=sizes.total(),
+        num_parameters=sum(info.num_values for info in source.tensors.values()),
+        weight_type=sizes.most_common(1)[0][0],
+        num_layers=len(spec.blocks),
+        embedding_length=spec.width,
+    )
 
 
 def _kind(spec: ModelSpec) -> ModelKind:

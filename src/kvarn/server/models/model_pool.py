@@ -130,6 +130,10 @@ class ModelPool:
         slot = self._slot(name)
         return replace(slot.plan.entry, id=name, is_loaded=slot.model is not None)
 
+    def path(self, name: str) -> Path:
+        """Where the files of a model lie, loaded or not."""
+        return self._slot(name).plan.path
+
     async def close(self) -> None:
         """Unload everything; later uses are refused."""
         self._is_closed = True

@@ -58,10 +58,14 @@ CLOSE_S = 0.5  # for each part to close its files; a load under way cannot be in
 NUM_THREADS = 64  # made when needed: for models, files and whatever is done for no key
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Extend = Callable[[ServerState, ASGIApp], ASGIApp]
+OnReady = Callable[[str], object]
 
 
-def serve(config: ServerConfig, extend: Extend | None = None) -> int:
-    """Run the server until a signal ends it; returns the exit code. extend may wrap the application."""
+def serve(config: ServerConfig, extend: Extend | None = None, on_ready: OnReady | None = None) -> int:
+    """Run the server until a signal ends it; returns the exit code.
+
+    extend may wrap the application; on_ready is called in a thread with the page's address, once it can be asked.
+    """
     configure_logging(config.log_level)
     for one in SIGNALS:
         signal.signal(one, _leave)  # until the loop takes them: what was made by then is removed
@@ -71,22 +75,34 @@ def serve(config: ServerConfig, extend: Extend | None = None) -> int:
     try:
         certificate = None if config.tls_cert is None else Certificate(config)
         with listening(config) as listener:
-            return loop.run_until_complete(_run(config, listener, certificate, extend or _unchanged))
+            return loop.run_until_complete(_run(config, listener, certificate, extend or _unchanged, on_ready))
     finally:
         loop.close()
 
 
-async def _run(config: ServerConfig, listener: Listener, certificate: Certificate | None, extend: Extend) -> int:
-    return await ServerRun(config, listener, certificate, extend).run()
+async def _run(
+    config: ServerConfig,
+    listener: Listener,
+    certificate: Certificate | None,
+    extend: Extend,
+    on_ready: OnReady | None,
+) -> int:
+    return await ServerRun(config, listener, certificate, extend, on_ready).run()
 
 
 class ServerRun:
     """The server process from listening to the exit code."""
 
     def __init__(
-        self, config: ServerConfig, listener: Listener, certificate: Certificate | None, extend: Extend
+        self,
+        config: ServerConfig,
+        listener: Listener,
+        certificate: Certificate | None,
+        extend: Extend,
+        on_ready: OnReady | None = None,
     ) -> None:
         self._config = config
+        self._on_ready = on_ready
         self._listener = listener
         self._certificate = certificate
         self._manager = ServiceManager()
@@ -140,6 +156,9 @@ class ServerRun:
         self._lifecycle.become_ready()
         _print_line(f"kvarn: {self._status}")
         self._manager.tell_ready(self._status)
+        if self._on_ready is not None:
+            page = f"{shown_address(self._listener, self._config)}{self._config.root_path}/"
+            asyncio.get_running_loop().run_in_executor(None, self._on_ready, page)
         steps = {f"{step.name} {step.model}": round(step.seconds or 0.0, 3) for step in self._lifecycle.steps}
         log.info("ready", extra=with_fields(models=list(self._state.models.ids), steps=steps))
 

@@ -59,6 +59,7 @@ _TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
+_VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}\.[0-9]{1,4}")
 _ORIGIN = re.compile(r"https?://[^\s/*,]+")
 
 
@@ -106,6 +107,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()  # of browsers that may ask; none by default
     allowed_hosts: tuple[str, ...] = ()  # extra names in the Host header while bound to loopback
     metrics_compat: str = ""  # vllm: its metric names in addition to ours
+    ollama_version: str = "0.12.6"  # told by /api/version: the version of Ollama whose API is spoken, for its clients
     log_level: str = "info"
     heartbeat_timeout_s: float = 5.0  # an engine that shows no progress for this long ends the process
     tiers: Mapping[str, Tier] = field(default_factory=lambda: dict(DEFAULT_TIERS))
@@ -148,6 +150,8 @@ class ServerConfig:
             raise ConfigError(f"cors_origins has {wrong[0]!r:.60}; give scheme and host, as https://example.org")
         if not isinstance(self.host, str) or not _HOST.fullmatch(self.host):
             raise ConfigError(f"host is {self.host!r:.60}; give a host name or an IP address")
+        if not isinstance(self.ollama_version, str) or not _VERSION.fullmatch(self.ollama_version):
+            raise ConfigError(f"ollama_version is {self.ollama_version!r:.60}; give three numbers, as 0.12.6")
         if self.engine.queue_limit != self.queue_limit:
             raise ConfigError(
                 f"engine.queue_limit is {self.engine.queue_limit} and queue_limit {self.queue_limit}; "

@@ -7,11 +7,17 @@ A pure state machine over the deltas of output/; the whole message is what its e
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from kvarn.server.chat.output.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from kvarn.server.chat.output.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+    call_arguments,
+)
 from kvarn.types import FinishReason, Usage
 
 Event = dict[str, Any]
@@ -39,12 +45,12 @@ class _Block:
     def as_content(self) -> dict[str, Any]:
         text = "".join(self.pieces)
         if self.kind == "tool_use":
-            return {**self.as_started(), "input": _object(text) or {}}
+            return {**self.as_started(), "input": call_arguments(text) or {}}
         return {**self.as_started(), self.kind: text}
 
     @property
     def is_whole_call(self) -> bool:
-        return self.kind == "tool_use" and _object("".join(self.pieces)) is not None
+        return self.kind == "tool_use" and call_arguments("".join(self.pieces)) is not None
 
 
 class MessageStream:
@@ -146,12 +152,3 @@ def _usage(usage: Usage) -> dict[str, int]:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    """The arguments of a call; None when the answer ended in the middle of them."""
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return None
-    return parsed if isinstance(parsed, dict) else None

@@ -38,7 +38,7 @@ async def completions(
     params = text_params(body, settings.max_n)
     check_answers(len(body.prompt) * params.n, settings.queue_limit)
     model = await request.use_model(models, body.model)
-    prepare = [_prepare(model, prompt, params, body) for prompt in body.prompt]
+    prepare = [prepared_text(model, prompt, params, body) for prompt in body.prompt]
     generation = await generations.begin(request, model, prepare, options_of(body))
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
     prompts = await request.on_body(lambda: _as_read(generation, body))
@@ -52,7 +52,7 @@ async def completions(
     return request.reply(writer.answer(results, generation.usage()))
 
 
-def _prepare(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:
+def prepared_text(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:
     """What is sent with a suffix is filled in, everything else continued."""
     field = constraint_field(body)
     if body.suffix:

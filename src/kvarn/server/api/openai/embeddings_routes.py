@@ -40,16 +40,16 @@ async def embed(request: Charged, models: Models, metrics: ServerMetrics) -> Res
     """Turn texts or token ids into vectors. For encoder models such as minilm."""
     body = await request.body(EmbeddingsBody)
     model = await request.use_model(models, body.model)
-    ids = await request.in_thread(lambda: _encode(request, model.llm.llm, body))
+    ids = await request.in_thread(lambda: encoded_inputs(request, model.llm.llm, body))
     num_tokens = sum(map(len, ids))
     request.reserve(num_tokens)
-    vectors = await _embed(request, model, metrics, body, ids)
+    vectors = await embedded(request, model, metrics, body, ids)
     metrics.embedded(model.id, num_tokens, time.monotonic() - request.received_at)
     content = await request.in_thread(lambda: _written(vectors, body, num_tokens))
     return json_response(content, request.headers)
 
 
-def _encode(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
+def encoded_inputs(request: RequestContext, llm: LLM, body: EmbeddingsBody) -> Ids:
     """Runs in a worker thread: token ids of every input, all of them within the model's bounds."""
     llm.vectors.pooling(body.pooling)
     prompt = llm.vectors.prompts.text(body.prompt_name)
@@ -72,7 +72,7 @@ def _encoded(llm: LLM, one: str | list[int], name: str) -> list[int]:
     return ids
 
 
-async def _embed(
+async def embedded(
     request: RequestContext, model: ServedModel, metrics: Metrics, body: EmbeddingsBody, ids: Ids
 ) -> Float32:
     """Vectors of the length asked for; only what was computed is charged, also when the client disconnects."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 MISTRAL_ID_CHARACTERS = 9  # its templates refuse ids of any other length
 
@@ -87,6 +89,15 @@ def joined(deltas: Iterable[Delta], *, is_cut: bool = False) -> ParsedOutput:
                 arguments[index].append(text)
     calls = (ToolCall(start.id, start.name, "".join(arguments[index])) for index, start in starts.items())
     return ParsedOutput("".join(content) or None, "".join(reasoning) or None, tuple(calls), is_cut)
+
+
+def call_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call as an object; None when the answer ended in the middle of them."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def call_id(seed: str, index: int, *, is_mistral: bool) -> str:

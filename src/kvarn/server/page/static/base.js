@@ -1,0 +1,49 @@
+// What every part of the page is made of: Preact through tagged templates, hooks and signals. No build step.
+import { Component, Fragment, h, render } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+
+export { Fragment, h, render };
+export { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+export { batch, computed, effect, signal, useComputed, useSignal, useSignalEffect } from "./vendor/signals.js";
+
+export const html = htm.bind(h);
+
+// A component that is drawn again only when one of its properties is another value, or as differs() says.
+export function memo(Inner, differs = hasChanged) {
+  return class extends Component {
+    shouldComponentUpdate(next) {
+      return differs(this.props, next);
+    }
+    render(props) {
+      return h(Inner, props);
+    }
+  };
+}
+
+function hasChanged(before, next) {
+  return [...new Set([...Object.keys(before), ...Object.keys(next)])].some((name) => before[name] !== next[name]);
+}
+
+export const newId = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+
+export const plural = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+
+export function seconds(value) {
+  if (value < 1) return `${Math.round(value * 1000)} ms`;
+  return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+export function clip(text, length) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > length ? `${line.slice(0, length - 1)}…` : line;
+}
+
+// A file for the user, made here: nothing is sent anywhere.
+export function download(name, text, type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

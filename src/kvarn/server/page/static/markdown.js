@@ -1,0 +1,218 @@
+// A model's text as Markdown. It is hostile: HTML in it is shown as text, images are never fetched, and whatever markup
+// is made of it goes through DOMPurify, the only way into the document that Trusted Types leave open.
+import { html, memo, signal, useEffect, useMemo, useRef, useState } from "./base.js";
+import { CopyButton } from "./icons.js";
+import { Lexer, Marked } from "./vendor/marked.js";
+import DOMPurify from "./vendor/purify.js";
+
+const MAX_INLINE = 20_000; // characters of one paragraph that are searched for emphasis and links
+const MAX_TAIL = 200_000; // characters after the last finished block: beyond that they are plain text
+const MAX_BLOCKS = 400; // shown at once
+const MAX_ROWS = 100; // of a table
+const PLAIN_PIECE = 20_000;
+
+// Controls that make text look like another one (Trojan Source) are shown by their names.
+const BIDI = /[\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c]/g;
+const named = (text) => text.replace(/\r\n?/g, "\n").replace(BIDI, (mark) => `[U+${mark.charCodeAt(0).toString(16).toUpperCase()}]`);
+const escaped = (text) => text.replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
+
+const MATH_TAGS = "math maction merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms mspace msqrt mstyle msub msubsup msup mtable mtd mtext mtr munder munderover semantics none".split(" ");
+const MATH_ATTRIBUTES = "accent accentunder columnalign columnlines columnspacing columnspan depth display displaystyle fence form height largeop linethickness lspace mathvariant maxsize minsize movablelimits notation rowalign rowlines rowspacing rowspan rspace scriptlevel separator stretchy symmetric voffset width".split(" ");
+const CLEAN = {
+  ALLOWED_TAGS: ["a", "b", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul", "input", ...MATH_TAGS],
+  ALLOWED_ATTR: ["href", "class", "start", "align", "checked", "disabled", "type", "scope", ...MATH_ATTRIBUTES],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_TRUSTED_TYPE: true,
+};
+DOMPurify.addHook("afterSanitizeAttributes", (node) => {
+  if (node.tagName === "A") {
+    node.setAttribute("target", "_blank");
+    node.setAttribute("rel", "noopener noreferrer nofollow ugc");
+  }
+  if (node.tagName === "INPUT") node.setAttribute("aria-label", node.hasAttribute("checked") ? "done" : "to do");
+});
+
+// Math: Temml is fetched when the first formula appears, and every block with one is drawn again then.
+const temml = signal(null);
+let isTemmlAsked = false;
+
+function formula(tex, display) {
+  if (temml.value) {
+    const markup = temml.value.renderToString(tex, { displayMode: display, maxSize: [20, 40], maxExpand: 200, throwOnError: false });
+    return markup.replace(/ style="[^"]*"/g, ""); // colours: the policy allows no style in markup
+  }
+  if (!isTemmlAsked) import("./vendor/temml.js").then((module) => (temml.value = module.default)).catch(() => {});
+  isTemmlAsked = true;
+  return `<code>${escaped(tex)}</code>`;
+}
+
+const blockMath = {
+  name: "blockMath",
+  level: "block",
+  start: (text) => text.match(/(^|\n) {0,3}(\$\$|\\\[)/)?.index,
+  tokenizer(text) {
+    const found = /^ {0,3}(?:\$\$([\s\S]{1,4000}?)\$\$|\\\[([\s\S]{1,4000}?)\\\])\s*(?:\n|$)/.exec(text);
+    return found ? { type: "blockMath", raw: found[0], tex: (found[1] ?? found[2]).trim() } : undefined;
+  },
+  renderer: (token) => `<p>${formula(token.tex, true)}</p>`,
+};
+const inlineMath = {
+  name: "inlineMath",
+  level: "inline",
+  start: (text) => text.match(/\$|\\\(/)?.index,
+  tokenizer(text) {
+    // $5 and $6 are prices: the dollar signs of a formula touch it, and no digit follows the second.
+    const found = /^(?:\$(?=\S)((?:\\.|[^$\n\\]){1,1000}?)(?<=\S)\$(?!\d)|\\\(([^\n]{1,1000}?)\\\))/.exec(text);
+    return found ? { type: "inlineMath", raw: found[0], tex: found[1] ?? found[2] } : undefined;
+  },
+  renderer: (token) => formula(token.tex, false),
+};
+
+const marked = new Marked({ gfm: true, breaks: false, extensions: [blockMath, inlineMath] }, {
+  renderer: {
+    html: ({ text }) => escaped(text),
+    image: ({ href, text }) => `<span class="no-image">image not loaded: ${escaped(text || "")} ${escaped(named(String(href)).slice(0, 200))}</span>`,
+    heading({ tokens, depth }) {
+      const level = Math.min(depth + 2, 6);
+      return `<h${level}>${this.parser.parseInline(tokens)}</h${level}>\n`;
+    },
+    link({ href, tokens }) {
+      const text = this.parser.parseInline(tokens);
+      return /^(?:https?|mailto):/i.test(href) ? `<a href="${escaped(href)}">${text}</a>` : text;
+    },
+  },
+});
+const OPTIONS = marked.defaults;
+
+// The top-level blocks of a text that grows: those that are finished are not read again.
+export class Blocks {
+  constructor() {
+    this.text = "";
+    this.finished = [];
+    this.length = 0; // characters in finished blocks
+  }
+
+  update(text) {
+    const clean = named(text);
+    if (!clean.startsWith(this.text)) {
+      this.finished = [];
+      this.length = 0;
+    }
+    this.text = clean;
+    const tail = clean.slice(this.length);
+    if (tail.length > MAX_TAIL) return [...this.finished, ...plainPieces(tail)];
+    const tokens = blockTokens(tail);
+    const last = tokens.findLastIndex((token) => token.type !== "space");
+    for (const token of tokens.slice(0, Math.max(last, 0))) {
+      this.length += token.raw.length;
+      if (token.type !== "space") this.finished.push(token);
+    }
+    return last < 0 ? this.finished : [...this.finished, tokens[last]];
+  }
+}
+
+function blockTokens(text) {
+  try {
+    const lexer = new Lexer(OPTIONS);
+    lexer.blockTokens(text, lexer.tokens);
+    for (const { src, tokens } of lexer.inlineQueue) {
+      if (src.length > MAX_INLINE) tokens.push({ type: "text", raw: src, text: src, escaped: false });
+      else lexer.inlineTokens(src, tokens);
+    }
+    return [...lexer.tokens];
+  } catch {
+    return plainPieces(text); // nested too deeply
+  }
+}
+
+function plainPieces(text) {
+  const pieces = [];
+  for (let start = 0; start < text.length; start += PLAIN_PIECE) {
+    const raw = text.slice(start, start + PLAIN_PIECE);
+    pieces.push({ type: "plain", raw, text: raw });
+  }
+  return pieces;
+}
+
+export function Markdown({ text }) {
+  const blocks = useRef(null);
+  blocks.current ??= new Blocks();
+  const tokens = useMemo(() => blocks.current.update(text), [text]);
+  const [shown, setShown] = useState(MAX_BLOCKS);
+  return html`<div class="markdown">
+    ${tokens.slice(0, shown).map((token, number) => html`<${Block} key=${number} raw=${token.raw} token=${token} />`)}
+    ${tokens.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + MAX_BLOCKS)}>Show more of this answer (${(tokens.length - shown).toLocaleString("en")} blocks)</button>`}
+  </div>`;
+}
+
+const Block = memo(({ token }) => {
+  if (token.type === "code") return html`<${CodeBlock} language=${token.lang ?? ""} text=${token.text} />`;
+  if (token.type === "table") return html`<${Table} token=${token} />`;
+  if (token.type === "plain") return html`<p class="plain" dir="auto">${token.text}</p>`;
+  return html`<${Markup} token=${token} />`;
+}, (before, next) => before.raw !== next.raw || before.token.type !== next.token.type);
+
+function Markup({ token }) {
+  const isReady = temml.value !== null;
+  const clean = useMemo(() => purified(token), [token.raw, isReady]);
+  return html`<div dir="auto" dangerouslySetInnerHTML=${{ __html: clean }} />`;
+}
+
+function purified(token) {
+  let markup;
+  try {
+    markup = marked.parser([token]);
+  } catch {
+    markup = `<p>${escaped(token.raw)}</p>`;
+  }
+  return DOMPurify.sanitize(markup, CLEAN);
+}
+
+function Table({ token }) {
+  const [shown, setShown] = useState(MAX_ROWS);
+  const part = { ...token, rows: token.rows.slice(0, shown), raw: `${token.raw}${shown}` };
+  return html`<div class="table" tabindex="0" role="region" aria-label="table"><${Markup} token=${part} /></div>
+    ${token.rows.length > shown && html`<button class="quiet" onClick=${() => setShown(shown + 1000)}>Show more of ${token.rows.length.toLocaleString("en")} rows</button>`}`;
+}
+
+// Code: highlight.js and a language are fetched when the first such block is finished.
+const NAMES = { sh: "bash", shell: "bash", zsh: "bash", console: "bash", c: "cpp", "c++": "cpp", h: "cpp", cc: "cpp", js: "javascript", jsx: "javascript", ts: "javascript", typescript: "javascript", mjs: "javascript", py: "python", python3: "python", rs: "rust", html: "xml", svg: "xml", xhtml: "xml" };
+const LANGUAGES = new Set(["bash", "cpp", "css", "javascript", "json", "python", "rust", "sql", "xml"]);
+const MAX_CODE = 60_000;
+const loaded = new Map();
+
+function highlighter(language) {
+  if (!loaded.has(language)) {
+    const both = Promise.all([import("./vendor/highlight.js"), import(`./vendor/highlight-${language}.js`)]);
+    loaded.set(language, both.then(([core, grammar]) => {
+      core.default.registerLanguage(language, grammar.default);
+      return core.default;
+    }));
+  }
+  return loaded.get(language);
+}
+
+function CodeBlock({ language, text }) {
+  const word = language.trim().split(/\s/)[0].toLowerCase();
+  const name = NAMES[word] ?? word;
+  const [markup, setMarkup] = useState(null);
+  useEffect(() => {
+    if (!LANGUAGES.has(name) || text.length > MAX_CODE) return undefined;
+    let isWanted = true;
+    const later = setTimeout(async () => {
+      const core = await highlighter(name).catch(() => null);
+      if (core && isWanted) setMarkup({ text, clean: DOMPurify.sanitize(core.highlight(text, { language: name }).value, CLEAN) });
+    }, 60);
+    return () => {
+      isWanted = false;
+      clearTimeout(later);
+    };
+  }, [name, text]);
+  const code = markup?.text === text ? html`<code dangerouslySetInnerHTML=${{ __html: markup.clean }} />` : html`<code>${text}</code>`;
+  return html`<div class="code">
+    <div class="code-head"><span>${word || "text"}</span><${CopyButton} text=${() => text} label="Copy code" /></div>
+    <pre tabindex="0" role="region" aria-label=${`code ${word}`} dir="ltr">${code}</pre>
+  </div>`;
+}

@@ -1,0 +1,142 @@
+// One message: its text, what can be done with it, and under an answer how it came about.
+import { Fragment, html, memo, plural, seconds, useEffect, useRef, useState } from "./base.js";
+import * as ask from "./ask.js";
+import * as conversations from "./conversations.js";
+import { CopyButton, IconButton } from "./icons.js";
+import { Markdown } from "./markdown.js";
+
+export const Message = memo(({ id }) => {
+  const held = conversations.messageOf(id);
+  if (!held) return null;
+  const message = held.value;
+  if (message.role === "user") return html`<${Question} message=${message} />`;
+  if (message.role === "tool") return html`<article class="message tool" aria-label="Tool result"><p class="label">${message.name ?? "tool"} returned</p><pre tabindex="0">${message.content}</pre></article>`;
+  return html`<${Answer} message=${message} />`;
+});
+
+function Question({ message }) {
+  const [isEditing, setEditing] = useState(false);
+  if (isEditing) return html`<${Editor} message=${message} onEnd=${() => setEditing(false)} />`;
+  return html`<article class="message user"><h2 class="visually-hidden">You</h2>
+    <div class="bubble" dir="auto">${message.content}</div>
+    <div class="tools">
+      <${Siblings} id=${message.id} />
+      <${CopyButton} text=${() => message.content} />
+      <${IconButton} icon="edit" label="Edit and ask again" onClick=${() => setEditing(true)} data-edit=${message.id} />
+    </div>
+  </article>`;
+}
+
+function Editor({ message, onEnd }) {
+  const area = useRef(null);
+  useEffect(() => {
+    area.current.focus();
+    area.current.setSelectionRange(message.content.length, message.content.length);
+  }, []);
+  const send = () => {
+    onEnd();
+    if (area.current.value.trim()) ask.edit(message.id, area.current.value);
+  };
+  const onKey = (event) => {
+    if (event.key === "Escape") onEnd();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
+  };
+  return html`<article class="message user editing" aria-label="Edit your message">
+    <textarea ref=${area} aria-label="Message" rows=${Math.min(12, message.content.split("\n").length + 1)} onKeyDown=${onKey}>${message.content}</textarea>
+    <div class="row"><button type="button" class="plain" onClick=${onEnd}>Cancel</button><button type="button" class="primary" onClick=${send}>Ask again</button></div>
+  </article>`;
+}
+
+function Answer({ message }) {
+  const isWriting = message.state === "writing";
+  const isWaiting = isWriting && !message.content && !message.reasoning && !message.calls?.length;
+  return html`<article class="message assistant" aria-busy=${isWriting}><h2 class="visually-hidden">Answer</h2>
+    ${message.reasoning && html`<${Reasoning} text=${message.reasoning} isOpen=${isWriting && !message.content} />`}
+    ${isWaiting && html`<p class="waiting" role="status"><span class="visually-hidden">Waiting for the first token</span><i></i><i></i><i></i></p>`}
+    ${message.content && html`<${Markdown} text=${message.content} />`}
+    ${message.calls?.length > 0 && html`<${Calls} message=${message} />`}
+    ${message.error && html`<${Problem} message=${message} />`}
+    ${message.state === "lost" && !message.error && html`<p class="problem" role="alert">The page was closed in the middle of this answer. Regenerate to ask again.</p>`}
+    ${!isWriting && html`<${Foot} message=${message} />`}
+  </article>`;
+}
+
+function Reasoning({ text, isOpen }) {
+  return html`<details class="reasoning" open=${isOpen}><summary>Reasoning</summary><${Markdown} text=${text} /></details>`;
+}
+
+function Calls({ message }) {
+  const answers = useRef({});
+  const isLast = conversations.current.value?.head === message.id && message.state === "done";
+  const calls = message.calls.filter(Boolean);
+  const send = () => ask.sendResults(calls.map((call) => ({ id: call.id, name: call.name, content: answers.current[call.id] ?? "" })));
+  return html`<div class="calls">${calls.map((call) => html`<div class="call" key=${call.id}>
+      <p class="label">calls ${call.name}</p><pre tabindex="0">${call.args}</pre>
+      ${isLast && html`<label>Result<textarea rows="2" onInput=${(event) => (answers.current[call.id] = event.target.value)} /></label>`}
+    </div>`)}
+    ${isLast && html`<div class="row"><button type="button" class="primary" onClick=${send}>Send ${calls.length > 1 ? "results" : "result"}</button></div>`}
+  </div>`;
+}
+
+function Problem({ message }) {
+  const { error } = message;
+  const left = useCountdown(error.retryAt);
+  const isRate = error.status === 429 || error.status === 503;
+  const again = () => ask.regenerate(message.id);
+  return html`<div class="problem" role="alert">
+    <p>${error.message}${error.code === "lost" ? " What came is kept; regenerate to ask again." : ""}</p>
+    <button type="button" class="plain" disabled=${left > 0} onClick=${again}>${left > 0 ? `Try again in ${left} s` : isRate ? "Try again" : "Regenerate"}</button>
+  </div>`;
+}
+
+function useCountdown(until) {
+  const rest = () => (until ? Math.max(0, Math.ceil((until - Date.now()) / 1000)) : 0);
+  const [left, setLeft] = useState(rest);
+  useEffect(() => {
+    if (!until || rest() === 0) return undefined;
+    const timer = setInterval(() => setLeft(rest()), 500);
+    return () => clearInterval(timer);
+  }, [until]);
+  return left;
+}
+
+const ENDS = { length: "cut at the length limit", cancelled: "stopped", tool_calls: null, stop: null };
+
+function Foot({ message }) {
+  const { usage, timing } = message;
+  const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
+  const end = message.state === "stopped" ? "stopped" : ENDS[message.finish];
+  return html`<div class="answer-foot">
+    <div class="tools">
+      <${Siblings} id=${message.id} />
+      <${CopyButton} text=${() => message.content} />
+      <${IconButton} icon="retry" label="Regenerate" onClick=${() => ask.regenerate(message.id)} />
+    </div>
+    <p class="figures">
+      ${end && html`<span class="end">${end}</span>`}
+      ${usage && html`<span>${plural(usage.completion_tokens, "token")}</span>`}
+      ${timing?.rate && html`<span>${timing.rate.toFixed(timing.rate < 10 ? 1 : 0)} tokens/s</span>`}
+      ${timing && html`<span>first token ${seconds(timing.firstToken)}</span>`}
+      ${usage && html`<${PromptShare} prompt=${usage.prompt_tokens} cached=${cached} />`}
+      ${message.warning && html`<span>${message.warning}</span>`}
+      <span class="model-name">${message.model}</span>
+    </p>
+  </div>`;
+}
+
+// How much of the prompt lay in the cache, as a bar and in words.
+function PromptShare({ prompt, cached }) {
+  return html`<span class="prompt-share" title=${`${cached} of ${prompt} prompt tokens were in the prefix cache`}>
+    <svg viewBox="0 0 40 4" aria-hidden="true"><rect width="40" height="4" rx="2" class="whole" /><rect width=${(40 * cached) / Math.max(1, prompt)} height="4" rx="2" class="part" /></svg>
+    prompt ${prompt.toLocaleString("en")}${cached > 0 ? `, ${cached.toLocaleString("en")} cached` : ""}</span>`;
+}
+
+function Siblings({ id }) {
+  const ids = conversations.siblingsOf(id);
+  if (ids.length < 2) return null;
+  const place = ids.indexOf(id);
+  return html`<${Fragment}><span class="siblings">
+    <${IconButton} icon="left" label="Previous version" disabled=${place === 0} onClick=${() => conversations.select(ids[place - 1])} />
+    <span aria-live="polite">${place + 1}/${ids.length}</span>
+    <${IconButton} icon="right" label="Next version" disabled=${place === ids.length - 1} onClick=${() => conversations.select(ids[place + 1])} /></span><//>`;
+}

@@ -1,0 +1,48 @@
+// What the page shows now, as signals. Knows no element.
+import { computed, effect, signal } from "./base.js";
+import { getJson, needsKey } from "./api.js";
+
+const stored = (name, otherwise) => localStorage.getItem(`kvarn.${name}`) ?? otherwise;
+const keep = (name, one) => effect(() => localStorage.setItem(`kvarn.${name}`, one.value));
+
+export const theme = signal(stored("theme", "system")); // system | light | dark
+keep("theme", theme);
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+const dark = signal(prefersDark.matches);
+prefersDark.addEventListener("change", () => (dark.value = prefersDark.matches));
+effect(() => {
+  const isDark = theme.value === "dark" || (theme.value === "system" && dark.value);
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+});
+
+const hash = signal(location.hash);
+addEventListener("hashchange", () => (hash.value = location.hash));
+export const view = computed(() => (hash.value === "#live" ? "live" : "chat"));
+
+export const isSidebarOpen = signal(false); // on narrow screens
+export const isSettingsOpen = signal(false);
+export const isHelpOpen = signal(false);
+export const query = signal("");
+
+export const toast = signal(null); // {text, action, onAction}
+let toastTimer = 0;
+export function say(text, action, onAction) {
+  toast.value = { text, action, onAction };
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => (toast.value = null), action ? 8000 : 4000);
+}
+
+export const models = signal([]);
+export const modelsProblem = signal(null);
+export const chatModels = computed(() => models.value.filter((model) => model.kind === "generate"));
+
+export async function loadModels() {
+  try {
+    models.value = (await getJson("v1/models")).data;
+    modelsProblem.value = null;
+  } catch (error) {
+    modelsProblem.value = error.message;
+    return !needsKey.value;
+  }
+  return true;
+}

@@ -1,0 +1,34 @@
+"""How far llama.cpp's predictions are from ours on the same file, token by token. Needs llama-cpp-python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.config import EngineConfig
+from kvarn.evaluation.divergence import token_divergence
+from kvarn.evaluation.model import EvaluatedModel
+from kvarn.evaluation.text import RunningText, cut_chunks
+
+
+def agreement(llama_cpp: Any, model: Path, text: RunningText, num_tokens: int) -> dict[str, float]:
+    """KL(ours || theirs) over the first chunk of a text, and how often both think the same token the most probable."""
+    with EvaluatedModel(model, EngineConfig(context=num_tokens, backend="native")) as loaded:
+        ids = cut_chunks(text, loaded.tokenizer, num_tokens, 1).ids[0]
+        ours = np.concatenate(list(loaded.logits(loaded.states(ids, 0))))
+    theirs = _their_logits(llama_cpp, model, ids[:-1])
+    assert ours.shape == theirs.shape
+    found = token_divergence(ours, theirs)
+    return {"kl_mean": float(found.kl.mean()), "kl_max": float(found.kl.max()), "top1": float(found.agrees.mean())}
+
+
+def _their_logits(llama_cpp: Any, model: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+    llama = llama_cpp.Llama(str(model), n_ctx=len(ids), logits_all=True, verbose=False, n_threads=2, n_gpu_layers=0)
+    try:
+        llama.eval(ids.tolist())
+        return np.array(llama.scores[: len(ids)], np.float32)
+    finally:
+        llama.close()

