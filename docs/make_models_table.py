@@ -17,9 +17,10 @@ def render() -> str:
     """The whole page, with the table as the registry has it."""
     before, _, rest = TARGET.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    lines = ["| family | GGUF `general.architecture` | folder `model_type` | tested against |", "|---|---|---|---|"]
-    for title, gguf, hf, oracle in supported_families():
-        lines.append(f"| {title} | {_code(gguf)} | {_code(hf)} | {oracle} |")
+    heading = "| family | GGUF `general.architecture` | folder `model_type` | context by default | tested against |"
+    lines = [heading, "|---|---|---|---|---|"]
+    for title, gguf, hf, context, oracle in supported_families():
+        lines.append(f"| {title} | {_code(gguf)} | {_code(hf)} | {context or 'as the file says'} | {oracle} |")
     return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}"
 
 

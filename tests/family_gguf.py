@@ -50,6 +50,7 @@ ARCHITECTURES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 PERMUTED = (
+    "llama",
     "internlm3",
     "smollm3",
     "granite",

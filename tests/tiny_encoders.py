@@ -44,6 +44,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"local_attention": 6, "classifier_pooling": "mean", "classifier_activation": "tanh"} | SCORES,
     ),
     "nomic_bert": ({}, {"rope_parameters": PLAIN | {"rope_theta": 700.0}}, {"hidden_act": "gelu"}),
+    "jina_embeddings_v3": ({}, {"rope_parameters": PLAIN | {"rope_theta": 700.0}}, SCORES),
     "gemma3_text": (
         GEMMA | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
         | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
@@ -72,7 +73,11 @@ def encoder_config(family: str, shape: int) -> dict[str, Any]:
     ids = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     if family != "modernbert":
         ids = {}
-    usual = {"vocab_size": VOCAB, "max_position_embeddings": 68, "pad_token_id": 1 if "rob" in family else 0}
+    usual = {
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 68,
+        "pad_token_id": 1 if "rob" in family or "jina" in family else 0,
+    }
     return usual | ids | sizes | VARIANTS[family][shape]
 
 

@@ -62,12 +62,21 @@ NEMOTRON = {"mamba_num_heads": 6, "mamba_head_dim": 10, "ssm_state_size": 12, "n
 PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.6}
 # What each family adds, one entry for each of the three shapes.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama": (
+        {"attention_bias": True},
+        {"mlp_bias": True, "rope_parameters": YARN},
+        {"rope_parameters": PLAIN | {"rope_type": "dynamic", "factor": 4.0}, "tie_word_embeddings": True},
+    ),
     "smollm3": (
         {"no_rope_layer_interval": 4},
-        {"tie_word_embeddings": False},
+        {"tie_word_embeddings": False, "mlp_bias": True},
         {"attention_bias": True, "rope_parameters": YARN},
     ),
-    "seed_oss": ({}, {"attention_out_bias": True}, {"attention_bias": False, "rope_parameters": YARN}),
+    "seed_oss": (
+        {},
+        {"attention_out_bias": True, "mlp_bias": True},
+        {"attention_bias": False, "rope_parameters": YARN},
+    ),
     "gemma": ({}, {"rope_parameters": PLAIN | {"rope_theta": 500.0}}, {"hidden_act": "gelu"}),
     "olmo2": ({}, {"rms_norm_eps": 1e-3}, {"rope_parameters": YARN}),
     "olmo3": (
@@ -82,7 +91,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "granite": (
         {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 1.7},
-        {"attention_multiplier": 0.2, "attention_bias": True},
+        {"attention_multiplier": 0.2, "attention_bias": True, "mlp_bias": True},
         {"attention_multiplier": 0.4, "residual_multiplier": 1.5, "tie_word_embeddings": True},
     ),
     "glm4": ({}, {"attention_bias": False}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}),
@@ -125,8 +134,12 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True},
         {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "mlp_only_layers": [1]},
     ),
-    "arcee": ({}, {"attention_bias": True}, {"rope_parameters": YARN}),
-    "nemotron": ({}, {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}}, {"norm_eps": 1e-3}),
+    "arcee": ({}, {"attention_bias": True, "mlp_bias": True}, {"rope_parameters": YARN}),
+    "nemotron": (
+        {},
+        {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.25}},
+        {"norm_eps": 1e-3, "mlp_bias": True},
+    ),
     "gpt_neox": (
         {},
         {"use_parallel_residual": False, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
@@ -334,7 +347,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"attention_bias": True, "rope_parameters": MROPE | {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}},
     ),
     "internlm3": ({}, {"rope_parameters": LLAMA3 | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}}, {}),
-    "helium": ({}, {"rms_norm_eps": 1e-5}, {"tie_word_embeddings": True}),
+    "helium": ({}, {"rms_norm_eps": 1e-5, "mlp_bias": True}, {"tie_word_embeddings": True}),
     "dots1": (
         MOE | {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "max_window_layers": 4},
         MOE

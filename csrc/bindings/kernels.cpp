@@ -218,23 +218,27 @@ struct Cache {
     }
 };
 
-// Attention of `heads` query heads over the visible keys [first, last) of one KV head: (m, l, acc).
+// Attention of `heads` query heads over the visible keys [first, last) of one KV head: (m, l, acc). Where there are
+// slopes, slope * key is added to a head's scores.
 nb::tuple attend(const std::string& table_name, In2<float> q, In2<float> keys, In2<float> values, int first, int last,
-                 float scale, float softcap, const std::string& dtype) {
+                 float scale, float softcap, const std::string& dtype, const std::vector<float>& slopes) {
     const size_t heads = q.shape(0), head_dim = q.shape(1);
     const int num_keys = static_cast<int>(keys.shape(0));
     require(keys.shape(1) == head_dim, "q, keys and values differ in shape");
     require(0 <= first && first < last && last <= num_keys, "no visible key");
+    require(slopes.empty() || slopes.size() == heads, "every head needs a slope");
     const Cache cache(table_named(table_name), dtype, keys, values);
     NewArray<float> m({heads}), l({heads}), acc({heads, head_dim});
     std::fill_n(m.data, heads, -std::numeric_limits<float>::infinity());
-    std::vector<float> scratch(heads * kKeyTile);
+    std::vector<float> scratch(heads * kKeyTile), bias(slopes.size() * kKeyTile);
     for (int start = 0; start < last; start += kKeyTile) {
         const KVTile tile = cache.tile(start, std::min(kKeyTile, num_keys - start));
         const int begin = std::max(first - start, 0), end = std::min(last - start, tile.num_keys);
         if (begin >= end) continue;
+        for (size_t i = 0; i < bias.size(); ++i)
+            bias[i] = slopes[i / kKeyTile] * static_cast<float>(start + static_cast<int>(i % kKeyTile));
         cache.attend(q.data(), static_cast<int>(heads), static_cast<int>(head_dim), tile, begin, end, scale, softcap,
-                     m.data, l.data, acc.data, scratch.data());
+                     slopes.empty() ? nullptr : bias.data(), m.data, l.data, acc.data, scratch.data());
     }
     return nb::make_tuple(m.array, l.array, acc.array);
 }
@@ -265,7 +269,7 @@ void bind_kernels(nb::module_& m) {
     m.def("sum_exp", sum_exp, "table"_a, "x"_a, "max"_a);
     m.def("softmax_sums", softmax_sums, "table"_a, "x"_a, "max"_a);
     m.def("attend", attend, "table"_a, "q"_a, "keys"_a, "values"_a, "first"_a, "last"_a, "scale"_a, "softcap"_a,
-          "dtype"_a);
+          "dtype"_a, "slopes"_a = std::vector<float>());
     m.def("store_kv", store_kv, "table"_a, "keys"_a, "values"_a, "dtype"_a);
 }
 

@@ -45,6 +45,7 @@ NB_MODULE(_native, m) {
         .def("reserve_states", &NativeModel::reserve_states)
         .def("return_state", &NativeModel::return_state, "slot"_a)
         .def("copy_block", &NativeModel::copy_block)
+        .def("block_bytes", &NativeModel::block_bytes)
         .def("return_block", &NativeModel::return_block)
         .def("forward", &NativeModel::forward)
         .def("forward_from", &NativeModel::forward_from)

@@ -102,6 +102,13 @@ public:
         cache.copy(source, target);
     }
 
+    // A block of the layers that keep all as it lies in the cache, in the layout of model/kv.h.
+    nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> block_bytes(int block) {
+        model_.cache().check_block(block);
+        const std::span<uint8_t> bytes = model_.cache().bytes(block);
+        return {bytes.data(), {bytes.size()}, nb::find(this)};
+    }
+
     void return_block(int block, bool is_windowed) {
         model_.cache(is_windowed).check_block(block);
         model_.cache(is_windowed).release_pages(block);

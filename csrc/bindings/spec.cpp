@@ -42,6 +42,9 @@ AttentionSpec read_attention(nb::handle attention) {
     a.is_qk_norm_over_row = field<std::string>(attention, "qk_norm_span") == "row";
     a.is_qk_norm_after_rope = field<bool>(attention, "qk_norm_after_rope");
     a.softcap = or_zero<float>(attention, "softcap");
+    if (nb::object slopes = attention.attr("alibi"); !slopes.is_none())
+        a.alibi = nb::cast<std::vector<float>>(nb::list(slopes));
+    require(a.alibi.empty() || static_cast<int>(a.alibi.size()) == a.num_heads, "every head needs a slope");
     a.has_sinks = field<bool>(attention, "sinks");
     a.has_output_gate = field<bool>(attention, "output_gate");
     a.has_value_norm = !attention.attr("value_norm_eps").is_none();
@@ -99,6 +102,7 @@ void read_experts(nb::handle object, FeedForwardSpec& f) {
     f.has_selection_bias = field<bool>(object, "selection_bias");
     f.has_expert_bias = field<bool>(object, "expert_bias");
     f.has_expert_scale = field<bool>(object, "expert_scale");
+    f.has_output_bias = field<bool>(object, "output_bias");
     f.scale = field<float>(object, "scale");
     f.weighs_input = field<bool>(object, "weighs_input");
     if (nb::object margin = object.attr("mixer_margin"); !margin.is_none()) f.mixer_margin = nb::cast<float>(margin);
@@ -159,6 +163,8 @@ BlockSpec read_block(nb::handle block) {
     b.has_attention_norm = field<bool>(block, "attn_norm");
     require(b.has_attention_norm || b.placement == Placement::pre,
             "a layer may lack its first norm if it has no other");
+    b.has_second_norm = field<bool>(block, "second_norm");
+    require(!b.has_second_norm || b.placement == Placement::residual, "only norms of sums have a second one");
     b.residual_scale = field<float>(block, "residual_scale");
     const bool is_whole = b.attention.exists() != b.recurrent.exists() && b.feed_forward.exists();
     require(is_whole || b.placement == Placement::pre,

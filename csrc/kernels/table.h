@@ -86,11 +86,13 @@ using MatmulFn = void (*)(const uint8_t* packed, const ActTile& tile, float* out
 //   keys [first, last) of the tile are visible, 0 <= first < last <= num_keys
 //   m, l  [num_heads]            running maximum of the scores and sum of exp(score - m); start -inf, 0
 //   acc   [num_heads][head_dim]  running sum of exp(score - m) * V; start 0
-// scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0. The tile is reduced on its
-// own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
+//   bias  [num_heads][kKeyTile]  added to the scores; null: none
+// scores = scale * (q . k), then softcap * tanh(scores / softcap) if softcap > 0, then + bias. The tile is reduced on
+// its own and then merged into (m, l, acc), so tiles give the same bits in whichever call they are merged,
 // as long as they come left to right. tolerance: exp. scratch: num_heads * kKeyTile floats.
 using AttendFn = void (*)(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last,
-                          float scale, float softcap, float* m, float* l, float* acc, float* scratch) noexcept;
+                          float scale, float softcap, const float* bias, float* m, float* l, float* acc,
+                          float* scratch) noexcept;
 
 // Store K and V of one token (one head) at slot 0..15 of a block; no other slot is touched. tolerance: exact
 using StoreKVFn = void (*)(const float* k, const float* v, int head_dim, int slot, void* k_block,

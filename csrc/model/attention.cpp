@@ -1,6 +1,7 @@
 #include "attention.h"
 
 #include <cmath>
+#include <cstdlib>
 
 #include "mla.h"
 #include "running_softmax.h"
@@ -82,7 +83,8 @@ private:
         return {runs_[static_cast<size_t>(index / spec_.num_groups())], index % spec_.num_groups()};
     }
 
-    // Scratch of a worker: gathered queries | scores | state of one split | state of the whole | values of latents.
+    // Scratch of a worker: gathered queries | scores | state of one split | state of the whole | values of latents,
+    // or what distances add to scores.
     int heads_of(const Task& task) const { return task.num_queries() * group_; }
     size_t query_floats() const { return static_cast<size_t>(kQueriesPerTask * group_ * spec_.head_dim); }
     float* scores_at(float* memory) const { return memory + query_floats(); }
@@ -199,15 +201,31 @@ private:
             Range range = clipped(i);
             int j = i + 1;
             while (j < queries.end && clipped(j) == range) ++j;
-            if (range.begin < range.end) reduce_heads(tile, range, i * group_, (j - i) * group_, memory, state);
+            if (range.begin < range.end) reduce_heads(task, tile, key, range, {i, j}, memory, state);
             i = j;
         }
     }
 
-    void reduce_heads(const KVTile& tile, Range range, int head, int count, float* memory, const State& state) const {
+    void reduce_heads(const Task& task, const KVTile& tile, int key, Range range, Range queries, float* memory,
+                      const State& state) const {
+        int head = queries.begin * group_, count = (queries.end - queries.begin) * group_;
         size_t offset = static_cast<size_t>(head) * static_cast<size_t>(spec_.head_dim);
-        attend_(memory + offset, count, spec_.head_dim, tile, range.begin, range.end, spec_.scale, spec_.softcap,
+        const float* bias = spec_.alibi.empty() ? nullptr : distances(task, key, queries, memory);
+        attend_(memory + offset, count, spec_.head_dim, tile, range.begin, range.end, spec_.scale, spec_.softcap, bias,
                 state.m + head, state.l + head, state.acc + offset, scores_at(memory));
+    }
+
+    // What the distance between query and key takes from the scores of a tile, by head.
+    const float* distances(const Task& task, int key, Range queries, float* memory) const {
+        float *first = reinterpret_cast<float*>(values_at(memory)), *out = first;
+        for (int i = queries.begin; i < queries.end; ++i) {
+            int offset = batch_.positions[task.row(i)] - batch_.shift(task.run.sequence_of(i)) - key;
+            for (int g = 0; g < group_; ++g, out += kKeyTile) {
+                float slope = spec_.alibi[static_cast<size_t>(task.kv_head * group_ + g)];
+                for (int k = 0; k < kKeyTile; ++k) out[k] = -slope * static_cast<float>(std::abs(offset - k));
+            }
+        }
+        return first;
     }
 
     KVTile load_tile(const Task& task, int sequence, int key, uint8_t* values) const {
@@ -242,7 +260,8 @@ size_t worker_floats(const AttentionSpec& spec) {
     int heads = kQueriesPerTask * spec.group();
     size_t floats = static_cast<size_t>(heads) * static_cast<size_t>(spec.head_dim + kKeyTile) +
                     2 * State::floats(heads, spec.head_dim) +
-                    static_cast<size_t>(spec.latent.exists() ? kKeyTile * spec.head_dim : 0);
+                    static_cast<size_t>(spec.latent.exists() ? kKeyTile * spec.head_dim : 0) +
+                    static_cast<size_t>(spec.alibi.empty() ? 0 : heads * kKeyTile);
     return (floats + 15) / 16 * 16;
 }
 

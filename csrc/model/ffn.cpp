@@ -201,6 +201,10 @@ void mixture_of_experts(const Compute& compute, const LayerPlan& layer, const St
         });
     }
     if (spec.shared_hidden > 0) add_shared_expert(compute, layer, buffers, values, in);
+    if (layer.experts_bias != nullptr)
+        for_rows(compute, n, [&](int row) {
+            compute.kernels.add(layer.experts_bias, width, buffers.result + static_cast<size_t>(row) * columns);
+        });
 }
 
 }  // namespace kvarn

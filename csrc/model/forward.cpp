@@ -189,7 +189,8 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
     float* residual = residual_of(layer, buffers);
     Projection output = attention_output(index, buffers);
     int width = spec_.width;
-    if (layer.placement == Placement::parallel) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
+    const bool is_kept = layer.placement == Placement::parallel || layer.attention_second.weight != nullptr;
+    if (is_kept) std::copy_n(buffers.x, offset(batch.num_tokens, width), buffers.entry);
     Activations in = mixed(index, batch, buffers);
     if (layer.attention.latent.exists()) mix_latents(layer, buffers, in);
     if (layer.attention.has_output_gate)
@@ -208,6 +209,12 @@ void Model::finish_attention(size_t index, const BatchView& batch, const StepBuf
         }
     });
     add_residual(layer, layer.attention_out, buffers, batch.num_tokens);
+    if (layer.attention_second.weight != nullptr)
+        for_rows(compute(), batch.num_tokens, [&](int row) {
+            float* x = buffers.x + offset(row, width);
+            kernels_.add(buffers.entry + offset(row, width), width, x);
+            layer.attention_second.apply(kernels_, x, width, x);
+        });
     if (layer.laurel_in != nullptr) add_laurel(layer, batch.num_tokens, buffers);
 }
 

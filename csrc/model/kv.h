@@ -4,6 +4,7 @@
 // so that one query meets 16 keys without horizontal sums; V is [kv_head][16][head_dim]. In q8_0 the scales of a head
 // lie behind its values (kernels/table.h). Latent attention has K only.
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,10 @@ public:
     KVType type() const { return type_; }
     void check_block(int block) const;  // throws where there is none
     void copy(int source, int target) noexcept;
+    // All bytes of a block, as they are; what lies behind its last layer is zero.
+    std::span<uint8_t> bytes(int block) const {
+        return {region_.data() + static_cast<size_t>(block) * block_bytes_, block_bytes_};
+    }
 
     struct Place {
         int block, slot;

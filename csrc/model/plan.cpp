@@ -46,6 +46,7 @@ private:
     void add_norms(LayerPlan& layer) const {
         if (block_.placement == Placement::residual) {
             layer.attention_out = norm("attn_output_norm");
+            if (block_.has_second_norm) layer.attention_second = norm("attn_norm_2");
             layer.ffn_out = norm("layer_output_norm");
             return;
         }
@@ -159,6 +160,7 @@ private:
         layer.up_bias = bias(f.has_expert_bias, "ffn_up_exps", f.num_experts * f.hidden);
         layer.down_bias = bias(f.has_expert_bias, "ffn_down_exps", f.num_experts * width_);
         layer.router_bias = bias(f.has_router_bias, "ffn_gate_inp", f.num_experts);
+        layer.experts_bias = bias(f.has_output_bias, "ffn_exps", width_);
         layer.selection_bias = bias(f.has_selection_bias, "exp_probs_b", f.num_experts);
         if (f.shared_hidden == 0) return;
         if (f.is_gated) layer.shared_gate = matrix("ffn_gate_shexp", f.shared_hidden, width_);
@@ -196,7 +198,7 @@ void widen(ModelPlan& plan, const LayerPlan& layer) {
     plan.max_hidden = std::max({plan.max_hidden, layer.feed_forward.hidden, layer.feed_forward.shared_hidden,
                                 layer.per_layer_length, layer.laurel_in == nullptr ? 0 : layer.laurel_in->rows});
     const bool is_parallel = layer.placement == Placement::parallel || (a.exists() && r.exists());
-    plan.needs_entry = plan.needs_entry || is_parallel;
+    plan.needs_entry = plan.needs_entry || is_parallel || layer.attention_second.weight != nullptr;
     plan.max_parameters = std::max(plan.max_parameters, r.parameters());
     if (r.is(RecurrentKind::selective)) plan.max_steps = std::max(plan.max_steps, r.values());
     plan.max_experts = std::max(plan.max_experts, layer.feed_forward.num_experts);

@@ -30,6 +30,7 @@ struct LayerPlan {
 
     // before / after each sublayer, as the placement says; unused ones have a null weight
     NormPlan attention_in, attention_out, ffn_in, ffn_out;
+    NormPlan attention_second;  // null: none
     const Matrix *q, *k, *v, *o;
     const float *q_bias, *k_bias, *v_bias, *o_bias;
     NormPlan q_norm, k_norm;
@@ -59,6 +60,7 @@ struct LayerPlan {
     const Matrix *shared_gate, *shared_up, *shared_down;
     const float* shared_share;  // (width), null: the shared expert counts whole
     const float* expert_scale;  // (experts), null: none
+    const float* experts_bias;  // (width), null: none
 
     std::vector<float> value_unit;            // weights of the rms norm of values: ones; empty: none
     std::shared_ptr<const LayerPlan> beside;  // the experts beside the feed-forward: of it, only these are set

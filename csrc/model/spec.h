@@ -53,7 +53,8 @@ struct AttentionSpec {
     bool has_qkv_bias = false, has_output_bias = false;
     std::optional<NormSpec> qk_norm;
     bool is_qk_norm_over_row = false, is_qk_norm_after_rope = false;
-    float softcap = 0;  // 0: none
+    float softcap = 0;         // 0: none
+    std::vector<float> alibi;  // slopes by head, empty: none
     bool has_sinks = false;
     float temperature_beta = 0;  // 0: none
     int temperature_length = 1, temperature_offset = 0;
@@ -132,7 +133,7 @@ struct FeedForwardSpec {
     int num_experts = 0, num_active = 0;  // 0: a plain feed-forward
     bool exists() const { return hidden > 0; }
     bool renormalise = false, is_sigmoid = false, has_router_bias = false, has_selection_bias = false;
-    bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false;
+    bool has_expert_bias = false, has_shared_gate = false, has_expert_scale = false, has_output_bias = false;
     int num_groups = 1, num_active_groups = 1, num_judged = 2;
     float scale = 1;
     bool weighs_input = false;  // the rows that experts read are multiplied by the weights, not what they give
@@ -149,6 +150,7 @@ struct BlockSpec {
     NormSpec norm;
     Placement placement = Placement::pre;
     bool has_attention_norm = true;  // of pre
+    bool has_second_norm = false;    // of residual
     float residual_scale = 1;
     FeedForwardSpec beside;    // experts beside the feed-forward; without experts: none
     int per_layer_length = 0;  // of the layer's own input, 0: none

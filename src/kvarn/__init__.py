@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from kvarn.quantization.quantize import QuantizeOptions, quantize
     from kvarn.quantization.report import QuantizationReport
     from kvarn.request import RequestState
+    from kvarn.reranking.rank import RankedDocument
     from kvarn.retrieval.collection import Collection
     from kvarn.retrieval.types import Document, Hit, Tuning
     from kvarn.sampling.custom_samplers import register_sampler
@@ -63,6 +64,7 @@ _HOMES = {
     "RequestHandle": "kvarn.engine.handle",
     "RequestState": "kvarn.request",
     "Collection": "kvarn.retrieval.collection",
+    "RankedDocument": "kvarn.reranking.rank",
     "Document": "kvarn.retrieval.types",
     "Hit": "kvarn.retrieval.types",
     "Tuning": "kvarn.retrieval.types",
@@ -142,6 +144,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "PruningReport",
     "QuantizationReport",
     "QuantizeOptions",
+    "RankedDocument",
     "Regex",
     "RequestError",
     "RequestHandle",

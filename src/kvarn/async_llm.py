@@ -29,6 +29,7 @@ from kvarn.prompts import (
     loras_of_each,
     params_of_each,
 )
+from kvarn.reranking.rank import RankedDocument
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -165,6 +166,10 @@ class AsyncLLM:
         groups = await asyncio.to_thread(parts.groups, texts, prompt_name)
         vectors = [await asyncio.wrap_future(parts.compute(group, chosen, priority=priority)) for group in groups]
         return parts.joined(vectors, normalize)
+
+    async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """The documents that answer a query best, best first, with scores of 0 to 1; top_n: not more than so many."""
+        return await asyncio.to_thread(self.llm.rerank, query, documents, top_n=top_n)
 
     async def load_lora(self, path: str, name: str | None = None) -> LoadedLora:
         """Load an adapter for requests that name it as lora=; see kvarn.LLM.load_lora."""

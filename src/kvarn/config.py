@@ -134,6 +134,8 @@ class EngineConfig:
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
     speculation: str = "off"  # off | auto | a list of methods, as in "auto,suffix"; see docs/speculation.md
+    prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
+    prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
@@ -161,6 +163,8 @@ class EngineConfig:
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
         speculation_methods(self.speculation)
+        check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
+        self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
@@ -170,6 +174,11 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Devices of one model."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    def _check_folder(self) -> None:
+        folder = self.prefix_cache_dir
+        if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
+            raise ConfigError(f"prefix_cache_dir is {short(folder)}; give the path of a folder")
 
     def _check_devices(self) -> None:
         check_setting.integer("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)

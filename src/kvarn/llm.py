@@ -35,6 +35,7 @@ from kvarn.prompts import (
     show_progress,
     whole_numbers,
 )
+from kvarn.reranking.rank import RankedDocument, ranked
 from kvarn.submissions import Submissions
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
@@ -249,8 +250,7 @@ class LLM:
         self.submissions.require_generator("score")
         if isinstance(self.spec.generation, MaskedDiffusion):
             raise UnsupportedModel(f"{self.spec.name!r} is a diffusion model and cannot score text from left to right")
-        ids = whole_numbers(token_ids)
-        admission = self._model.engine.admission
+        ids, admission = whole_numbers(token_ids), self.admission
         admission.check_tokens("token_ids", ids)
         admission.check_length(len(ids), self.context)
         offer_turn = self._client.offer_turn
@@ -276,6 +276,10 @@ class LLM:
     def classify(self, pairs: Sequence[tuple[str, str]], *, priority: int = 0) -> Float32:
         """The classifier's raw scores of pairs of texts, (n, labels); for cross-encoders."""
         return self.vectors.classify(pairs, priority=priority)
+
+    def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[RankedDocument]:
+        """The documents that answer a query best, best first, with scores of 0 to 1; by cross-encoders and by chats."""
+        return ranked(self, query, documents, top_n)
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""

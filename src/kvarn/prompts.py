@@ -66,7 +66,7 @@ def pair_ids(tokenizer: Tokenizer, pair: tuple[str, str], spec: ModelSpec) -> li
     if not isinstance(spec.generation, Encoder) or spec.generation.pooling == "last":
         return rerank_ids(tokenizer, pair, spec)
     first, second = tokenizer.encode_pair(*pair)
-    shift = spec.vocab_size if spec.embedding.segments > 1 else 0
+    shift = spec.vocab_size if spec.embedding.segments > 1 and tokenizer.second_segment else 0
     return [*first, *(token_id + shift for token_id in second)]
 
 

@@ -19,6 +19,7 @@ VOCABULARIES = [
     *("qwen2", "llama-bpe", "llama-spm", "gpt-2", "bert-bge", "phi-3", "falcon", "deepseek-llm", "starcoder"),
     *("command-r", "deepseek-coder", "mpt", "refact", "qwen35", "gemma-4"),
 ]
+WITHOUT_FILES = ("gpt-neox", "aquila", "baichuan")  # of golden ids
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
@@ -51,7 +52,7 @@ def test_golden_ids_give_back_their_text_at_once_and_token_by_token(name: str) -
         assert tokenizer.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", ["gpt-neox", "aquila", "baichuan"])
+@pytest.mark.parametrize("name", WITHOUT_FILES)
 def test_vocabularies_without_golden_files_have_the_ids_of_llama_cpp(name: str) -> None:
     """Made once with llama.cpp itself; two of the files do not say how to split text, and get its default."""
     golden = json.loads(Path(__file__).with_name("llama_cpp_ids.json").read_text(encoding="utf-8"))
@@ -63,3 +64,8 @@ def test_vocabularies_without_golden_files_have_the_ids_of_llama_cpp(name: str) 
         if found[text] != ids
     }
     assert not wrong
+
+
+def test_every_vocabulary_has_golden_ids() -> None:
+    names = {path.stem.removeprefix("ggml-vocab-") for path in llama_cpp_models().glob("ggml-vocab-*.gguf")}
+    assert names == {*VOCABULARIES, *WITHOUT_FILES, "nomic-bert-moe"}  # the last one in test_unigram_ids.py

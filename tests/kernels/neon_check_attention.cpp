@@ -32,19 +32,22 @@ bool is_same(const Attended& a, const Attended& b) {
     return same_bits(a.m, b.m) && same_bits(a.l, b.l) && same_bits(a.acc, b.acc);
 }
 
-Attended attend(AttendFn function, const Floats& q, const Cache& cache, int first, int last, float softcap) {
+Attended attend(AttendFn function, const Floats& q, const Cache& cache, int first, int last, float softcap,
+                float slope = 0) {
     const int dim = cache.head_dim, heads = static_cast<int>(q.size()) / dim;
     Attended out{Floats(heads, -kInf), Floats(heads), Floats(q.size())};
-    Floats scratch(static_cast<size_t>(heads) * kKeyTile);
+    Floats scratch(static_cast<size_t>(heads) * kKeyTile), bias(scratch.size());
     for (int begin = first / kKeyTile * kKeyTile; begin < last; begin += kKeyTile) {
         KVTile tile{{}, {}, std::min(kKeyTile, cache.num_keys - begin)};
         for (int b = 0; b * kKVBlock < tile.num_keys; ++b) {
             tile.k[b] = cache.k[begin / kKVBlock + b].data();
             tile.v[b] = cache.v[begin / kKVBlock + b].data();
         }
+        for (size_t i = 0; i < bias.size(); ++i)
+            bias[i] = slope * static_cast<float>(begin + static_cast<int>(i) % kKeyTile);
         function(q.data(), heads, dim, tile, std::max(0, first - begin), std::min(kKeyTile, last - begin),
-                 1 / std::sqrt(static_cast<float>(dim)), softcap, out.m.data(), out.l.data(), out.acc.data(),
-                 scratch.data());
+                 1 / std::sqrt(static_cast<float>(dim)), softcap, slope == 0 ? nullptr : bias.data(), out.m.data(),
+                 out.l.data(), out.acc.data(), scratch.data());
     }
     return out;
 }

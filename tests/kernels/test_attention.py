@@ -56,6 +56,26 @@ def test_attention_agrees_with_double_arithmetic(table: str, head_dim: int, soft
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+def test_what_is_added_to_scores_moves_them(table: str, softcap: float, dtype: str) -> None:
+    """slope * key is as good as one more dimension of q and k, but for the cap."""
+    q, k, v = normal(5, 40, seed=1), normal(150, 40, seed=2), normal(150, 40, seed=3)
+    slopes = [0.5, 0.0, -0.03, 0.002, -1.0]
+    for first, last in [(0, 150), (5, 64), (63, 131)]:
+        _, total, acc = kernels.attend(table, q, k, v, first, last, 0.2, softcap, dtype, slopes)
+        seen_k, seen_v = (kept(part, dtype)[first:last].astype(np.float64) for part in (k, v))
+        scores = 0.2 * (q @ seen_k.T)
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        scores += np.outer(slopes, np.arange(first, last))
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        expected = weights @ seen_v / weights.sum(axis=1, keepdims=True)
+        assert np.abs(acc / total[:, None] - expected).max() <= 2e-5
+    plain = kernels.attend(table, q, k, v, 5, 150, 0.2, softcap, dtype)
+    for a, b in zip(plain, kernels.attend(table, q, k, v, 5, 150, 0.2, softcap, dtype, [0.0] * 5), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [20, 64, 80])
 def test_a_head_gets_the_same_bits_whatever_heads_share_the_call(table: str, head_dim: int, dtype: str) -> None:
     q = normal(9, head_dim, seed=4)

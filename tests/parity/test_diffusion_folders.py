@@ -216,3 +216,13 @@ def test_without_a_mask_token_an_adapted_model_is_refused_and_a_qwen2_is_one(tmp
 def _edit(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text()) | changes
     (path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def test_a_canvas_that_changes_its_length_is_refused_by_name(tmp_path: Path) -> None:
+    """DreamOn has the config.json of a Dream."""
+    path = tiny_diffusion("dream", tmp_path)
+    describe(open_weights(path))
+    (path / "generation_config.json").write_text('{"expand_token_id": 5, "mask_token_id": 3}')
+    with pytest.raises(UnsupportedModel, match="expand_token_id") as error:
+        describe(open_weights(path))
+    assert error.value.fields == ("expand_token_id",)

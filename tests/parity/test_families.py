@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -13,16 +14,19 @@ from kvarn.backends.native import _native
 from kvarn.backends.native.backend import NativeBackend
 from kvarn.backends.protocol import Backend
 from kvarn.backends.reference.backend import ReferenceBackend
+from kvarn.errors import ModelError
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import TensorType
 from kvarn.models.describe import Description, describe
 from kvarn.models.recurrent import recurrent_of
 from kvarn.models.spec import MixtureOfExperts, ModelSpec
 from kvarn.models.state_layers import Mamba, Mamba2
+from kvarn.models.tensors.shapes import FOLDED
 from tests.family_gguf import WITHOUT_GGUF, family_gguf
 from tests.running import all_logits, batch_of, layout_of, scattered_table
 from tests.tiny_families import FAMILIES, SHAPES, VOCAB, family_folder
 from tests.torch_backend import torch_cpu
+from tests.unit.models.edited import Edited
 
 torch = pytest.importorskip("torch")
 
@@ -100,6 +104,21 @@ def test_a_gguf_file_gives_the_logits_of_transformers(family: str, shape: int, m
         pytest.skip(WITHOUT_GGUF[family, shape])
     folder, expected = made.folder(family, shape)
     assert np.abs(logits_of(ReferenceBackend(), family_gguf(folder)) - expected).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if (family, 0) not in WITHOUT_GGUF])
+def test_a_gguf_file_with_tensors_missing_or_of_other_shapes_is_refused_by_name(family: str, made: Made) -> None:
+    source = open_weights(family_gguf(made.folder(family, 0)[0]))
+    rng = np.random.default_rng(zlib.crc32(family.encode()))
+    names = [name for name in source.tensors if name not in FOLDED]
+    for name in [names[int(i)] for i in rng.integers(0, len(names), 4)]:
+        *stem, last = source.tensors[name].shape
+        for shape in (None, (*stem, last + 32)):
+            if name == "output.weight" and shape is None:
+                continue  # then the embedding is the head
+            with pytest.raises(ModelError, match=r"tensor") as error:
+                describe(Edited(source, shapes={name: shape}))
+            assert len(str(error.value)) < 600
 
 
 @pytest.mark.parametrize("family", FAMILIES)

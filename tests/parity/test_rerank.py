@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from pathlib import Path
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 
 import kvarn
+from kvarn.reranking.rank import prepare, rerank
 from kvarn.retrieval.collection import Collection
-from kvarn.retrieval.search.rerank import prepare, rerank
 from tests.assets import smollm2
 from tests.unit.retrieval.words import WordEmbedder
 
@@ -79,6 +80,60 @@ def test_a_cross_encoder_scores_as_transformers_does(
     assert np.ptp(expected) > 0.1  # the random model says something
     with kvarn.LLM(folder, backend=backend) as llm:
         assert np.abs(llm.classify(PAIRS) - expected).max() <= tolerance
+
+
+def test_documents_come_best_first(cross_encoder: tuple[Path, Any, Any]) -> None:
+    query, documents = "what grinds grain", ["bread is baked", "the mill grinds grain", "bread is baked", "stars"]
+    with kvarn.LLM(cross_encoder[0], backend="reference") as llm:
+        scores = rerank(llm, query, documents)
+        found = llm.rerank(query, documents)
+        assert [one.index for one in found] == sorted(range(4), key=lambda i: (-scores[i], i))
+        assert [one.text for one in found] == [documents[one.index] for one in found]
+        assert [one.score for one in found] == [float(scores[one.index]) for one in found]
+        assert llm.rerank(query, documents, top_n=2) == found[:2]
+        long = llm.rerank(query, ["stars shine at night " * 40 + "the mill grinds grain"])  # in parts
+        assert 0 < long[0].score < 1
+        for wrong in ([], "grain", ["grain", ""], ["grain", 3]):
+            with pytest.raises(kvarn.InvalidParameter, match="documents are"):
+                llm.rerank(query, wrong)  # type: ignore[arg-type]
+
+
+def test_coroutines_rerank_as_threads_do(cross_encoder: tuple[Path, Any, Any]) -> None:
+    async def ask() -> tuple[list[kvarn.RankedDocument], list[kvarn.RankedDocument]]:
+        async with kvarn.AsyncLLM(str(cross_encoder[0]), backend="reference") as llm:
+            found = await llm.rerank("who", ["grain", "flour", "stars"], top_n=2)
+            return found, llm.llm.rerank("who", ["grain", "flour", "stars"], top_n=2)
+
+    theirs, ours = asyncio.run(ask())
+    assert theirs == ours
+    assert len(ours) == 2
+
+
+@pytest.mark.parametrize("kind", ["RobertaProcessing", "TemplateProcessing"])
+def test_a_tokenizer_without_a_second_type_gives_both_texts_the_first(
+    kind: str, cross_encoder: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    """As jina-reranker-v1: a model with two token types and the tokenizer of a RoBERTa."""
+    torch = pytest.importorskip("torch")
+    folder, model, tokenizer = cross_encoder
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    marks = {"sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": True, "add_prefix_space": False}
+    if kind == "RobertaProcessing":
+        written["post_processor"] = {"type": kind, **marks}
+    else:
+        for item in written["post_processor"]["pair"]:
+            next(iter(item.values()))["type_id"] = 0
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    changed = type(tokenizer._tokenizer).from_file(str(tmp_path / "tokenizer.json"))
+    encoded = changed.encode(*PAIRS[0])
+    assert set(encoded.type_ids) == {0}
+    with torch.no_grad():
+        expected = model(torch.tensor([encoded.ids])).logits.numpy()[0]
+    with kvarn.LLM(tmp_path, backend="reference") as llm, kvarn.LLM(folder, backend="reference") as other:
+        assert np.abs(llm.classify(PAIRS[:1])[0] - expected).max() <= 1e-4
+        assert np.abs(other.classify(PAIRS[:1])[0] - expected).max() > 1e-3
 
 
 def test_a_classifier_of_many_labels_is_no_reranker(cross_encoder: tuple[Path, Any, Any], tmp_path: Path) -> None:

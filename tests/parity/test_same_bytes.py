@@ -89,6 +89,7 @@ class TinyModel:
         kv_dtype: str = "f16",
         runs_ahead: bool = False,
         max_running: int = 64,
+        hash_key: bytes | None = None,
     ) -> Engine:
         description = describe(open_weights(self.path))
         backend = self._make(threads)
@@ -98,7 +99,7 @@ class TinyModel:
         num_states = 4 * (max_running + 1) if layout.states else 0
         layout = replace(layout, num_states=num_states)
         num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
-        kv = KVCache(num_blocks, layout.block_size, num_states=num_states)
+        kv = KVCache(num_blocks, layout.block_size, hash_key=hash_key, num_states=num_states)
         vocab_size = description.spec.vocab_size
         decoder = AutoregressiveDecoder(backend, vocab_size, (), SamplingDefaults())
         admission = Admission(vocab_size, min(CONTEXT, kv.max_tokens), decoder, kv)

@@ -58,4 +58,4 @@ def test_the_command_prints_the_families(capsys: pytest.CaptureFixture[str]) -> 
     list_models(as_json=False, supported=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(ARCHITECTURES) + 1
-    assert any("gpt-oss" in line and "transformers" in line for line in lines)
+    assert any("gpt-oss" in line and "131,072" in line and "transformers" in line for line in lines)

@@ -139,6 +139,10 @@ CALLS: Mapping[str, tuple[Call, frozenset[str]]] = {  # with the values that are
     "async infill(prefix)": (lambda w, x: run(w.asynchronous.infill(x, "x", ONE)), frozenset()),
     "async score": (lambda w, x: run(w.asynchronous.score(x)), frozenset()),
     "async embed": (lambda w, x: run(w.asynchronous.embed(x)), frozenset()),
+    "rerank(query)": (lambda w, x: w.llm.rerank(x, ["y"]), TEXTS),
+    "rerank(documents)": (lambda w, x: w.llm.rerank("y", x), frozenset({"text list"})),
+    "rerank(top_n)": (lambda w, x: w.llm.rerank("y", ["z"], top_n=x), frozenset({"number", "nothing"})),
+    "async rerank(query)": (lambda w, x: run(w.asynchronous.rerank(x, ["y"])), TEXTS),
     "async drain": (lambda w, x: run(w.asynchronous.drain(x)), frozenset({"number", "fraction"})),
     "Collection(name)": (
         lambda w, x: Collection(x, folder=w.folder, model=WordEmbedder()).close(),

@@ -31,20 +31,20 @@ float value_at(const KVTile& tile, int key, int head_dim, int d) {
 }
 
 template <class Value>
-float score(const float* q, int head_dim, const KVTile& tile, int key, float scale, float softcap) {
+float score(const float* q, int head_dim, const KVTile& tile, int key, float scale, float softcap, const float* bias) {
     float dot = 0;
     for (int d = 0; d < head_dim; ++d) dot += q[d] * key_at<Value>(tile, key, head_dim, d);
-    const float scaled = dot * scale;
-    if (!(softcap > 0)) return scaled;
-    return softcap * static_cast<float>(hyperbolic_tangent(scaled / softcap));
+    float scaled = dot * scale;
+    if (softcap > 0) scaled = softcap * static_cast<float>(hyperbolic_tangent(scaled / softcap));
+    return bias == nullptr ? scaled : scaled + bias[key];
 }
 
 template <class Value>
 void attend_head(const float* q, int head_dim, const KVTile& tile, int first, int last, float scale, float softcap,
-                 float& m, float& l, float* acc, float* weights) {
+                 const float* bias, float& m, float& l, float* acc, float* weights) {
     float tile_max = -__builtin_inff();
     for (int key = first; key < last; ++key) {
-        weights[key] = score<Value>(q, head_dim, tile, key, scale, softcap);
+        weights[key] = score<Value>(q, head_dim, tile, key, scale, softcap, bias);
         if (weights[key] > tile_max) tile_max = weights[key];
     }
     float tile_sum = 0;
@@ -67,10 +67,11 @@ void attend_head(const float* q, int head_dim, const KVTile& tile, int first, in
 
 template <class Value>
 void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-            float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
+            float softcap, const float* bias, float* m, float* l, float* acc, float* scratch) noexcept {
     for (int head = 0; head < num_heads; ++head) {
         const size_t at = static_cast<size_t>(head) * head_dim;
-        attend_head<Value>(q + at, head_dim, tile, first, last, scale, softcap, m[head], l[head], acc + at,
+        attend_head<Value>(q + at, head_dim, tile, first, last, scale, softcap,
+                           bias == nullptr ? nullptr : bias + head * kKeyTile, m[head], l[head], acc + at,
                            scratch + head * kKeyTile);
     }
 }

@@ -148,11 +148,13 @@ inline void sum_columns(const float* weights, const KVTile& tile, Span span, int
 }
 
 template <class L>
-inline typename L::Floats scaled_scores(const float* scores, float scale, float softcap) {
-    const auto scaled = L::mul(L::load(scores), L::set(scale));
-    if (!(softcap > 0)) return scaled;
-    return L::mul(L::set(softcap), tanh<L>(L::div(scaled, L::set(softcap))));
+inline typename L::Floats scaled_scores(const float* scores, float scale, float softcap, const float* bias) {
+    auto scaled = L::mul(L::load(scores), L::set(scale));
+    if (softcap > 0) scaled = L::mul(L::set(softcap), tanh<L>(L::div(scaled, L::set(softcap))));
+    return bias == nullptr ? scaled : L::add(scaled, L::load(bias));
 }
+
+inline const float* at_key(const float* bias, int key) { return bias == nullptr ? nullptr : bias + key; }
 
 struct Softmax {
     float max, sum;
@@ -160,9 +162,10 @@ struct Softmax {
 
 // A tile of four vectors of which all keys are visible: its scores never leave the registers.
 template <class L>
-inline Softmax exponentiate_tile(float scale, float softcap, float* scores) {
+inline Softmax exponentiate_tile(float scale, float softcap, const float* bias, float* scores) {
     typename L::Floats x[4], sum = L::set(0);
-    for (int i = 0; i < 4; ++i) x[i] = scaled_scores<L>(scores + L::kWidth * i, scale, softcap);
+    for (int i = 0; i < 4; ++i)
+        x[i] = scaled_scores<L>(scores + L::kWidth * i, scale, softcap, at_key(bias, L::kWidth * i));
     const float max = L::max_lanes(L::max(L::max(x[0], x[1]), L::max(x[2], x[3])));
     for (int i = 0; i < 4; ++i) {
         x[i] = exp<L>(L::sub(x[i], L::set(max)));
@@ -174,14 +177,14 @@ inline Softmax exponentiate_tile(float scale, float softcap, float* scores) {
 
 // Turn the scores of one head into exp(score - maximum), zero outside the span; return maximum and sum.
 template <class L>
-inline Softmax exponentiate(Span span, float scale, float softcap, float* scores) {
+inline Softmax exponentiate(Span span, float scale, float softcap, const float* bias, float* scores) {
     using Floats = typename L::Floats;
     if constexpr (4 * L::kWidth == kKeyTile)
-        if (span.first == 0 && span.last == kKeyTile) return exponentiate_tile<L>(scale, softcap, scores);
+        if (span.first == 0 && span.last == kKeyTile) return exponentiate_tile<L>(scale, softcap, bias, scores);
     const int begin = span.begin() * kKVBlock, end = span.end() * kKVBlock;
     Floats max = L::set(-__builtin_inff());
     for (int key = begin; key < end; key += L::kWidth) {
-        Floats score = scaled_scores<L>(scores + key, scale, softcap);
+        Floats score = scaled_scores<L>(scores + key, scale, softcap, at_key(bias, key));
         score = L::hide_outside(score, span.first - key, span.last - key);
         max = L::running_max(max, score);
         L::store(scores + key, score);
@@ -197,8 +200,8 @@ inline Softmax exponentiate(Span span, float scale, float softcap, float* scores
 }
 
 template <class L, class Value, int kHeads>
-void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, float scale, float softcap, float* m,
-                  float* l, float* acc, float* scratch) {
+void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, float scale, float softcap,
+                  const float* bias, float* m, float* l, float* acc, float* scratch) {
     dot_span<L, Value, kHeads, L::key_blocks(kHeads, kHasScales<Value>)>(q, head_dim, tile, span.begin(), span.end(),
                                                                          scratch);
     // Of each head: how far its old maximum and the tile's are below the new one. One exp serves several heads.
@@ -206,7 +209,7 @@ void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, f
     alignas(64) float below[kNumExps * L::kWidth] = {};
     float sums[kHeads];
     for (int h = 0; h < kHeads; ++h) {
-        const Softmax part = exponentiate<L>(span, scale, softcap, scratch + h * kKeyTile);
+        const Softmax part = exponentiate<L>(span, scale, softcap, at_key(bias, h * kKeyTile), scratch + h * kKeyTile);
         const float max = m[h] > part.max ? m[h] : part.max;
         below[2 * h] = m[h] - max;
         below[2 * h + 1] = part.max - max;
@@ -225,22 +228,23 @@ void attend_heads(const float* q, int head_dim, const KVTile& tile, Span span, f
 // As many of the heads as a register tile holds, kHeads at most; returns how many.
 template <class L, class Value, int kHeads>
 inline int attend_some(const float* q, int num_heads, int head_dim, const KVTile& tile, Span span, float scale,
-                       float softcap, float* m, float* l, float* acc, float* scratch) {
+                       float softcap, const float* bias, float* m, float* l, float* acc, float* scratch) {
     if constexpr (kHeads > 1)
         if (num_heads < kHeads)
-            return attend_some<L, Value, kHeads - 1>(q, num_heads, head_dim, tile, span, scale, softcap, m, l, acc,
-                                                     scratch);
-    attend_heads<L, Value, kHeads>(q, head_dim, tile, span, scale, softcap, m, l, acc, scratch);
+            return attend_some<L, Value, kHeads - 1>(q, num_heads, head_dim, tile, span, scale, softcap, bias, m, l,
+                                                     acc, scratch);
+    attend_heads<L, Value, kHeads>(q, head_dim, tile, span, scale, softcap, bias, m, l, acc, scratch);
     return kHeads;
 }
 
 template <class L, class Value>
 void attend(const float* q, int num_heads, int head_dim, const KVTile& tile, int first, int last, float scale,
-            float softcap, float* m, float* l, float* acc, float* scratch) noexcept {
+            float softcap, const float* bias, float* m, float* l, float* acc, float* scratch) noexcept {
     for (int head = 0; head < num_heads;) {
         const size_t at = static_cast<size_t>(head) * head_dim;
         head += attend_some<L, Value, L::kMaxHeads>(q + at, num_heads - head, head_dim, tile, {first, last}, scale,
-                                                    softcap, m + head, l + head, acc + at, scratch + head * kKeyTile);
+                                                    softcap, at_key(bias, head * kKeyTile), m + head, l + head,
+                                                    acc + at, scratch + head * kKeyTile);
     }
 }
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from kvarn.adapters.weights import EMBEDDING, HEAD, LoraWeights, LowRank
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.models.registry import ARCHITECTURES, Architecture
+from kvarn.models.architectures.entry import Architecture
+from kvarn.models.registry import ARCHITECTURES
 from kvarn.models.spec import Attention, Block, Encoder, FeedForward, ModelSpec
 
 # Architectures of which GGUF files hold Q and K in another order than folders; see their describe().

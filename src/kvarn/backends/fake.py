@@ -124,6 +124,19 @@ class FakeBackend:
             cache = self._windows if copy.group else self._cache
             cache[copy.target, : copy.num_tokens] = cache[copy.source, : copy.num_tokens]
 
+    def kernel_identity(self) -> str:
+        return f"fake {self.vocab_size}"
+
+    def num_block_bytes(self) -> int:
+        return self._cache.shape[1] * self._cache.itemsize
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        content: npt.NDArray[np.uint8] = self._cache[block_id].copy().view(np.uint8)
+        return content
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        self._cache[block_id] = content.view(np.int32)
+
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         (self._windows if group else self._cache)[list(block_ids)] = -1
 

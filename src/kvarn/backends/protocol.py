@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -83,3 +83,20 @@ class LaunchingBackend(Backend, Protocol):
 
     def sample_later(self, hidden: Hidden, rows: SampleRows) -> Callable[[], Sampled]:
         """Begin to sample; call the result for the tokens. The next batch knows them as chosen_token(row)."""
+
+
+@runtime_checkable
+class BlockBytesBackend(Protocol):
+    """Gives and takes the bytes of blocks, so that they can be kept elsewhere and come back bit for bit."""
+
+    def kernel_identity(self) -> str:
+        """What computes, to the hash of its code: two with the same answer compute the same bits."""
+
+    def num_block_bytes(self) -> int:
+        """Of one block of the layers that keep all; reserve_kv comes before."""
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        """A copy of a block's bytes."""
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        """Put back what read_block gave, in any block."""

@@ -54,6 +54,8 @@ class EngineClient:
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._thread.ask_to_stop).atexit = False
         self._thread.start()
+        if (disk := engine.scheduler.prefix_reuse.disk) is not None:
+            disk.start(self._thread.call, lambda: engine.scheduler.num_running > 0)
 
     @property
     def is_alive(self) -> bool:

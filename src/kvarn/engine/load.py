@@ -36,6 +36,7 @@ from kvarn.decoding.speculation.draft_length import ByCost
 from kvarn.decoding.speculation.speculation import Speculation
 from kvarn.engine.admission import Admission
 from kvarn.engine.engine import Engine
+from kvarn.engine.persistence.open_store import PrefixFolder
 from kvarn.engine.stream import Stream
 from kvarn.formats.open import open_weights
 from kvarn.formats.weights import WeightSource
@@ -71,6 +72,8 @@ class LoadedModel:
     text_prompts: TextPrompts
 
     def close(self) -> None:
+        if (disk := self.engine.scheduler.prefix_reuse.disk) is not None:
+            disk.close()
         self.backend.close()
         self.tokenizer.close()
 
@@ -78,7 +81,8 @@ class LoadedModel:
 def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None) -> LoadedModel:
     """Load a local file or folder; whatever was opened is closed again when something fails."""
     try:
-        return _load_beside_tokenizer(open_weights(path), config, progress)
+        prefixes = PrefixFolder.of(path, config)
+        return _load_beside_tokenizer(open_weights(path), config, progress, prefixes)
     except BaseException as error:
         _forget_locals(error)
         raise
@@ -86,12 +90,17 @@ def load_model(path: Path, config: EngineConfig, progress: OnLoad | None = None)
         release_free_memory()
 
 
-def _load_beside_tokenizer(source: WeightSource, config: EngineConfig, progress: OnLoad | None) -> LoadedModel:
+def _load_beside_tokenizer(
+    source: WeightSource, config: EngineConfig, progress: OnLoad | None, prefixes: PrefixFolder | None
+) -> LoadedModel:
     with ThreadPoolExecutor(1, thread_name_prefix="kvarn-tokenizer") as pool:
         # The native load lets go of the interpreter, so the tokeniser is built meanwhile.
         tokenizer = pool.submit(_load_tokenizer, source)
         try:
-            return _load(source, config, tokenizer, progress)
+            model = _load(source, config, tokenizer, progress, None if prefixes is None else prefixes.hash_key)
+            if prefixes is not None:
+                prefixes.attach(model.engine, model.spec)
+            return model
         except BaseException:
             _close_quietly(tokenizer)
             raise
@@ -100,27 +109,22 @@ def _load_beside_tokenizer(source: WeightSource, config: EngineConfig, progress:
 
 
 def _load(
-    source: WeightSource, config: EngineConfig, tokenizer: Future[Tokenizer], progress: OnLoad | None
+    source: WeightSource,
+    config: EngineConfig,
+    tokenizer: Future[Tokenizer],
+    progress: OnLoad | None,
+    hash_key: bytes | None,
 ) -> LoadedModel:
     description = describe(source, config.context)
     spec = description.spec
     weights = device_weights(spec, description.weights, config)
     share, held = device_share(spec, weights, config)
-    memory = plan_memory(
-        share,
-        held,
-        config.context,
-        config.kv_bytes,
-        device_memory(config),
-        kv_dtype=kv_dtype(config),
-        max_running=config.max_running,
-        window_step=window_step(config),
-    )
+    memory = _plan(share, held, config)
     backend = make_backend(config, config.threads or choose_threads().count)
     try:
         require_support(backend, spec)
         backend.load(spec, weights, progress)
-        kv = _reserve(backend, share, memory, config)
+        kv = _reserve(backend, share, memory, config, hash_key)
         if kv.states is not None:
             config = replace(config, max_running=min(config.max_running, kv.states.max_sequences - 1))
         context = min(memory.context, kv.max_tokens)
@@ -140,6 +144,19 @@ def _load(
     except BaseException:
         backend.close()
         raise
+
+
+def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig) -> MemoryPlan:
+    return plan_memory(
+        share,
+        held,
+        config.context,
+        config.kv_bytes,
+        device_memory(config),
+        kv_dtype=kv_dtype(config),
+        max_running=config.max_running,
+        window_step=window_step(config),
+    )
 
 
 def _encoder_parts(description: Description) -> tuple[PooledLayers, TextPrompts]:
@@ -214,7 +231,9 @@ def _close_quietly(tokenizer: Future[Tokenizer]) -> None:
         tokenizer.result().close()
 
 
-def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> KVCache:
+def _reserve(
+    backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: EngineConfig, hash_key: bytes | None
+) -> KVCache:
     size = _block_size(spec, config)
     num_tokens, window_tokens = memory.cost.split(memory.kv_bytes, memory.context)
     window = _window_shape(memory.cost, (num_tokens, window_tokens), size, config.max_batch_tokens)
@@ -229,7 +248,7 @@ def _reserve(backend: Backend, spec: ModelSpec, memory: MemoryPlan, config: Engi
         0 if window is None else window.num_blocks,
     )
     num_blocks = backend.reserve_kv(layout, blocks_for(num_tokens, size) * layout.block_bytes)
-    return KVCache(num_blocks, size, num_states=memory.num_states, window=window)
+    return KVCache(num_blocks, size, hash_key=hash_key, num_states=memory.num_states, window=window)
 
 
 def _window_shape(cost: CacheCost, num_tokens: tuple[int, int], size: int, step_tokens: int) -> WindowShape | None:

@@ -15,6 +15,16 @@ _BERT = {
     "intermediate.dense": "ffn_up",
     "output.dense": "ffn_down",
     "output.LayerNorm": "layer_output_norm",
+    # Jina's: the first layout, then that of the model for code
+    "mlp.gated_layers": "ffn_up",  # gate rows, then up rows
+    "mlp.wo": "ffn_down",
+    "mlp.layernorm": "layer_output_norm",
+    "attention.self.layer_norm_q": "attn_q_norm",
+    "attention.self.layer_norm_k": "attn_k_norm",
+    "layer_norm_1": "attn_norm_2",
+    "mlp.up_gated_layer": "ffn_up",  # up rows, then gate rows
+    "mlp.down_layer": "ffn_down",
+    "layer_norm_2": "layer_output_norm",
 }
 _DISTILBERT = {
     "attention.q_lin": "attn_q",
@@ -43,9 +53,15 @@ _NOMIC = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
     "post_mlp_layernorm": "layer_output_norm",
 }
 _NOMIC_AUTHORS = {
+    "mixer.Wqkv": "attn_qkv",
+    "mixer.out_proj": "attn_output",
+    "mlp.fc1": "ffn_up",
+    "mlp.router.layer": "ffn_gate_inp",
     "attn.Wqkv": "attn_qkv",
     "attn.out_proj": "attn_output",
     "norm1": "attn_output_norm",
@@ -78,6 +94,15 @@ ENCODER = {
     "classifier.out_proj": "cls.output",
     **{stem + theirs: f"blk.{{}}.{ours}" for stem, names in _LAYERS.items() for theirs, ours in names.items()},
 }
+# Whole names, which do not end in weight or bias, or not in the one that is meant. w2 is (experts x hidden, width).
+WHOLE_ENCODER = {
+    "encoder.layers.{}.mlp.experts.mlp.w1": "blk.{}.ffn_up_exps.weight",
+    "encoder.layers.{}.mlp.experts.mlp.w2": "blk.{}.ffn_down_exps.weight",
+    "encoder.layers.{}.mlp.experts.bias": "blk.{}.ffn_exps.bias",
+}
+# Matrices with adapters beside them (torch's parametrize); the adapters are left out, which is told.
+_ADAPTED = re.compile(r"\.parametrizations\.weight\.original$")
+_ADAPTER = re.compile(r"\.parametrizations\.weight\.0\.lora_[AB]$")
 # Layers of sentence-transformers, by the number of the step.
 DENSE = {f"{number}_Dense.linear": f"dense_{number}" for number in range(2, 10)}
 # Heads that were trained to guess masked words.
@@ -87,6 +112,11 @@ _MASK_HEADS = re.compile(r"^(?:lm_head|decoder|cls|vocab_[a-z_]+)\.")
 def has_classifier(tensors: Collection[str]) -> bool:
     """Whether texts are scored: then the layers before the classifier are part of the model."""
     return "classifier.weight" in tensors or "classifier.out_proj.weight" in tensors
+
+
+def without_adapters(local: str) -> str | None:
+    """The name of a tensor as it would be without adapters beside it; None: it is one."""
+    return None if _ADAPTER.search(local) else _ADAPTED.sub(".weight", local)
 
 
 def is_head(local: str, canonical: str | None) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kvarn.errors import FormatError
-from kvarn.formats.encoder_names import DENSE, ENCODER, has_classifier, is_head
+from kvarn.formats.encoder_names import DENSE, ENCODER, WHOLE_ENCODER, has_classifier, is_head, without_adapters
 from kvarn.formats.hf_state_names import STATE_NAMES, WHOLE_STATE_NAMES
 from kvarn.formats.tensor_view import RowRange, ViewEntry, WeightView, num_rows, renamed, stacked
 from kvarn.formats.weights import TensorInfo, WeightSource
@@ -180,6 +180,7 @@ WHOLE_NAMES = {
     "layers.{}.linear_attn.dt_bias": "blk.{}.ssm_dt.bias",
     "layers.{}.linear_attn.A_log": "blk.{}.ssm_a_log",
     **WHOLE_STATE_NAMES,
+    **WHOLE_ENCODER,
 }
 SANDWICH = DECODER | {
     "layers.{}.post_attention_layernorm": "blk.{}.post_attention_norm",
@@ -238,8 +239,11 @@ def canonical_view(source: WeightSource, dialect: Dialect) -> WeightView:
     entries: dict[str, ViewEntry] = {}
     experts: dict[str, dict[int, ViewEntry]] = {}
     for name, info in source.tensors.items():
-        local = _PREFIX.sub("", name, count=1)
-        canonical = translate(name, dialect)
+        plain = _PREFIX.sub("", name, count=1)
+        local = without_adapters(plain) if dialect == "encoder" else plain
+        if local is None:
+            continue
+        canonical = translate(local, dialect)
         is_classifier = dialect == "encoder" and has_classifier(source.tensors) and (canonical or "").startswith("cls.")
         if not is_classifier and (_IGNORED.search(name) or (dialect == "encoder" and is_head(local, canonical))):
             continue

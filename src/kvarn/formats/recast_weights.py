@@ -100,9 +100,10 @@ class RearrangedWeights(WeightProxy):
 
 
 class FilledWeights(WeightProxy):
-    """A WeightSource with vectors of ones beside its own: the weights of norms that have none."""
+    """A WeightSource with vectors of one value beside its own: the weights of norms that have none, or zeros."""
 
-    def __init__(self, source: WeightSource, lengths: Mapping[str, int]) -> None:
+    def __init__(self, source: WeightSource, lengths: Mapping[str, int], value: float = 1.0) -> None:
+        self._value = value
         super().__init__(source, {name: TensorInfo(name, TensorType.F32, (n,)) for name, n in lengths.items()})
 
     def release_pages(self, names: Iterable[str]) -> None:
@@ -112,7 +113,7 @@ class FilledWeights(WeightProxy):
         return self._changed_array(name).view(np.uint8)
 
     def _changed_array(self, name: str) -> npt.NDArray[np.float32]:
-        return np.ones(self.tensors[name].shape, np.float32)
+        return np.full(self.tensors[name].shape, self._value, np.float32)
 
 
 def _is_requantized(info: TensorInfo) -> bool:

@@ -80,6 +80,14 @@ class KVCache:
         found = tuple(block_ids[:count]), tenant, tuple(digests[:count])
         return PrefixHit(count * self.block_size, *found, num_matched=len(digests) * self.block_size)
 
+    def digests(self, token_ids: Sequence[int], tenant: str = "") -> list[bytes]:
+        """Of all full blocks of a prompt that lookup() could find."""
+        return list(self._hasher.chain(self._hasher.root(tenant), token_ids, 0, len(token_ids) - 1))
+
+    def find(self, digest: bytes) -> int | None:
+        """The published block of a digest; of the layers that keep all."""
+        return self._full.index.find(digest)
+
     def can_fork(self, source: str, num_tokens: int) -> bool:
         """Whether a sequence may start on the first num_tokens positions of another, which holds more."""
         # A recurrent state is taken over from a snapshot only.

@@ -12,9 +12,10 @@ from kvarn.errors import ConfigError, FormatError
 from kvarn.formats.hf_names import canonical_view
 from kvarn.formats.tensor_view import WeightView, renamed, shifted
 from kvarn.formats.weights import WeightSource, conversions
+from kvarn.models.architectures.entry import Architecture
 from kvarn.models.hparams import HParams
 from kvarn.models.recurrent import kv_layers, state_layers
-from kvarn.models.registry import Architecture, find_architecture
+from kvarn.models.registry import find_architecture
 from kvarn.models.sampling_defaults import recommended_sampling
 from kvarn.models.spec import ModelSpec
 from kvarn.models.tensors.fused import separate_tensors

@@ -61,7 +61,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
         "expert_count", ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 0, 1024
     ),
     "num_active_experts": HParam(
-        "expert_used_count", ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k"), 0, 1024
+        "expert_used_count", ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k"), 0, 1024
     ),
     "expert_hidden": HParam(
         "expert_feed_forward_length", ("moe_intermediate_size", "expert_intermediate_size"), 1, 2**22
@@ -83,6 +83,7 @@ HPARAMS: Final[Mapping[str, HParam]] = {
     "sparse_interval": HParam(
         "interleave_moe_layer_step", ("moe_layer_interval", "interleave_moe_layer_step"), 1, 1024
     ),
+    "expert_period": HParam("moe_every_n_layers", ("moe_every_n_layers",), 0, 1024),
     "dense_hidden": HParam("feed_forward_length", ("intermediate_size_mlp",), 1, 2**22),
     "chunk": HParam("attention.sliding_window", ("attention_chunk_size",), 0, 2**30),
     "tuning_scale": HParam("attention.temperature_scale", ("attn_scale",), 0, 1e3),

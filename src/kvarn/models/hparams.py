@@ -112,6 +112,10 @@ class HParams:
     def has_tensor(self, tensor: str) -> bool:
         return tensor in self.weights.tensors
 
+    def has_some(self, tensor: str) -> bool:
+        """Whether any layer has this tensor: then all that may have it must."""
+        return any(name.startswith("blk.") and name.split(".", 2)[2] == tensor for name in self.weights.tensors)
+
     def vector(self, tensor: str, length: int) -> npt.NDArray[np.float32] | None:
         """Read a small tensor of positive values; None when there is none."""
         info = self.weights.tensors.get(tensor)

@@ -73,6 +73,15 @@ def tokenizer_mask_id(hparams: HParams) -> int | None:
     return int(found) if found.isdecimal() and len(found) < 10 else None
 
 
+def refuse_growing_canvas(hparams: HParams) -> None:
+    """Refuse a model that lengthens and shortens its canvas: only generation_config.json says that it does."""
+    folder = hparams.weights.metadata.get("hf_folder")
+    config = {} if folder is None else read_optional(os.path.join(folder, "generation_config.json"))
+    own = [key for key in ("expand_token_id", "delete_token_id") if config.get(key) is not None]
+    if own:
+        raise hparams.unsupported(f"{', '.join(own)}: a canvas that changes its length is unknown", *own)
+
+
 def _content(token: Any) -> str | None:
     """Tokens are strings, or objects with what they say beside them."""
     text = token.get("content") if isinstance(token, Mapping) else token

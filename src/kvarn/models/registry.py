@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kvarn.errors import FormatError, UnsupportedModel
-from kvarn.formats.hf_names import Dialect
-from kvarn.formats.tensor_view import WeightView
 from kvarn.formats.weights import WeightSource
 from kvarn.models.architectures import (
     a2d,
     arcee,
-    bert,
     cohere,
     deepseek,
     dots1,
@@ -46,9 +42,7 @@ from kvarn.models.architectures import (
     minicpm3,
     minimax_m2,
     ministral3,
-    modernbert,
     nemotron_h,
-    nomic_bert,
     olmo2,
     olmoe,
     phi,
@@ -64,28 +58,11 @@ from kvarn.models.architectures import (
     stablelm,
     starcoder2,
 )
-from kvarn.models.hparams import HParams, text_config
-from kvarn.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """How one architecture is recognised and described. title: the models people know it by.
-
-    oracle: with what its tests compare its logits.
-    hf_norm_offset: what safetensors subtract from norm weights. gguf_names: how GGUF calls some of a layer's tensors.
-    """
-
-    title: str
-    gguf: tuple[str, ...]
-    hf: tuple[str, ...]
-    describe: Callable[[HParams], ModelSpec]
-    dialect: Dialect = "decoder"
-    hf_norm_offset: float = 0.0
-    split: Callable[[ModelSpec, WeightView], WeightView] | None = None
-    gguf_names: Mapping[str, str] = field(default_factory=dict)
-    oracle: str = "transformers"
-
+from kvarn.models.architectures.entry import Architecture
+from kvarn.models.config.families import FAMILIES
+from kvarn.models.encoders.architectures import ENCODERS
+from kvarn.models.hparam_names import HPARAMS
+from kvarn.models.hparams import text_config
 
 TRANSCRIPTION: Final = "a transcription of its authors' code"
 # The text parts of models with several, where text_config does not name its own model type.
@@ -240,18 +217,7 @@ ARCHITECTURES: Final = (
         "Mamba, Falcon-Mamba", ("mamba",), ("mamba", "falcon_mamba"), mamba.describe, split=mamba2.flatten_states
     ),
     Architecture("Mamba-2, Codestral Mamba", ("mamba2",), ("mamba2",), mamba2.describe, split=mamba2.flatten_states),
-    Architecture(
-        "BERT, RoBERTa, XLM-RoBERTa, DistilBERT (embeddings, rerankers)",
-        ("bert",),
-        ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
-        bert.describe,
-        "encoder",
-        split=bert.drop_position_offset,
-    ),
-    Architecture(
-        "ModernBERT (embeddings, rerankers)", ("modern-bert",), ("modernbert",), modernbert.describe, "encoder"
-    ),
-    Architecture("Nomic BERT (embeddings)", ("nomic-bert",), ("nomic_bert",), nomic_bert.describe, "encoder"),
+    *ENCODERS,
     Architecture("LLaDA", ("llada",), ("llada",), llada.describe, oracle=TRANSCRIPTION),
     Architecture("LLaDA-MoE", ("llada-moe",), ("llada_moe",), llada_moe.describe, oracle=TRANSCRIPTION),
     Architecture(
@@ -286,7 +252,16 @@ def find_architecture(source: WeightSource) -> tuple[str, Architecture]:
     return name, known[name]
 
 
-def supported_families() -> list[tuple[str, str, str, str]]:
-    """List what can be run: title, GGUF architectures, model types of config.json, oracle of the tests."""
-    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), one.oracle) for one in ARCHITECTURES]
+def supported_families() -> list[tuple[str, str, str, str, str]]:
+    """List what can be run: title, GGUF architectures, model types of config.json, context, oracle of the tests.
+
+    The context is that of a folder whose config.json has none; GGUF files always say theirs.
+    """
+    rows = [(one.title, ", ".join(one.gguf), ", ".join(one.hf), _context(one), one.oracle) for one in ARCHITECTURES]
     return sorted(rows, key=lambda row: row[0].lower())
+
+
+def _context(architecture: Architecture) -> str:
+    given = [FAMILIES[name].get(key) for name in architecture.hf for key in HPARAMS["context_length"].hf]
+    numbers = sorted({number for number in given if isinstance(number, int)})
+    return " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1]))) if numbers else ""

@@ -57,7 +57,7 @@ class Temperature:
 class Attention:
     """Tensors attn_q, attn_k, attn_v, attn_output (.weight, and .bias as flagged); attn_{q,k}_norm; attn_sinks.
 
-    Order: project, add bias, qk_norm, rope, temperature, cache, scores * scale, softcap, mask, softmax.
+    Order: project, add bias, qk_norm, rope, temperature, cache, scores * scale, softcap, alibi, mask, softmax.
     """
 
     num_heads: int
@@ -74,6 +74,7 @@ class Attention:
     qk_norm_span: Literal["head", "row"] = "head"  # over each head with one weight vector, or over all heads together
     qk_norm_after_rope: bool = False
     softcap: float | None = None  # scores = cap * tanh(scores / cap)
+    alibi: tuple[float, ...] | None = None  # by head: scores -= slope * |position of the query - of the key|
     mask_block: int | None = None  # block_causal: a query at p sees keys before (p // mask_block + 1) * mask_block
     sinks: bool = False  # softmax over the scores and one more per head, attn_sinks (heads), whose value is zero
     temperature: Temperature | None = None
@@ -168,6 +169,7 @@ class MixtureOfExperts:
     expert_scale: bool = False  # p_e, renormalised, is multiplied by ffn_down_exps.scale (experts)
     weighs_input: bool = False
     mixer_margin: float | None = None
+    output_bias: bool = False  # at last, + ffn_exps.bias (width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class Block:
     pre:      x += sub(norm(x))              attn_norm, ffn_norm
     sandwich: x += post(sub(norm(x)))        attn_norm, post_attention_norm, ffn_norm, post_ffw_norm
     residual: x = norm(x + sub(x))           attn_output_norm, layer_output_norm
+              with second_norm, x = attn_norm_2(x + attn_output_norm(x + attention(x))), then the feed-forward
     post:     x += post(sub(x))              post_attention_norm, post_ffw_norm
     parallel: x += attention(norm(x)) + ffn(other norm(x))    attn_norm, ffn_norm
     All but residual multiply what they add by residual_scale. Without attn_norm, of pre only, attention reads x itself.
@@ -193,6 +196,7 @@ class Block:
     norm: Norm
     placement: Literal["pre", "sandwich", "residual", "post", "parallel"] = "pre"
     attn_norm: bool = True
+    second_norm: bool = False
     residual_scale: float = 1.0
     beside: MixtureOfExperts | None = None
     per_layer: PerLayerInput | None = None

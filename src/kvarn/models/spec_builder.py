@@ -33,6 +33,13 @@ def attention_biases(hparams: HParams, layer: int = 0) -> tuple[bool, bool]:
     return has_bias, has_bias
 
 
+def ffn_bias(hparams: HParams) -> bool:
+    """Return whether the matrices of a feed-forward have biases: config.json says it, GGUF by its tensors."""
+    if hparams.is_gguf:
+        return hparams.has_some("ffn_down.bias")
+    return hparams.flag(None, "mlp_bias", default=False)
+
+
 def one_window(hparams: HParams, dims: Dimensions) -> int | None:
     """Read the window that all layers of a model have; layer_types may say the same, and nothing else."""
     window: int | None = hparams.integer("sliding_window", default=0) or None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 
 from kvarn.backends.native.backend import InputSums, NativeBackend
+from kvarn.backends.native.tensors import matrix_names
 from kvarn.checks import check_parameter
 from kvarn.config import MAX_THREADS, MODEL_NAMES, EngineConfig, is_offline
 from kvarn.engine.embed_score import token_states
@@ -124,7 +125,14 @@ class _Collection:
         if others:
             found = reduce(merged, others, found)
             write_imatrix(output, found)
-        return found
+        return replace(found, unobserved=self._unobserved(found))
+
+    def _unobserved(self, found: ImportanceMatrix) -> tuple[str, ...]:
+        """The matrices of layers that have no statistics: they weigh evenly."""
+        names = [name for name in matrix_names(self._model.spec) if name.startswith("blk.")]
+        fused = {name for name in self._names if name.endswith("attn_qkv.weight")} & found.entries.keys()
+        is_fused = {f"{name.removesuffix('qkv.weight')}{part}.weight" for name in fused for part in "qkv"}
+        return tuple(name for name in names if name not in found.entries and name not in is_fused)
 
     def _chunks(self) -> Chunks:
         options = self._options

@@ -53,6 +53,7 @@ class ImportanceMatrix:
     num_chunks: int = 0
     chunk_size: int = 0
     path: str = field(default="", compare=False)
+    unobserved: tuple[str, ...] = field(default=(), compare=False)  # matrices of layers without statistics, when made
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:

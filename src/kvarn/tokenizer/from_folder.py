@@ -23,6 +23,7 @@ from kvarn.tokenizer.encoders.without_tokens import without_tokens
 from kvarn.tokenizer.fim import find_fim_tokens
 from kvarn.tokenizer.folder_sandbox import try_tokenizer
 from kvarn.tokenizer.from_model_file import tokenizer_from_model_file
+from kvarn.tokenizer.post_processor import bos_eos_ids, has_second_segment, listed_objects
 from kvarn.tokenizer.rank_files import RankVocabulary, read_ranks
 from kvarn.tokenizer.sentencepiece_model import FILE
 from kvarn.tokenizer.special_tokens import MatchRules
@@ -53,10 +54,10 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
         if not os.path.lexists(path / FILE):
             raise UnsupportedModel(f"{path.name} has neither tokenizer.json nor {FILE}, tiktoken, tekken.json; get one")
         return tokenizer_from_model_file(path, config, generation, _chat_template(path, config), num_rows)
-    added = [_AddedToken.read(entry) for entry in _entries(tokenizer_json, "added_tokens")]
+    added = [_AddedToken.read(entry) for entry in listed_objects(tokenizer_json, "added_tokens")]
     texts = {**_model_vocabulary(tokenizer_json), **{token.id: token.content for token in added}}
     vocabulary = _with_bos_eos(_vocabulary(texts, added, num_rows), config, generation)
-    prefix, suffix, between = _bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
+    prefix, suffix, between = bos_eos_ids(tokenizer_json.get("post_processor"), vocabulary)
     control = frozenset(vocabulary.tokens[token_id] for token_id in vocabulary.of_type(TokenType.CONTROL))
     return Tokenizer(
         TokenizerParts(
@@ -65,6 +66,7 @@ def tokenizer_from_folder(folder: str | Path, *, num_rows: int | None = None) ->
             prefix_ids=prefix,
             suffix_ids=suffix,
             between_ids=between,
+            second_segment=has_second_segment(tokenizer_json.get("post_processor")),
             chat_template=_chat_template(path, config),
             rules=_match_rules(added),
         )
@@ -219,59 +221,6 @@ def _configured_id(config: Mapping[str, Any], name: str, ids: Mapping[str, int])
     return ids.get(text) if isinstance(text, str) else None
 
 
-def _bos_eos_ids(
-    processor: Any, vocabulary: Vocabulary
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    try:
-        return *_processor_ids(processor, vocabulary), _between_ids(processor, vocabulary)
-    except (KeyError, IndexError, TypeError) as error:
-        raise FormatError(f"the post-processor is incomplete: {error!r:.60}", file="tokenizer.json") from error
-
-
-def _processor_ids(processor: Any, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids a post-processor puts before and after a text."""
-    if not isinstance(processor, dict):
-        return (), ()
-    if processor.get("type") == "Sequence":
-        parts = [_processor_ids(part, vocabulary) for part in _entries(processor, "processors")]
-        return tuple(i for part in parts for i in part[0]), tuple(i for part in reversed(parts) for i in part[1])
-    if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
-        return (_known_id(processor["cls"][1], vocabulary),), (_known_id(processor["sep"][1], vocabulary),)
-    before: list[int] = []
-    after: list[int] = []
-    found = before
-    for item in _entries(processor, "single"):
-        if "Sequence" in item:
-            found = after
-        elif "SpecialToken" in item:
-            named = processor["special_tokens"][item["SpecialToken"]["id"]]
-            found.extend(_known_id(token_id, vocabulary) for token_id in named["ids"])
-    return tuple(before), tuple(after)
-
-
-def _between_ids(processor: Any, vocabulary: Vocabulary) -> tuple[int, ...] | None:
-    """The ids between two texts; None where the post-processor says nothing about them."""
-    if not isinstance(processor, dict):
-        return None
-    if processor.get("type") == "Sequence":
-        found = [_between_ids(part, vocabulary) for part in _entries(processor, "processors")]
-        return next((one for one in found if one is not None), None)
-    if processor.get("type") == "RobertaProcessing":
-        return (_known_id(processor["sep"][1], vocabulary),) * 2
-    items = _entries(processor, "pair")
-    places = [number for number, item in enumerate(items) if "Sequence" in item]
-    if len(places) != 2:
-        return None
-    named = [item["SpecialToken"]["id"] for item in items[places[0] + 1 : places[1]] if "SpecialToken" in item]
-    return tuple(_known_id(i, vocabulary) for name in named for i in processor["special_tokens"][name]["ids"])
-
-
-def _known_id(token_id: Any, vocabulary: Vocabulary) -> int:
-    if not isinstance(token_id, int) or not 0 <= token_id < len(vocabulary.tokens):
-        raise FormatError(f"tokenizer.json: the post-processor names token {token_id!r:.20}, which does not exist")
-    return token_id
-
-
 def _without_first_space(written: str) -> str:
     """Return tokenizer.json for text that is not the first."""
     return written.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
@@ -291,10 +240,3 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
         named = {str(one.get("name")): one.get("template") for one in value if isinstance(one, dict)}
         value = named.get("default")
     return value if isinstance(value, str) else None
-
-
-def _entries(component: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    value = component.get(key) or []
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise FormatError(f"tokenizer.json: {key} is not a list of objects")
-    return value

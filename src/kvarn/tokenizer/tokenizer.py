@@ -32,6 +32,7 @@ class TokenizerParts:
     prefix_ids: tuple[int, ...] = ()  # put before a text, such as bos
     suffix_ids: tuple[int, ...] = ()  # put after it
     between_ids: tuple[int, ...] | None = None  # put between two texts read together; None: what is put after one
+    second_segment: bool = True  # whether the second of two texts has a token type of its own, where a model has types
     chat_template: str | None = None
     rerank_template: str | None = None  # with {query} and {document}
     rules: MatchRules | None = None  # of special tokens
@@ -101,6 +102,11 @@ class Tokenizer:
         prefix, suffix, between = self._parts.prefix_ids, self._parts.suffix_ids, self._parts.between_ids
         one, other = (self.encode(text, add_special=False) for text in (first, second))
         return [*prefix, *one, *(suffix if between is None else between)], [*other, *suffix]
+
+    @property
+    def second_segment(self) -> bool:
+        """Whether the second of two texts that are read together has the second token type."""
+        return self._parts.second_segment
 
     @property
     def bos_text(self) -> str:

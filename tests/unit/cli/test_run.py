@@ -62,6 +62,14 @@ def test_stdin_is_the_prompt_for_a_dash(kvarn: Kvarn, model: str) -> None:
     assert answers[0]["usage"] == answers[1]["usage"]
 
 
+def test_a_model_without_a_template_is_run_raw(kvarn: Kvarn, tmp_path: Path) -> None:
+    path = str(write_chat_model(tmp_path / "plain.gguf", **{"tokenizer.chat_template": None}))
+    done = kvarn("run", "ab", "-m", path, "--max-tokens", "2")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"kvarn: the model has no chat template; add --raw")
+    assert kvarn("run", "ab", "-m", path, "--max-tokens", "2", "--raw").returncode == 0
+
+
 def test_raw_leaves_out_the_template(kvarn: Kvarn, model: str) -> None:
     done = kvarn("run", "-m", model, *FIXED, "--json", "--raw", "hello")
     assert json.loads(done.stdout)["usage"]["prompt_tokens"] == 5

@@ -14,6 +14,7 @@ import pytest
 
 from tests.float_model import write_float_model, write_text
 from tests.forked import COMMAND
+from tests.recurrent_model import write_state_space_model
 from tests.unit.cli.conftest import Kvarn
 
 
@@ -50,6 +51,14 @@ def test_from_a_source_to_a_judged_file(kvarn: Kvarn, source: Path, texts: tuple
     refused = kvarn("evaluate", small, "--text", calibration, *common)
     assert refused.returncode == 2
     assert b"calibrated with" in refused.stderr
+
+
+def test_matrices_without_statistics_are_told(kvarn: Kvarn, texts: tuple[Path, Path], tmp_path: Path) -> None:
+    source, matrix = write_state_space_model(tmp_path / "states.gguf"), tmp_path / "states.imatrix"
+    common = ("--chunks", "4", "--context", "32", "-o", str(matrix))
+    done = kvarn("imatrix", str(source), "--text", str(texts[0]), *common)
+    assert done.returncode == 0, done.stderr
+    assert b"matrices have no statistics, their columns weigh evenly: blk.0.ssm_in.weight, " in done.stdout
 
 
 def test_a_file_of_a_size_is_made_by_measurement(

@@ -72,6 +72,7 @@ def make_engine(
     clock: SimulatedClock | None = None,
     runs_ahead: bool = False,
     window: WindowShape | None = None,
+    hash_key: bytes | None = None,
     **options: Any,
 ) -> Engine:
     """options go to EngineConfig. Without a clock, time is real."""
@@ -81,7 +82,7 @@ def make_engine(
     layout = LAYOUT if window is None else replace(LAYOUT, num_window_blocks=window.num_blocks)
     backend.window = 0 if window is None else window.num_tokens
     num_blocks = backend.reserve_kv(layout, num_blocks * layout.block_bytes)
-    kv = KVCache(num_blocks, layout.block_size, window=window)
+    kv = KVCache(num_blocks, layout.block_size, window=window, hash_key=hash_key)
     time_of = time.perf_counter if clock is None else clock
     decoder = AutoregressiveDecoder(backend, VOCAB, (EOS,), defaults or SamplingDefaults(), clock=time_of)
     admission = Admission(VOCAB, min(context, kv.max_tokens), decoder, kv)

@@ -42,7 +42,6 @@ def test_every_model_type_has_its_keys() -> None:
         ("final_norm_eps", 1e-3),
         ("query_scale", 0.5),
         ("first_k_dense_layers", 3),
-        ("mlp_bias", True),
         ("sliding_window", 4096),
         ("partial_rotary_factor", 0.25),
         ("rope", False),

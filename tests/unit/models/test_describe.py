@@ -202,7 +202,7 @@ def test_metadata_that_would_change_the_arithmetic_is_refused(key: str, value: A
     ("arch", "changes"),
     [
         ("llama", {"hidden_act": "xielu"}),
-        ("llama", {"mlp_bias": True}),
+        ("qwen2", {"mlp_bias": True}),
         ("llama", {"quantization_config": {"bits": 4}}),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "alpha": 2.0}}),
         ("llama", {"attn_logit_softcapping": 50.0}),

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvarn.errors import ConfigError, DocumentError, InvalidParameter
-from kvarn.retrieval.ingest import chunking
 from kvarn.retrieval.ingest.chunking import Chunking, split
 from kvarn.retrieval.ingest.files import MAX_FILE_BYTES, list_files, read_bytes, read_file
 from kvarn.retrieval.ingest.html import html_to_text
 from kvarn.retrieval.types import Document, Kind
+from kvarn.tokenizer import text_units
 from tests.unit.retrieval.pdfs import make_pdf
 
 MARKDOWN = """# Mills
@@ -230,7 +230,7 @@ def test_a_text_searched_by_windows_gives_the_chunks_of_one_searched_at_once(
     ]
     texts = ["".join(rng.choices(pieces, k=200)) for _ in range(50)]
     at_once = [split(Document(text, kind=kind), Chunking(16, 4), count_words) for text in texts]
-    monkeypatch.setattr(chunking, "WINDOW", 2 * chunking.WINDOW_OVERLAP)
+    monkeypatch.setattr(text_units, "WINDOW", 2 * text_units.WINDOW_OVERLAP)
     by_windows = [split(Document(text, kind=kind), Chunking(16, 4), count_words) for text in texts]
     assert by_windows == at_once
 
@@ -239,7 +239,7 @@ def test_a_text_searched_by_windows_gives_the_chunks_of_one_searched_at_once(
 def test_a_chunk_has_a_limited_number_of_characters_whatever_its_tokens(text: str) -> None:
     """A model may make one token of a word, however long that is."""
     chunks = split(Document(text), Chunking(32, 8), count_words)
-    assert max(len(one.text) for one in chunks) <= 32 * chunking.CHARS_PER_TOKEN
+    assert max(len(one.text) for one in chunks) <= 32 * text_units.CHARS_PER_TOKEN
     assert {at for one in chunks for at in range(one.start, one.end)} >= set(range(100_000)) - {50_000}
 
 

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.adapted import head_adapters, with_head_adapters
-from kvarn.backends.batch import (
-    Batch,
-    BlockCopy,
-    Float32,
-    KVLayout,
-    Sampled,
-    SampleRows,
-    Scored,
-)
+from kvarn.backends.batch import Batch, BlockCopy, Float32, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.code_hash import code_hash
 from kvarn.backends.native import _native
 from kvarn.backends.native.adapters import pack_adapter
 from kvarn.backends.native.sampling_arrays import NO_IDS, sampling_arrays
@@ -49,8 +43,7 @@ class NativeBackend:
         self._team = _native.ThreadTeam(threads)  # of the one pool of the process
         self._isa = isa or ""
         self._model: _native.Model | None = None
-        self._width = 0
-        self._vocab_size = 0
+        self._width = self._vocab_size = self._block_bytes = 0
         self._has_quants = False
 
     @property
@@ -119,6 +112,7 @@ class NativeBackend:
             self._core.reserve_kv(list(layout.layers), layout.dtype, num_blocks, layout.block_bytes, *windows)
             if layout.num_states:
                 self._core.reserve_states(layout.num_states)
+            self._block_bytes = layout.block_bytes
         except MemoryError:
             raise BackendError(f"the system refused {budget_bytes:,} bytes for the KV cache; set kv_bytes=") from None
         return num_blocks
@@ -126,6 +120,18 @@ class NativeBackend:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
             self._core.copy_block(copy.source, copy.target, bool(copy.group))
+
+    def kernel_identity(self) -> str:
+        return f"native {self.isa} {code_hash([Path(_native.__file__)])}"
+
+    def num_block_bytes(self) -> int:
+        return self._block_bytes
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        return self._core.block_bytes(block_id).copy()
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        self._core.block_bytes(block_id)[:] = content
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         for block_id in block_ids:

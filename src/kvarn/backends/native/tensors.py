@@ -170,6 +170,8 @@ def _expert_vectors(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, in
         yield "exp_probs_b.bias", count
     if moe.expert_scale:
         yield "ffn_down_exps.scale", count
+    if moe.output_bias:
+        yield "ffn_exps.bias", width
     if moe.shared is not None and moe.shared.gate:
         yield "ffn_gate_inp_shexp.weight", width
 

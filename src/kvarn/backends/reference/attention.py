@@ -66,6 +66,11 @@ class PagedCache:
             values = cache[table[kept // self.block_size], kept % self.block_size, heads]
             cache[target[slots // self.block_size], slots % self.block_size, heads] = values
 
+    def block(self, block_id: int) -> list[Array]:
+        """The parts of a block of the layers that keep all."""
+        pairs = (pair for pair, windowed in zip(self.layers, self.windowed, strict=True) if not windowed)
+        return [cache[block_id] for pair in pairs for cache in pair]
+
     def copy(self, copy: BlockCopy) -> None:
         for pair, windowed in zip(self.layers, self.windowed, strict=True):
             for cache in pair if windowed == bool(copy.group) else ():
@@ -140,6 +145,8 @@ def attend(x: Float32, weights: Weights, layer: Layer, batch: Batch) -> Float32:
             keys, values = own[0][rows], own[1][rows]
         seen = visible(sequence.positions, sequence.length, attention, sequence.shift)
         scores = _scores(q[rows], keys, seen, attention)
+        if attention.alibi is not None:
+            scores = scores - _distances(sequence, attention.alibi)
         if attention.sinks:
             scores = _with_sinks(scores, weights[f"{stem}.attn_sinks.weight"])
         out[rows] = _mix(scores, values)
@@ -246,6 +253,14 @@ def _scores(q: Float32, k: Float32, seen: npt.NDArray[np.bool_], attention: Atte
     group = attention.num_heads // attention.num_kv_heads
     products = [q[:, head] @ k[:, head // group].T for head in range(attention.num_heads)]
     return softcap(np.stack(products) * np.float32(attention.scale), attention.softcap) + mask
+
+
+def _distances(sequence: Sequence, slopes: tuple[float, ...]) -> Float32:
+    """How far each query is from each key, times each head's slope: (heads, queries, keys)."""
+    keys = np.arange(sequence.length) + sequence.shift
+    far = np.abs(sequence.positions[:, None] - keys).astype(np.float32)
+    taken: Float32 = np.asarray(slopes, np.float32)[:, None, None] * far
+    return taken
 
 
 def _with_sinks(scores: Float32, sinks: Float32) -> Float32:

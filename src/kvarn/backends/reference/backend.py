@@ -7,6 +7,7 @@ slower by far but a quarter of the memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from kvarn.adapters.weights import LoraWeights
 from kvarn.backends.adapted import adapted_head, adapted_weights, with_head_adapters
 from kvarn.backends.batch import Batch, BlockCopy, KVLayout, Sampled, SampleRows, Scored
+from kvarn.backends.code_hash import code_hash
 from kvarn.backends.host_sampling import sample_rows, score_rows
 from kvarn.backends.pooling import pool_rows
 from kvarn.backends.reference.altup import correct, merge_streams, predict, scaled_active, split_streams
@@ -86,6 +88,22 @@ class ReferenceBackend:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
             self._paged().copy(copy)
+
+    def kernel_identity(self) -> str:
+        folder = Path(__file__).parent
+        return f"reference numpy {np.__version__} {code_hash(sorted(folder.glob('*.py')))}"
+
+    def num_block_bytes(self) -> int:
+        return sum(part.nbytes for part in self._paged().block(0))
+
+    def read_block(self, block_id: int) -> npt.NDArray[np.uint8]:
+        return np.concatenate([part.reshape(-1).view(np.uint8) for part in self._paged().block(block_id)])
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        start = 0
+        for part in self._paged().block(block_id):
+            part[...] = content[start : start + part.nbytes].view(part.dtype).reshape(part.shape)
+            start += part.nbytes
 
     def return_kv(self, block_ids: Iterable[int], group: int = 0) -> None:
         """Do nothing: the arrays stay until close, their values are never read again."""
@@ -173,7 +191,8 @@ class ReferenceBackend:
             return feed_forward(y, weights, stem, block.feed_forward)
 
         if block.placement == "residual":
-            x = norm(x + attention(x), "attn_output_norm")
+            attended = norm(x + attention(x), "attn_output_norm")
+            x = norm(x + attended, "attn_norm_2") if block.second_norm else attended
             return norm(x + ffn(x), "layer_output_norm")
         scale = np.float32(block.residual_scale)
         if block.laurel is not None:

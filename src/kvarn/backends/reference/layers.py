@@ -188,7 +188,8 @@ def mixture_of_experts(x: Float32, routed: Float32, weights: Weights, stem: str,
         up = product("up", expert, read)
         hidden = gated(product("gate", expert, read), up, kind) if moe.gated else activate(up, kind)
         out[rows] += weight * product("down", expert, hidden)
-    return out if moe.shared is None else out + _shared_expert(x, weights, stem, moe)
+    out = out if moe.shared is None else out + _shared_expert(x, weights, stem, moe)
+    return out + weights[f"{stem}.ffn_exps.bias"] if moe.output_bias else out
 
 
 def _shared_expert(x: Float32, weights: Weights, stem: str, moe: MixtureOfExperts) -> Float32:

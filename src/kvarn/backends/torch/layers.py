@@ -177,7 +177,9 @@ class Model:
         if isinstance(block.spec.mixer, NoMixer):
             return self._add_feed_forward(x, ops.normalise(x, norms["ffn_norm"]), block, step)
         if placement == "residual":
+            entry = x.clone() if block.spec.second_norm else x
             x = ops.normalise(ops.add_linear(x, attention(x), block.output), norms["attn_output_norm"])
+            x = ops.normalise(entry + x, norms["attn_norm_2"]) if block.spec.second_norm else x
             return ops.normalise(self._add_feed_forward(x, x, block, step), norms["layer_output_norm"])
         normed = x if placement == "post" or not block.spec.attn_norm else ops.normalise(x, norms["attn_norm"])
         found = attention(normed)

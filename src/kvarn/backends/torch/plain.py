@@ -20,7 +20,7 @@ from kvarn.backends.torch.denoising.keep import AllHeads, heads_here, pack_kept
 from kvarn.backends.torch.elementwise import by_value, exp, sigmoid, tanh
 from kvarn.backends.torch.mixers.recurrent import RowOps, recur
 from kvarn.backends.torch.rope import RopeTable
-from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Step, Tiles, make_tiles
+from kvarn.backends.torch.step import PIECE, ROWS, TILE, PagedTiles, Piece, Step, Tiles, make_tiles
 from kvarn.backends.torch.weights import BlockWeights, ExpertStack, ExpertWeights, Linear, ModelWeights, NormWeights
 from kvarn.models.spec import Activation, FeedForward, MixtureOfExperts, Temperature
 
@@ -162,7 +162,7 @@ class PlainOps:
             if weights.shared_gate is not None:
                 found = found * sigmoid((x.float() * weights.shared_gate).sum(dim=-1, keepdim=True))
             out = out + found
-        return out.to(x.dtype)
+        return (out if weights.bias is None else out + weights.bias).to(x.dtype)
 
     def _of_expert(self, x: Tensor, stack: ExpertStack, expert: int) -> Tensor:
         return self.linear(x, Linear(stack.weight[expert], None if stack.bias is None else stack.bias[expert]))
@@ -238,6 +238,8 @@ def attend_tiles(
         scores = torch.matmul(queries[at], keys[piece.keys].float().permute(0, 2, 3, 1)) * attention.scale
         if attention.softcap is not None:
             scores = attention.softcap * tanh(scores / attention.softcap)
+        if attention.alibi is not None:
+            scores = scores - _distances(attention.alibi, piece, tiles, group)
         seen = piece.visible(attention, tiles.positions)[:, None, :, None, :].expand(-1, 1, -1, group, -1)
         scores = scores.masked_fill(~seen.reshape(len(at), 1, TILE * group, PIECE), -math.inf)
         top = torch.maximum(largest[at], scores.amax(dim=-1))
@@ -255,6 +257,13 @@ def attend_tiles(
     out = out / torch.where(total == 0, 1.0, total)[..., None]
     out = out.view(count, -1, TILE, group, dim).transpose(1, 2).reshape(count * TILE, -1, dim)
     return out[tiles.place]
+
+
+def _distances(slopes: tuple[float, ...], piece: Piece, tiles: Tiles, group: int) -> Tensor:
+    """How far queries are from keys, times each head's slope: (tiles, kv heads, TILE x group, PIECE)."""
+    far = (tiles.positions[piece.tiles][:, :, None] - piece.key_positions[:, None, :]).abs().float()
+    by_head = torch.tensor(slopes, device=far.device).view(1, -1, 1, group, 1)
+    return (by_head * far[:, None, :, None, :]).reshape(len(far), -1, TILE * group, PIECE)
 
 
 def _activate(x: Tensor, activation: Activation) -> Tensor:

@@ -51,6 +51,7 @@ class ExpertWeights:
     shared: FeedForwardWeights | None = None
     shared_gate: Tensor | None = None  # (width)
     scale: Tensor | None = None  # (experts)
+    bias: Tensor | None = None  # (width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kvarn.cli.generate.diffusion_options import diffusion_params
 from kvarn.cli.terminal.options import EngineOptions, Model, SamplingOptions, System, open_llm, stats_line
 from kvarn.cli.terminal.text import Writer, read_prompt, require_utf8
 from kvarn.config import DEFAULT_MODEL
+from kvarn.errors import TemplateError
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, SamplingParams
 
@@ -60,6 +61,8 @@ def run(
 
 
 def _stream(llm: LLM, request: Asked, params: SamplingParams) -> EventStream:
+    if isinstance(request, list) and llm.tokenizer.chat_template is None:
+        raise TemplateError("the model has no chat template; add --raw: it continues your text as it is")
     if not isinstance(request, Infill):
         return llm.stream(request, params)
     from kvarn.engine.client import EventStream

@@ -60,12 +60,12 @@ def list_models(
 def _print_supported(as_json: bool) -> None:
     from kvarn.models.registry import supported_families
 
-    names = ("family", "gguf", "model_type", "tested_against")
+    names = ("family", "gguf", "model_type", "context", "tested_against")
     rows = supported_families()
     if as_json:
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
-    for line in table_lines([("FAMILY", "GGUF", "MODEL_TYPE", "TESTED AGAINST"), *rows]):
+    for line in table_lines([("FAMILY", "GGUF", "MODEL_TYPE", "CONTEXT", "TESTED AGAINST"), *rows]):
         typer.echo(line)
 
 

@@ -148,6 +148,13 @@ def imatrix(
         f"{output}: {len(matrix.entries):,} matrices, {matrix.num_chunks:,} chunks of {matrix.chunk_size:,} tokens "
         f"of {printable(', '.join(matrix.datasets))}"
     )
+    if matrix.unobserved:
+        named = printable(", ".join(matrix.unobserved[:MAX_NAMED_FALLBACKS]))
+        others = ", ..." if len(matrix.unobserved) > MAX_NAMED_FALLBACKS else ""
+        print(
+            f"  {len(matrix.unobserved):,} matrices have no statistics, their columns weigh evenly: {named}{others}"
+            "\n  what recurrent layers, latent attention and shared experts read is not observed"
+        )
 
 
 def _print_report(report: QuantizationReport) -> None:

@@ -1,14 +1,16 @@
-"""Requests that have not ended: waiting, forked and running ones, and every move between the three.
+"""Requests that have not ended: waiting, forked, held and running ones, and every move between the four.
 
 A preempted request gives its blocks back and waits again. Knows states and blocks; does not decide who moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from kvarn.decoding.decoder import Decoder
+from kvarn.backends.batch import BlockCopy
+from kvarn.decoding.decoder import Decoder, Span
+from kvarn.engine.persistence.restores import POLL_S, Restores
 from kvarn.engine.scheduling.forks import ForkGroups
 from kvarn.engine.scheduling.kv_allocation import KVAllocation
 from kvarn.engine.scheduling.layerwise_prefill import LayerwisePrefill
@@ -18,11 +20,14 @@ from kvarn.request import Request
 
 
 class LiveRequests:
-    """Waiting, forked and running requests over one KV cache."""
+    """Waiting, forked, held and running requests over one KV cache."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache, layerwise: LayerwisePrefill, order: KeyOf) -> None:
+    def __init__(
+        self, decoder: Decoder, kv: KVCache, layerwise: LayerwisePrefill, order: KeyOf, restores: Restores
+    ) -> None:
         self.waiting = RequestQueue(order)
         self.forks = ForkGroups()
+        self.restores = restores  # held: blocks of theirs come from disk
         self.running: dict[str, Request] = {}
         self.allocation = KVAllocation(kv, decoder)
         self.kv = kv
@@ -31,11 +36,16 @@ class LiveRequests:
         self._decoder = decoder
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self.waiting, self.forks, self.running.values())
+        return chain(self.waiting, self.forks, self.restores, self.running.values())
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.forks)
+        return len(self.waiting) + len(self.forks) + len(self.restores)
+
+    @property
+    def restoring_s(self) -> float:
+        """How long there is nothing to do but to wait for the disk."""
+        return POLL_S if self.restores and not (self.waiting or self.running) else 0.0
 
     @property
     def num_spare_slots(self) -> int:
@@ -49,6 +59,17 @@ class LiveRequests:
             self.forks.add(leader, request)
         else:
             self.waiting.push(request)
+
+    def queue_restored(self) -> None:
+        """Take in blocks that have come from disk; requests whose last one has wait for their start again."""
+        for request in self.restores.advance(is_bounded=bool(self.running)) if self.restores else ():
+            self.waiting.push(request)
+
+    def extend(self, span: Span) -> Sequence[BlockCopy] | None:
+        """Allocate blocks for what a span reads and writes; those that are held give way. None: there are too few."""
+        while (copies := self.allocation.extend(span)) is None and self.restores.give_way():
+            pass
+        return copies
 
     def start(self, request: Request, num_computed: int) -> None:
         """Run a request whose first num_computed tokens lie in the cache."""
@@ -92,7 +113,7 @@ class LiveRequests:
         if self.running.pop(request.id, None) is None:
             if request in self.waiting:
                 self.waiting.remove(request)
-            else:
+            elif not self.restores.discard(request):
                 self.forks.discard(request)
         self.allocation.release(request, forget=forget_blocks or request.params.free_cache_on_finish)
         self._decoder.forget(request)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvarn.engine.persistence.disk_prefixes import DiskPrefixes
+from kvarn.engine.persistence.restores import Restores
 from kvarn.kv.cache import KVCache
 from kvarn.request import Request
 
@@ -17,10 +19,16 @@ class PrefixReuse:
     def __init__(self, kv: KVCache, *, finds_prefixes: bool) -> None:
         self.num_hit_tokens = 0
         self.num_query_tokens = 0
+        self.disk: DiskPrefixes | None = None
+        self.restores = Restores(kv)
         self._kv = kv
-        self._finds_prefixes = finds_prefixes
+        self.finds_prefixes = finds_prefixes
         if kv.states is not None:
             kv.states.keeps_snapshots = finds_prefixes
+
+    def keep_on(self, disk: DiskPrefixes) -> None:
+        """Keep on disk what is used again, and find it there."""
+        self.disk = self.restores.disk = disk
 
     def count(self, request: Request, num_computed: int) -> None:
         """A request starts for the first time, with num_computed tokens taken over."""
@@ -30,7 +38,7 @@ class PrefixReuse:
 
     def may_share(self, request: Request) -> bool:
         """Whether it may use prefixes that others computed."""
-        return self._finds_prefixes and request.params.reuse_cache and not request.wants_prompt_logprobs
+        return self.finds_prefixes and request.params.reuse_cache and not request.wants_prompt_logprobs
 
     def take_over(self, request: Request, leader: Request | None) -> int:
         """Share the blocks others have computed for the same tokens; how many tokens that is.
@@ -48,7 +56,13 @@ class PrefixReuse:
         hit = self._kv.lookup(request.token_ids, request.prefix_salt)
         if hit.num_matched:
             self._kv.fork(request.id, hit)
+            if self.disk is not None:
+                self.disk.used(hit)
         return hit.num_tokens
+
+    def waits_for_disk(self, request: Request) -> bool:
+        """Whether a request that would start is held instead, because its prefix is on disk."""
+        return self.may_share(request) and self.restores.takes(request)
 
     def is_being_computed(self, request: Request, num_computed: int, others: Iterable[Request]) -> bool:
         """Whether another request computes this one's next block in this very step: waiting for it saves the work."""
@@ -63,7 +77,7 @@ class PrefixReuse:
 
     def publish(self, request: Request) -> None:
         """Publish the blocks that the request has computed, and free those that it will not read again."""
-        if self._finds_prefixes:
+        if self.finds_prefixes:
             is_decoding = request.num_computed > request.num_prompt
             self._kv.publish(
                 request.id, request.token_ids, request.prefix_salt, request.num_computed, is_decoding=is_decoding

@@ -50,7 +50,7 @@ class Scheduler:
         self._policy = make_policy(config, self.pacer.seconds_for)
         self._fairness = FairShare(self._policy, self.pacer, config, clock, decoder)
         self._layerwise = LayerwisePrefill(config.max_batch_tokens)
-        self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order)
+        self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order, self.prefix_reuse.restores)
         self._row_budget = RowBudget(config.max_batch_tokens)
         self._failed: list[Request] = []  # by plan(); reap() tells
         self._first_submitted_at = 0.0  # of the requests since the engine was idle
@@ -90,8 +90,8 @@ class Scheduler:
     def wait_s(self) -> float:
         """How long the first request of an idle engine still waits for others to share its first step."""
         if self._live.running or not self.num_waiting or self.num_waiting >= self._config.max_running:
-            return 0.0
-        return max(0.0, self._first_submitted_at + self._config.max_wait_ms / 1000 - self._clock())
+            return self._live.restoring_s
+        return max(self._live.restoring_s, self._first_submitted_at + self._config.max_wait_ms / 1000 - self._clock())
 
     def requests(self) -> Iterator[Request]:
         """All requests that have not ended."""
@@ -115,6 +115,7 @@ class Scheduler:
 
         newest: the step that was launched last, if it is under way.
         """
+        self._live.queue_restored()
         if self.wait_s > 0:
             return StepPlan()
         draft: Draft = {}
@@ -244,7 +245,7 @@ class Scheduler:
         span = self._span(request, max_rows)
         if span is None:
             return None
-        while (copies := self._live.allocation.extend(span)) is None:
+        while (copies := self._live.extend(span)) is None:
             assert self.num_running > 1, f"request {request.id} was accepted and does not fit alone"
             victim = self._policy.victim(self._live.running.values())
             self._starter.drop(draft, victim)

@@ -34,6 +34,9 @@ class Starter:
             if not self._displace(draft, request):
                 return False
         leader = request.fork_of if request.fork_of and self._can_fork(draft, request.fork_of) else None
+        if leader is None and self._prefix_reuse.waits_for_disk(request):
+            live.waiting.remove(request)
+            return False
         num_computed = self._prefix_reuse.take_over(request, leader)
         if self._prefix_reuse.is_being_computed(request, num_computed, self._computing(draft)):
             kv.release(request.id)

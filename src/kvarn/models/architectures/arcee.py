@@ -6,7 +6,7 @@ from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec, Norm
-from kvarn.models.spec_builder import attention_biases, decoder, layer_norm, rms_norm
+from kvarn.models.spec_builder import attention_biases, decoder, ffn_bias, layer_norm, rms_norm
 
 
 def describe_arcee(hparams: HParams) -> ModelSpec:
@@ -27,7 +27,7 @@ def _describe(hparams: HParams, norm: Norm, *, is_permuted: bool) -> ModelSpec:
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=FeedForward(dims.hidden[layer], activation, gated=False),
+            feed_forward=FeedForward(dims.hidden[layer], activation, gated=False, bias=ffn_bias(hparams)),
             norm=norm,
         )
         for layer in range(dims.num_layers)

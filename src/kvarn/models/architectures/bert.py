@@ -43,7 +43,7 @@ def describe(hparams: HParams) -> ModelSpec:
         embedding=input_embedding(hparams, positions, norm),
         blocks=blocks,
         output_norm=None,
-        generation=_generation(hparams),
+        generation=bert_generation(hparams),
     )
 
 
@@ -86,7 +86,8 @@ def _position_offset(hparams: HParams) -> int:
     return padding + 1
 
 
-def _generation(hparams: HParams) -> Encoder:
+def bert_generation(hparams: HParams) -> Encoder:
+    """A classifier where the model has one, else a vector."""
     output = hparams.weights.tensors.get("cls.output.weight")
     if output is None:
         found = read_encoder(hparams, "mean")

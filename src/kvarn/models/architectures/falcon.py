@@ -51,11 +51,14 @@ def _kv_heads(hparams: HParams, dims: Dimensions) -> tuple[int, ...]:
 def separate(spec: ModelSpec, view: WeightView) -> WeightView:
     """Gather the rows of Q, K and V, which safetensors hold by KV head; GGUF's second norm is that of attention."""
     entries = dict(view.entries)
+    has_second = any(".attn_norm_2." in name for name in entries)
     for layer, block in enumerate(spec.blocks):
         for suffix in SUFFIXES:
             if view.metadata.get("hf") is not None:
                 _take_apart(entries, f"blk.{layer}.", suffix, block.attention)
             second = entries.pop(f"blk.{layer}.attn_norm_2.{suffix}", None)
+            if second is None and has_second:
+                raise FormatError(f"tensor blk.{layer}.attn_norm_2.{suffix} is missing; other layers have it")
             if second is not None and (first := entries.pop(f"blk.{layer}.attn_norm.{suffix}", None)):
                 for entry, name in ((first, "ffn_norm"), (second, "attn_norm")):
                     full = f"blk.{layer}.{name}.{suffix}"

@@ -52,7 +52,7 @@ def describe(hparams: HParams) -> ModelSpec:
             placement="sandwich",
             beside=experts,
             per_layer=gate,
-            output_scale=hparams.has_tensor(f"blk.{layer}.layer_output_scale.weight"),
+            output_scale=hparams.has_some("layer_output_scale.weight"),
         )
         for layer, attention in enumerate(_attentions(hparams, dims, norm, windowed, sources))
     )

@@ -6,7 +6,7 @@ from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, MixtureOfExperts, ModelSpec
-from kvarn.models.spec_builder import attention_biases, decoder, one_window, rms_norm
+from kvarn.models.spec_builder import attention_biases, decoder, ffn_bias, one_window, rms_norm
 
 
 def describe(hparams: HParams) -> ModelSpec:
@@ -39,7 +39,7 @@ def feed_forward(hparams: HParams, dims: Dimensions, layer: int) -> FeedForward 
     activation = hparams.activation("silu")
     num_experts = hparams.integer("num_experts", default=0)
     if num_experts == 0:
-        return FeedForward(dims.hidden[layer], activation)
+        return FeedForward(dims.hidden[layer], activation, bias=ffn_bias(hparams))
     return mixture_of_experts(hparams, num_experts, dims.hidden[layer], renormalise=True)
 
 

@@ -13,7 +13,7 @@ from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Attention, Block, FeedForward, ModelSpec, Norm, SharedExpert, Temperature
 from kvarn.models.spec_builder import attention_biases, decoder, layer_kinds, rms_norm
-from kvarn.models.tensors.fused import fill_norms
+from kvarn.models.tensors.fused import fill_vectors
 from kvarn.models.tensors.turned_experts import turn_experts
 
 CHUNK = 8192  # GGUF does not record it, nor what queries are tuned with
@@ -87,4 +87,4 @@ def separate(spec: ModelSpec, view: WeightView) -> WeightView:
         for part in "qk"
         if block.attention.qk_norm is not None
     }
-    return fill_norms(turn_experts(spec, view), lengths)
+    return fill_vectors(turn_experts(spec, view), lengths)

@@ -71,7 +71,7 @@ def read_mamba2(hparams: HParams, width: int, layer: int = 0) -> Mamba2:
 def has_part(hparams: HParams, tensor: str, *keys: str) -> bool:
     """GGUF says it by the tensor, config.json by the first of these keys that the model type has."""
     if hparams.is_gguf:
-        return hparams.has_tensor(tensor)
+        return hparams.has_some(tensor.split(".", 2)[2])
     return hparams.flag(None, next(key for key in keys if hparams.has_key(key)), default=False)
 
 

@@ -6,7 +6,7 @@ from kvarn.models.dimensions import read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec
-from kvarn.models.spec_builder import decoder, rms_norm
+from kvarn.models.spec_builder import decoder, ffn_bias, rms_norm
 
 
 def describe(hparams: HParams) -> ModelSpec:
@@ -20,7 +20,7 @@ def describe(hparams: HParams) -> ModelSpec:
     blocks = tuple(
         Block(
             mixer=dims.attention(layer, rope, qkv_bias=qkv_bias, output_bias=output_bias),
-            feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
+            feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu"), bias=ffn_bias(hparams)),
             norm=norm,
         )
         for layer in range(dims.num_layers)

@@ -6,7 +6,7 @@ from kvarn.models.dimensions import Dimensions, read_dimensions
 from kvarn.models.hparams import HParams
 from kvarn.models.rope import read_rope
 from kvarn.models.spec import Block, FeedForward, ModelSpec
-from kvarn.models.spec_builder import attention_biases, decoder, rms_norm, window_layers
+from kvarn.models.spec_builder import attention_biases, decoder, ffn_bias, rms_norm, window_layers
 
 INTERVAL = 4  # GGUF does not record it
 
@@ -29,7 +29,7 @@ def describe(hparams: HParams) -> ModelSpec:
                 qkv_bias=qkv_bias,
                 output_bias=output_bias,
             ),
-            feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu")),
+            feed_forward=FeedForward(dims.hidden[layer], hparams.activation("silu"), bias=ffn_bias(hparams)),
             norm=norm,
         )
         for layer in range(dims.num_layers)

@@ -15,7 +15,9 @@ _BERT: Final[dict[str, Any]] = {
     "layer_norm_eps": 1e-12,
     "hidden_act": "gelu",
     "is_decoder": False,
+    "position_embedding_type": "absolute",
 }
+_JINA_ROPE: Final[dict[str, Any]] = {"rotary_emb_base": None, "lora_adaptations": None}
 _MODERNBERT: Final[dict[str, Any]] = {
     **{key: _BERT[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")},
     "num_hidden_layers": 22,
@@ -51,10 +53,19 @@ _NOMIC: Final[dict[str, Any]] = {
     "rope_scaling": None,
     "original_max_position_embeddings": None,
     "is_decoder": False,
+    **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), False),
+    "moe_every_n_layers": 0,
+    "num_experts": None,
+    "moe_top_k": None,
 }
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "bert": _BERT,
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), _BERT | {"pad_token_id": 1}),
+    "bert": _BERT | {"feed_forward_type": None},
+    **dict.fromkeys(("roberta", "camembert"), _BERT | {"pad_token_id": 1}),
+    "xlm-roberta": _BERT | _JINA_ROPE | {"pad_token_id": 1},
+    "jina_embeddings_v3": {key: value for key, value in _BERT.items() if key != "position_embedding_type"}
+    | {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    | {"max_position_embeddings": 8194, "layer_norm_eps": 1e-5, "rope_theta": 20000.0}
+    | {"rope_parameters": None, "rope_scaling": None, "lora_adaptations": None},
     "distilbert": {
         "dim": 768,
         "n_layers": 6,

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvarn.models.config.defaults import with_sizes
 from kvarn.models.config.encoder_families import ENCODERS
-from kvarn.models.config.shared_keys import BIAS, DECODER, EXPERTS, WINDOW, without
+from kvarn.models.config.shared_keys import BIAS, BIASES, DECODER, EXPERTS, WINDOW, without
 from kvarn.models.config.state_families import STATE_FAMILIES
 
 _QWEN2: Final = DECODER | BIAS | WINDOW | {"max_window_layers": 28}
@@ -106,7 +106,7 @@ _LLADA2: Final = (
 )
 
 _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
-    "llama": DECODER | BIAS,
+    "llama": DECODER | BIASES,
     "llama4_text": DECODER
     | BIAS
     | {"rope_theta": 500000.0, "num_local_experts": 16, "num_experts_per_tok": 1, "intermediate_size_mlp": 16384}
@@ -114,7 +114,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"attention_chunk_size": 8192, "use_qk_norm": True, "attn_temperature_tuning": True}
     | {"floor_scale": 8192, "attn_scale": 0.1},
     "internlm3": DECODER | BIAS,
-    "helium": DECODER | BIAS | {"rope_theta": 100000.0},
+    "helium": DECODER | BIASES | {"rope_theta": 100000.0},
     "dots1": DECODER
     | BIAS
     | {"n_routed_experts": None, "num_local_experts": None, "num_experts_per_tok": None, "n_shared_experts": None}
@@ -137,10 +137,10 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "gemma3n_text": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "smollm3": DECODER
-    | BIAS
+    | BIASES
     | {"rope_theta": 2000000.0, "tie_word_embeddings": True, "no_rope_layers": None, "no_rope_layer_interval": 4}
     | {"use_sliding_window": False, "sliding_window": None},
-    "seed_oss": DECODER | {"attention_bias": True, "attention_out_bias": False},
+    "seed_oss": DECODER | BIASES | {"attention_bias": True, "attention_out_bias": False},
     "gemma": DECODER
     | BIAS
     | {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": None, "tie_word_embeddings": True},
@@ -148,7 +148,7 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     "olmo3": DECODER | BIAS | {"rope_theta": 500000.0, "sliding_window": 4096},
     "olmoe": DECODER | BIAS | {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
     "granite": DECODER
-    | BIAS
+    | BIASES
     | {"attention_multiplier": 1.0, "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0},
     "granitemoe": DECODER
     | BIAS
@@ -204,9 +204,9 @@ _AUTOREGRESSIVE: Final[dict[str, dict[str, Any]]] = {
     | {"rope_theta": 150000.0, "attention_bias": True, "sliding_window": 128}
     | {"num_local_experts": 128, "num_experts_per_tok": 4}
     | {"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
-    "arcee": DECODER | BIAS | {"hidden_act": "relu2"},
+    "arcee": DECODER | BIASES | {"hidden_act": "relu2"},
     "nemotron": without(_LAYER_NORM, "layer_norm_eps")
-    | BIAS
+    | BIASES
     | {"hidden_act": "relu2", "norm_eps": 1e-5, "partial_rotary_factor": 0.5},
     "gpt_neox": without(_LAYER_NORM, "num_key_value_heads", "head_dim")
     | {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True, "rotary_pct": 0.25}

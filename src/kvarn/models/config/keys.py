@@ -112,9 +112,18 @@ OF_ONE_TYPE: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
         "repad_logits_with_grad": ANY,
         "layer_norm_eps": ANY,  # norm_eps is the one that transformers reads
     },
+    "bert": {"emb_pooler": ("mean",)},  # Jina's
+    "xlm-roberta": {
+        "emb_pooler": ("mean",),
+        **dict.fromkeys(("lora_alpha", "lora_rank", "lora_main_params_trainable"), ANY),  # of adapters
+    },
     "nomic_bert": {
-        **dict.fromkeys(("causal", "prenorm", "parallel_block", "use_rms_norm", "qkv_proj_bias"), (False,)),
-        **dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"), (False,)),
+        **dict.fromkeys(("causal", "prenorm", "parallel_block", "use_rms_norm", "rotary_emb_interleaved"), (False,)),
+        **dict.fromkeys(("moe_normalize_expert_weights", "expert_choice_router"), (False,)),
+        "num_shared_experts": (0,),
+        "ffn_div": (1,),
+        "moe_impl": ANY,  # how experts are computed
+        "router_aux_loss_coef": ANY,
         "scale_attn_by_inverse_layer_idx": (False,),
         "rotary_emb_fraction": (1,),
         "rotary_emb_scale_base": (),

@@ -35,6 +35,7 @@ DECODER: Final[dict[str, Any]] = {
     "layer_types": None,
 }
 BIAS: Final = {"attention_bias": False}
+BIASES: Final = BIAS | {"mlp_bias": False}
 WINDOW: Final = {"use_sliding_window": False, "sliding_window": 4096}
 EXPERTS: Final = {
     "num_local_experts": None,

@@ -25,7 +25,8 @@ def separate_tensors(spec: ModelSpec, view: WeightView) -> WeightView:
             _cut(entries, stem, "attn_qkv", _qkv_rows(block.mixer))
         if isinstance(ffn, FeedForward) and ffn.gated and f"{stem}ffn_gate.weight" not in entries:
             _cut(entries, stem, "ffn_up", {"ffn_gate": ffn.hidden, "ffn_up": ffn.hidden})
-        if block.placement == "parallel" and f"{stem}ffn_norm.weight" not in entries:
+        has_second = any(f"{stem}ffn_norm.{suffix}" in entries for suffix in SUFFIXES)
+        if block.placement == "parallel" and not has_second:
             share_tensor(entries, f"{stem}attn_norm", f"{stem}ffn_norm")
         _flatten(entries, f"{stem}ffn_gate_inp_shexp.weight")
     return WeightView(view.source, entries)
@@ -63,8 +64,8 @@ def _flatten(entries: dict[str, ViewEntry], name: str) -> None:
         entries[name] = replace(entry, info=replace(entry.info, shape=entry.info.shape[1:]))
 
 
-def fill_norms(view: WeightView, lengths: Mapping[str, int]) -> WeightView:
-    """Give norms without weights those of ones, of so many values each; what a file has stays."""
+def fill_vectors(view: WeightView, lengths: Mapping[str, int], value: float = 1.0) -> WeightView:
+    """Add vectors of one value, of so many each: weights of norms that have none, or biases; what a file has stays."""
     missing = {name: length for name, length in lengths.items() if name not in view.entries}
-    filled = FilledWeights(view.source, missing)
+    filled = FilledWeights(view.source, missing, value)
     return WeightView(filled, view.entries | {name: renamed(filled.tensors[name], name) for name in missing})

@@ -43,6 +43,7 @@ def block_norms(block: Block) -> tuple[str, ...]:
     beside = BESIDE_NORMS if block.beside is not None else ()
     laurel = ("laurel_post_norm",) if block.laurel is not None else ()
     sublayers = tuple(name for name in BLOCK_NORMS[block.placement] if not _is_left_out(block, name))
+    sublayers += ("attn_norm_2",) if block.second_norm else ()
     return (*sublayers, *beside, *laurel, *(("post_norm",) if block.per_layer is not None else ()))
 
 
@@ -273,6 +274,8 @@ def _experts(moe: MixtureOfExperts, width: int) -> Iterator[tuple[str, Shape]]:
         yield "exp_probs_b.bias", (moe.num_experts,)
     if moe.expert_scale:
         yield "ffn_down_exps.scale", (moe.num_experts,)
+    if moe.output_bias:
+        yield "ffn_exps.bias", (width,)
     if moe.shared is not None:
         yield from _shared_expert(moe.shared, width, moe.gated)
 

@@ -13,7 +13,7 @@ from kvarn.server.process.worker_threads import work_for
 
 if TYPE_CHECKING:
     from kvarn.llm import LLM
-    from kvarn.retrieval.search.rerank import RerankBatch
+    from kvarn.reranking.rank import RerankBatch
     from kvarn.server.access.keys import Principal
     from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
     from kvarn.server.request_context import RequestContext
@@ -57,7 +57,7 @@ async def scores_of(
 
 def _prepared(llm: LLM, query: str, documents: Sequence[str], start: int) -> RerankBatch:
     """start: the number of the first one in the request."""
-    from kvarn.retrieval.search.rerank import ChatBatch, prepare
+    from kvarn.reranking.rank import ChatBatch, prepare
 
     room = DOCUMENT_ROOM if isinstance(llm.spec.generation, Encoder) else ROOM
     for number, text in enumerate(documents, start):

@@ -166,7 +166,7 @@ class CudaOps(PlainOps):
     def experts(
         self, x: Tensor, weights: ExpertWeights, moe: MixtureOfExperts, step: Step, routed: Tensor | None = None
     ) -> Tensor:
-        if not moe.gated or moe.weighs_input or moe.mixer_margin is not None:
+        if not moe.gated or moe.weighs_input or moe.mixer_margin is not None or moe.output_bias:
             return super().experts(x, weights, moe, step, routed)
         shared = None
         if weights.shared is not None and moe.shared is not None:
@@ -190,18 +190,18 @@ class CudaOps(PlainOps):
 
 def _lacks_kernels(spec: ModelSpec) -> bool:
     """Whether some layer has what no kernel knows: latents, keys of other layers, norms of values, other streams,
-    chunks, state spaces, experts that are chosen or weighed in another way."""
+    chunks, scores by distance, state spaces, experts that are chosen or weighed in another way."""
     has_inputs = spec.embedding.per_layer is not None or spec.altup is not None
     is_other = any(block.beside or isinstance(recurrent_of(block), Mamba2 | Mamba) for block in spec.blocks)
     mixtures = [block.feed_forward for block in spec.blocks if isinstance(block.feed_forward, MixtureOfExperts)]
-    is_other = is_other or any(one.weighs_input or one.mixer_margin is not None for one in mixtures)
+    is_other = is_other or any(one.weighs_input or one.mixer_margin is not None or one.output_bias for one in mixtures)
     return has_inputs or is_other or bool(latent_layers(spec)) or any(map(_lacks_kernel, attentions(spec)))
 
 
 def _lacks_kernel(attention: Attention) -> bool:
     is_offset = attention.temperature is not None and attention.temperature.offset > 0
     is_other = attention.kv_source is not None or attention.value_norm_eps is not None
-    return is_offset or is_other or attention.is_chunked
+    return is_offset or is_other or attention.is_chunked or attention.alibi is not None
 
 
 def _narrow(x: Tensor, linear: Linear, dtype: torch.dtype) -> Tensor:

@@ -197,4 +197,5 @@ def _load_experts(reader: WeightReader, stem: str, moe: MixtureOfExperts) -> Exp
         shared=shared,
         shared_gate=shared_gate,
         scale=reader.vector(f"{stem}.ffn_down_exps.scale") if moe.expert_scale else None,
+        bias=reader.vector(f"{stem}.ffn_exps.bias") if moe.output_bias else None,
     )

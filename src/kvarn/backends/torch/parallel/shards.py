@@ -24,6 +24,7 @@ ADDED_ONCE = (
     "attn_output.bias",
     "ffn_down.bias",
     "ffn_down_exps.bias",
+    "ffn_exps.bias",
 )  # biases of sums over ranks: the first part adds them
 
 
@@ -97,7 +98,7 @@ def shard_spec(spec: ModelSpec, place: RankPlace) -> ModelSpec:
         embedding = replace(embedding, positions=None, token_types=False, norm=None)
     return replace(
         spec,
-        blocks=tuple(_shard_block(block, place.shape.tensor) for block in own),
+        blocks=tuple(_shard_block(block, place) for block in own),
         embedding=embedding,
         head=spec.head if place.is_first else None,
         output_norm=spec.output_norm if place.is_last else None,
@@ -196,13 +197,15 @@ def _fault(block: Block, tensor: int) -> str | None:
     return next((f"{hidden:,} columns of the feed-forward" for hidden in hiddens if hidden % tensor), None)
 
 
-def _shard_block(block: Block, tensor: int) -> Block:
-    attention, ffn = block.attention, block.feed_forward
+def _shard_block(block: Block, place: RankPlace) -> Block:
+    attention, ffn, tensor = block.attention, block.feed_forward, place.shape.tensor
     heads, kv_heads = attention.num_heads // tensor, max(1, attention.num_kv_heads // tensor)
     ffn = replace(ffn, hidden=ffn.hidden // tensor)
     if isinstance(ffn, MixtureOfExperts) and ffn.shared is not None:
         ffn = replace(ffn, shared=replace(ffn.shared, hidden=ffn.shared.hidden // tensor))
-    return replace(block, mixer=replace(attention, num_heads=heads, num_kv_heads=kv_heads), feed_forward=ffn)
+    slopes = None if attention.alibi is None else attention.alibi[place.part * heads : (place.part + 1) * heads]
+    own = replace(attention, num_heads=heads, num_kv_heads=kv_heads, alibi=slopes)
+    return replace(block, mixer=own, feed_forward=ffn)
 
 
 def _cut_axis(stored: TensorInfo, info: TensorInfo) -> int | None:

@@ -1,0 +1,149 @@
+"""The engine's side of the prefix cache on disk: what is worth keeping goes there, and the threads that do it.
+
+A block is kept when it is used a second time: most prompts never come again, and a disk wears with what is written.
+Methods are for the engine's thread unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvarn.backends.protocol import BlockBytesBackend
+from kvarn.kv.cache import KVCache
+from kvarn.kv.prefix import PrefixHit
+from kvarn.prefix_store.folder import StoreFolder
+from kvarn.prefix_store.pack import UInt8
+from kvarn.prefix_store.reader import BlockReader, ReadJob
+from kvarn.prefix_store.store import BlockStore
+from kvarn.prefix_store.writer import BlockWriter
+
+if TYPE_CHECKING:
+    from kvarn.engine.engine import Engine
+
+EXPORT_TIMEOUT_S = 60.0
+Call = Callable[[Callable[["Engine"], Any]], Future[Any]]  # run between two steps
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """A moment of the cache on disk: this process's reads and writes, and what the folder holds in all."""
+
+    restored_tokens: int
+    restored_bytes: int
+    written_blocks: int
+    written_bytes: int
+    dropped_blocks: int  # not written: too many at once, gone from memory, or the disk refused
+    waiting_blocks: int
+    evicted_blocks: int
+    failures: int
+    blocks: int  # of this model
+    folder_bytes: int
+    max_bytes: int
+
+
+class DiskPrefixes:
+    """The blocks of one engine on disk. Until open() has been called there are none."""
+
+    def __init__(self, kv: KVCache, backend: BlockBytesBackend, folder: StoreFolder) -> None:
+        self.backend = backend
+        self.block_bytes, self.block_size = backend.num_block_bytes(), kv.block_size
+        self.folder = folder
+        self._kv = kv
+        self._parts: tuple[BlockStore, BlockReader, BlockWriter] | None = None
+        self._call: Call | None = None
+        self._is_busy: Callable[[], bool] = lambda: False
+        self._is_closed = False
+
+    @property
+    def has_blocks(self) -> bool:
+        return self._parts is not None and len(self._parts[0]) > 0
+
+    @property
+    def read_at(self) -> float:
+        """time.monotonic() when the disk gave the last block, or began."""
+        assert self._parts is not None
+        return self._parts[1].progress_at
+
+    def open(self, store: BlockStore) -> None:
+        """Use a store. Any thread."""
+        parts = store, BlockReader(store), BlockWriter(store, self.folder.failures)
+        if self._call is not None:
+            parts[2].start(self._export_between_steps, self._is_busy)
+        self._parts = parts
+
+    def start(self, call: Call, is_busy: Callable[[], bool]) -> None:
+        """Begin to write; call runs a function on the engine's thread."""
+        self._call, self._is_busy = call, is_busy
+        if self._parts is not None:
+            self._parts[2].start(self._export_between_steps, is_busy)
+
+    def used(self, hit: PrefixHit) -> None:
+        """A request starts on blocks that another one computed: they are worth keeping."""
+        if self._parts is not None and hit.digests:
+            store, _, writer = self._parts
+            writer.offer(hit.digests, hit.tenant)
+            store.touch(hit.digests)
+
+    def count(self, digests: Sequence[bytes]) -> int:
+        """How many of the first of these are on disk."""
+        return 0 if self._parts is None else self._parts[0].count(digests)
+
+    def begin(self, digests: Sequence[bytes]) -> ReadJob:
+        assert self._parts is not None
+        return self._parts[1].begin(digests)
+
+    def taken(self) -> None:
+        if self._parts is not None:
+            self._parts[1].taken()
+
+    def tell_stalled(self) -> None:
+        self.folder.failures.tell("the disk gives no answer", "what it holds is computed again")
+
+    def stats(self, restored_tokens: int, restored_bytes: int) -> DiskStats:
+        parts = self._parts
+        store, writer = (None, None) if parts is None else (parts[0], parts[2])
+        num_written = 0 if store is None else store.num_written
+        return DiskStats(
+            restored_tokens=restored_tokens,
+            restored_bytes=restored_bytes,
+            written_blocks=num_written,
+            written_bytes=num_written * self.block_bytes,
+            dropped_blocks=0 if writer is None else writer.num_dropped,
+            waiting_blocks=0 if writer is None else writer.num_waiting,
+            evicted_blocks=self.folder.num_evicted,
+            failures=self.folder.failures.num_failures,
+            blocks=0 if store is None else len(store),
+            folder_bytes=self.folder.num_bytes,
+            max_bytes=self.folder.max_bytes,
+        )
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until nothing waits to be written; False: it took too long. Any thread but the engine's."""
+        give_up_at = time.monotonic() + timeout_s
+        while self._parts is None or self._parts[2].num_waiting:
+            if time.monotonic() > give_up_at:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def close(self) -> None:
+        """End the threads; what waits to be written still is, for a moment."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts[1].close()
+            parts[2].close(self._export)
+
+    def _export(self, digests: Sequence[bytes]) -> list[tuple[bytes, UInt8]]:
+        """Copies of those blocks that are still in the cache."""
+        found = [(digest, self._kv.find(digest)) for digest in digests]
+        return [(digest, self.backend.read_block(block_id)) for digest, block_id in found if block_id is not None]
+
+    def _export_between_steps(self, digests: Sequence[bytes]) -> list[tuple[bytes, UInt8]]:
+        """The same, on the writer's thread."""
+        assert self._call is not None
+        found: list[tuple[bytes, UInt8]] = self._call(lambda _: self._export(digests)).result(EXPORT_TIMEOUT_S)
+        return found

@@ -1,0 +1,38 @@
+"""The architectures that embed and score texts; registry.py has all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvarn.models.architectures import jina, modernbert, nomic_bert
+from kvarn.models.architectures.entry import Architecture
+
+ENCODERS: Final = (
+    Architecture(
+        "BERT, RoBERTa, XLM-RoBERTa, DistilBERT (embeddings, rerankers)",
+        ("bert",),
+        ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
+        jina.describe_bert,
+        "encoder",
+        split=jina.separate,
+    ),
+    Architecture(
+        "Jina embeddings v2, v3 and rerankers",
+        ("jina-bert-v2", "jina-bert-v3"),
+        ("jina_embeddings_v3",),
+        jina.describe_jina,
+        "encoder",
+        split=jina.separate,
+    ),
+    Architecture(
+        "ModernBERT (embeddings, rerankers)", ("modern-bert",), ("modernbert",), modernbert.describe, "encoder"
+    ),
+    Architecture(
+        "Nomic BERT (embeddings), dense and with experts",
+        ("nomic-bert", "nomic-bert-moe"),
+        ("nomic_bert",),
+        nomic_bert.describe,
+        "encoder",
+        split=nomic_bert.stack_experts,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The prefix cache on disk: KV blocks that survive a restart. See docs/prefix-cache.md."""
