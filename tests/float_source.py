@@ -2,13 +2,14 @@
 
 A dequantised model lies on the grid of its type, which favours that type. Here every value is moved by up to half a
 step of its block, by a fixed generator, so that no type fits it by descent; sha256 says that it is the one measured.
+smollm2-768 is SmolLM2 so moved and then widened, for types that rows of 576 do not hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -19,36 +20,34 @@ from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import Streamed, write_gguf
 from kvarn.formats.weights import TensorType
 from tests.assets import cached, gemma3, qwen_coder, smollm2, verify
+from tests.widened_source import widen
 
 SLICE_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class FloatSource:
-    """A model as F16; sha256 of the file."""
+    """A model as F16. made: of which model, and how; sha256 of the file."""
 
     name: str
-    quantized: Callable[[], Path]
+    origin: Callable[[], Path]
+    made: Callable[[Path, Path], Path]
     sha256: str
 
 
 SMOLLM2_SHA256 = "3fd849f649389f89094b8015dc701f409b87e08057fdbaa8f7dd2b0cff5c8f27"
 GEMMA3_SHA256 = "c7b4a333d39480419c8f13966157eb670009eef3947ab5b34c3ccd6a45f12be5"
 QWEN_CODER_SHA256 = "d5a5b3a71ec361db8d8d8205e0c176c8b44d4c696df6d8a294c9bb6344a3bca1"
-SOURCES: Final = {
-    "smollm2": FloatSource("smollm2-f16.gguf", smollm2, SMOLLM2_SHA256),
-    "gemma3": FloatSource("gemma3-270m-f16.gguf", gemma3, GEMMA3_SHA256),
-    "qwen-coder": FloatSource("qwen2.5-coder-0.5b-f16.gguf", qwen_coder, QWEN_CODER_SHA256),
-}
+SMOLLM2_768_SHA256 = "79ceebc4cf14bb2113465d00e138d791170ec6e4329921f8179646ffd5176323"
 
 
 @cache
 def float_source(name: str) -> Path:
-    """One of SOURCES from the cache, made on the first call: 0.3, 0.5 and 1.3 GB."""
+    """One of SOURCES from the cache, made on the first call: 0.3 to 1.3 GB."""
     source = SOURCES[name]
 
     def fill(target: Path, _downloads: Path) -> None:
-        off_its_grid(source.quantized(), target)
+        source.made(source.origin(), target)
         verify(target, source.sha256)
 
     return cached(source.name, fill)
@@ -87,3 +86,11 @@ def _moved_rows(values: npt.NDArray[np.float32], type: TensorType, rng: np.rando
     step[~np.isfinite(step)] = 0
     noise = rng.random(blocks.shape, np.float32) - np.float32(0.5)
     return (blocks + step * noise).reshape(values.shape)
+
+
+SOURCES: Final = {
+    "smollm2": FloatSource("smollm2-f16.gguf", smollm2, off_its_grid, SMOLLM2_SHA256),
+    "gemma3": FloatSource("gemma3-270m-f16.gguf", gemma3, off_its_grid, GEMMA3_SHA256),
+    "qwen-coder": FloatSource("qwen2.5-coder-0.5b-f16.gguf", qwen_coder, off_its_grid, QWEN_CODER_SHA256),
+    "smollm2-768": FloatSource("smollm2-768-f16.gguf", partial(float_source, "smollm2"), widen, SMOLLM2_768_SHA256),
+}

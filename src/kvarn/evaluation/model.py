@@ -17,6 +17,7 @@ from kvarn.config import EngineConfig
 from kvarn.engine.embed_score import token_states
 from kvarn.engine.load import load_model
 from kvarn.errors import UnsupportedModel
+from kvarn.evaluation.text import calibration_digests
 from kvarn.formats.open import open_weights
 from kvarn.models.spec import Autoregressive
 
@@ -46,12 +47,11 @@ def file_facts(path: Path) -> FileFacts:
     source = open_weights(path)
     try:
         infos = source.tensors.values()
-        calibration = source.metadata.get("kvarn.calibration.sha256", ())
         return FileFacts(
             num_bytes=getattr(source, "num_bytes", sum(info.num_bytes for info in infos)),
             num_weights=sum(info.num_values for info in infos),
             tensor_bytes=sum(info.num_bytes for info in infos),
-            calibration=tuple(calibration) if not isinstance(calibration, str) else (calibration,),
+            calibration=calibration_digests(source.metadata),
         )
     finally:
         source.close()

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 720, 440
 LEFT, RIGHT, TOP, BOTTOM = 70, 130, 30, 50
 LEAST_KL = 1e-7  # what is closer to the source is drawn here
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+LETTER_WIDTH, LINE_HEIGHT = 7, 12  # of a label, about
 COLOURS = ("#246", "#a52", "#473", "#737")
 
 
@@ -132,14 +133,15 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _curves(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
+    yield from _labels(axes, points)
     names = list(dict.fromkeys(point.series for point in points))
     for number, name in enumerate(names):
         colour = COLOURS[number % len(COLOURS)]
         yield from _curve(axes, [point for point in points if point.series == name], colour)
         if len(names) > 1:
-            y = TOP + 40 + 18 * number
-            yield f'<circle cx="{WIDTH - RIGHT - 150}" cy="{y - 4}" r="4" fill="{colour}"/>'
-            yield f'<text x="{WIDTH - RIGHT - 140}" y="{y}">{escape(name)}</text>'
+            y = HEIGHT - BOTTOM - 14 - 18 * (len(names) - 1 - number)  # below falling curves
+            yield f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" fill="{colour}"/>'
+            yield f'<text x="{LEFT + 24}" y="{y}">{escape(name)}</text>'
 
 
 def _curve(axes: _Axes, points: Sequence[PlotPoint], colour: str) -> Iterator[str]:
@@ -150,4 +152,19 @@ def _curve(axes: _Axes, points: Sequence[PlotPoint], colour: str) -> Iterator[st
         top, bottom = axes.y(point.kl + point.error), axes.y(max(point.kl - point.error, LEAST_KL))
         yield f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="{colour}"/>'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(point.label)}</title></circle>'
-        yield f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{escape(point.label)}</text>'
+
+
+def _labels(axes: _Axes, points: Sequence[PlotPoint]) -> Iterator[str]:
+    """Each beside its point, where no other label is already; above and to the right where there is no such place."""
+    taken: list[tuple[float, float, float, float]] = []
+    for point in points:
+        x, y, width = axes.x(point.megabytes), axes.y(point.kl), LETTER_WIDTH * len(point.label)
+        places = [(left, below) for below in (y - 6, y + 16) for left in (x + 8, x - 8 - width)]
+        boxes = [(left, below - LINE_HEIGHT, left + width, below) for left, below in places]
+        box = next((one for one in boxes if not any(_overlap(one, other) for other in taken)), boxes[0])
+        taken.append(box)
+        yield f'<text x="{box[0]:.1f}" y="{box[3]:.1f}">{escape(point.label)}</text>'
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

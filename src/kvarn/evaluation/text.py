@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Int32 = npt.NDArray[np.int32]
 TextFiles = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
+DIGESTS = "kvarn.calibration.sha256"  # metadata of a file: of the texts it was calibrated, measured or pruned with
 MAX_TEXT_BYTES = 256 << 20
 MAX_UNKNOWN_SHARE = 0.02  # of tokens; beyond, the model cannot read this text
 
@@ -69,6 +70,14 @@ def cut_chunks(text: RunningText, tokenizer: Tokenizer, context: int, max_chunks
     if tokenizer.prefix_ids:
         chunks[:, 0] = tokenizer.prefix_ids[0]
     return Chunks(chunks, num_available)
+
+
+def calibration_digests(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """sha256 of the texts that a file says it was made with."""
+    found = metadata.get(DIGESTS, ())
+    if isinstance(found, str):
+        return (found,)
+    return tuple(str(one) for one in found) if isinstance(found, Sequence) else ()
 
 
 def refuse_same_text(calibration: Sequence[str], evaluation: RunningText, model: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvarn.evaluation.text import DIGESTS, calibration_digests
 from kvarn.formats.gguf.reader import GGUFFile
 from kvarn.formats.gguf.writer import Streamed, gguf_size, write_gguf
 from kvarn.formats.weights import TensorType, WeightSource
@@ -23,7 +24,6 @@ from kvarn.quantization.allocation.allocate import SizeTarget
 from kvarn.quantization.blocks import Bytes
 from kvarn.quantization.collect import ImatrixOptions, collect_imatrix
 from kvarn.quantization.disk import require_room
-from kvarn.quantization.imatrix import DIGESTS
 from kvarn.quantization.plan import refuse_requantizing
 from kvarn.quantization.quantize import QuantizeOptions, quantize
 from kvarn.quantization.recipes import is_quantizable
@@ -95,8 +95,7 @@ class PrunedFile:
 
     def _metadata(self, weights: PrunedWeights) -> dict[str, Any]:
         """The source's, with the new shape, the texts it was measured on and the layers it is made of."""
-        known = self.source.weights.metadata.get(DIGESTS, ())
-        digests = dict.fromkeys([*((known,) if isinstance(known, str) else known), *self.digests])
+        digests = dict.fromkeys([*calibration_digests(self.source.weights.metadata), *self.digests])
         told = {DIGESTS: list(digests), LAYERS: list(weights.layers)}
         return {**self.source.metadata(), **weights.hyperparameters, **told}
 

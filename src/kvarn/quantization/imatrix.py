@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from kvarn.checks import short
 from kvarn.errors import FormatError
+from kvarn.evaluation.text import DIGESTS, calibration_digests
 from kvarn.formats.gguf.splits import open_gguf
 from kvarn.formats.gguf.writer import write_gguf
 from kvarn.formats.weights import TensorInfo, WeightSource
 
 Float32 = npt.NDArray[np.float32]
-DIGESTS = "kvarn.calibration.sha256"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> ImportanceMatrix:
         return ImportanceMatrix(
             entries={name: _statistics(source, name) for name in names},
             datasets=_texts(metadata.get("imatrix.datasets", ())),
-            digests=_texts(metadata.get(DIGESTS, ())),
+            digests=calibration_digests(metadata),
             num_chunks=_count(source, "imatrix.chunk_count"),
             chunk_size=_count(source, "imatrix.chunk_size"),
             path=source.path,
@@ -117,7 +117,7 @@ def merged(first: ImportanceMatrix, second: ImportanceMatrix) -> ImportanceMatri
 
 
 def require_match(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse a matrix of another model: names that this one lacks, or other widths."""
+    """Refuse a matrix of another model: names that this one lacks, other widths, or layers that it lacks itself."""
     for name, found in matrix.entries.items():
         info = tensors.get(name)
         if info is None:
@@ -132,6 +132,34 @@ def require_match(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -
                 f"{(experts, info.shape[-1])}; give the imatrix of this model",
                 file=matrix.path,
             )
+    missing = _layer_without_statistics(matrix, tensors)
+    if missing is not None:
+        raise FormatError(
+            f"it has no statistics of {missing} nor of any other matrix of that layer, but of such matrices of other "
+            "layers; give the imatrix of this model",
+            file=matrix.path,
+        )
+
+
+def _layer_without_statistics(matrix: ImportanceMatrix, tensors: Mapping[str, TensorInfo]) -> str | None:
+    """The first matrix of a layer that has none, though others have of such matrices.
+
+    Layers that predict further tokens (nextn) are not run, recurrent ones have other matrices, and an expert that no
+    token reached may lack its own.
+    """
+    known = {_kind(name) for name in matrix.entries}
+    layers: dict[str, list[str]] = {}
+    for name in tensors:
+        if name.startswith("blk.") and (_kind(name) in known or ".nextn." in name):
+            layers.setdefault(name.split(".")[1], []).append(name)
+    for names in layers.values():
+        if not any(name in matrix.entries or ".nextn." in name for name in names):
+            return names[0]
+    return None
+
+
+def _kind(name: str) -> str:
+    return name.split(".", 2)[-1]
 
 
 def _statistics(source: WeightSource, name: str) -> InputStatistics:

@@ -13,7 +13,7 @@ from kvarn.backends.native import _native
 from kvarn.checks import check_parameter, is_iterable
 from kvarn.config import MAX_THREADS, MODEL_NAMES, is_offline
 from kvarn.errors import ConfigError
-from kvarn.evaluation.text import TextFiles, read_text
+from kvarn.evaluation.text import DIGESTS, TextFiles, calibration_digests, read_text
 from kvarn.formats.gguf.writer import Streamed, write_gguf
 from kvarn.formats.weights import WeightSource
 from kvarn.hub import OnProgress, resolve
@@ -26,7 +26,7 @@ from kvarn.quantization.folding.fold import FoldJob
 from kvarn.quantization.folding.folds import folded_imatrix
 from kvarn.quantization.fp8.folder import write_fp8_folder
 from kvarn.quantization.fp8.scheme import FP8Scheme
-from kvarn.quantization.imatrix import DIGESTS, ImportanceMatrix, read_imatrix, require_match
+from kvarn.quantization.imatrix import ImportanceMatrix, read_imatrix, require_match
 from kvarn.quantization.packed.types import PackedType
 from kvarn.quantization.plan import QuantizationPlan, SizePlanner, plan_mix, refuse_requantizing
 from kvarn.quantization.recipes import is_quantizable, mix_name
@@ -241,9 +241,10 @@ class _Job:
                 "quantize.imatrix.entries_count": len(matrix.entries),
                 "quantize.imatrix.chunks_count": matrix.num_chunks,
             }
-            digests = tuple(dict.fromkeys((*matrix.digests, *digests)))
+            digests = (*matrix.digests, *digests)
+        digests = (*calibration_digests(self._source.weights.metadata), *digests)
         if digests:
-            changed[DIGESTS] = list(digests)
+            changed[DIGESTS] = list(dict.fromkeys(digests))
         return {**self._source.metadata(), **changed}
 
 

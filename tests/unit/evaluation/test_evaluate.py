@@ -132,6 +132,17 @@ def test_each_series_has_its_own_line_and_name() -> None:
     assert {"ours", "theirs"} <= labels
 
 
+def test_labels_of_neighbours_do_not_cover_each_other() -> None:
+    points = [
+        PlotPoint(name, mb, kl, 0.0) for name, mb, kl in (("Q5_K_S", 50, 0.1), ("Q5_K_M", 51, 0.1), ("", 90, 0.01))
+    ]
+    drawing = ET.fromstring(svg(points, "two"))
+    places = {one.text: one.attrib for one in drawing.iter("{http://www.w3.org/2000/svg}text")}
+    first, second = places["Q5_K_S"], places["Q5_K_M"]
+    is_apart = abs(float(first["y"]) - float(second["y"])) >= 12 or abs(float(first["x"]) - float(second["x"])) >= 42
+    assert is_apart
+
+
 def test_whole_bits_per_weight_lie_where_their_files_would() -> None:
     points = [PlotPoint("4 bits", 60, 0.2, 0.01), PlotPoint("8 bits", 110, 0.002, 0.0001)]
     drawing = ET.fromstring(svg(points, "two", BitScale(100_000_000, 10e6)))

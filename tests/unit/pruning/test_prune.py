@@ -104,6 +104,17 @@ def test_a_pruned_file_answers_and_tells_what_it_is(source: Path, texts: tuple[P
         kvarn.evaluate(tmp_path / "small.gguf", text=texts[0])
 
 
+def test_what_is_quantised_later_remembers_both_texts(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
+    small, matrix, smaller = (tmp_path / name for name in ("small.gguf", "imatrix", "smaller.gguf"))
+    pruned(source, small, texts[0], kvarn.PruneTarget(layers=2))
+    few = kvarn.ImatrixOptions(chunks=8, context=64)
+    kvarn.collect_imatrix(small, matrix, text=texts[1], options=few)
+    kvarn.quantize(small, "Q4_0", smaller, options=kvarn.QuantizeOptions(imatrix=matrix))
+    for text in texts:
+        with pytest.raises(InvalidParameter, match="calibrated with"):
+            kvarn.evaluate(smaller, text=text)
+
+
 def test_then_quantises_what_is_left(source: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
     report = pruned(source, tmp_path / "small.gguf", texts[0], kvarn.PruneTarget(ffn=0.3), then="Q8_0")
     types = {info.type for info in GGUFFile(tmp_path / "small.gguf").tensors.values()}

@@ -107,14 +107,16 @@ def test_a_split_source_becomes_one_file(source: Path, tmp_path: Path) -> None:
 def test_an_importance_matrix_lowers_the_error_it_weighs(source: Path, tmp_path: Path) -> None:
     name = "blk.2.attn_q.weight"
     importance = np.random.default_rng(0).exponential(1, (1, 256)).astype(np.float32) ** 2
-    entries = {name: InputStatistics(importance * 10, np.full(1, 10, np.float32))}
+    one = InputStatistics(importance * 10, np.full(1, 10, np.float32))
+    entries = {f"blk.{layer}.attn_q.weight": one for layer in range(8)}
     write_imatrix(tmp_path / "imatrix.gguf", ImportanceMatrix(entries, ("text",), ("0" * 64,), 4, 512))
     errors = []
     for file, imatrix in (("plain", None), ("weighted", tmp_path / "imatrix.gguf")):
         report = kvarn.quantize(source, "Q4_K_S", tmp_path / file, options=kvarn.QuantizeOptions(imatrix=imatrix))
         values, original = GGUFFile(tmp_path / file).array(name), GGUFFile(source).array(name)
         errors.append(float((importance * (values - original) ** 2).sum()))
-        assert [change.source.name for change in report.changes if change.is_weighted] == ([name] if imatrix else [])
+        weighted = {change.source.name for change in report.changes if change.is_weighted}
+        assert weighted == (set(entries) if imatrix else set())
     assert errors[1] < errors[0]
     assert GGUFFile(tmp_path / "weighted").metadata["quantize.imatrix.chunks_count"] == 4
 
@@ -150,6 +152,17 @@ def test_an_imatrix_with_an_unknown_tensor_is_refused_by_name(source: Path, tmp_
         kvarn.quantize(
             source, "Q4_K", tmp_path / "out.gguf", options=kvarn.QuantizeOptions(imatrix=tmp_path / "imatrix.gguf")
         )
+
+
+def test_an_imatrix_of_a_model_with_fewer_layers_is_refused_by_name(source: Path, tmp_path: Path) -> None:
+    one = InputStatistics(np.ones((1, 256), np.float32), np.ones(1, np.float32))
+    entries = {f"blk.{layer}.attn_q.weight": one for layer in range(7)}
+    write_imatrix(tmp_path / "imatrix.gguf", ImportanceMatrix(entries))
+    options = kvarn.QuantizeOptions(imatrix=tmp_path / "imatrix.gguf")
+    with pytest.raises(FormatError, match=r"no statistics of blk\.7\.attn_q\.weight"):
+        kvarn.quantize(source, "Q4_K", tmp_path / "out.gguf", options=options)
+    write_imatrix(tmp_path / "imatrix.gguf", ImportanceMatrix(entries | {"blk.7.attn_q.weight": one}))
+    kvarn.quantize(source, "Q4_K", tmp_path / "out.gguf", options=options)
 
 
 def test_a_model_in_the_place_of_an_imatrix_is_refused(source: Path, tmp_path: Path) -> None:
