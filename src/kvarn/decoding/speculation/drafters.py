@@ -69,7 +69,7 @@ class PromptLookup:
         self._at, self._match = (at + 1, self._match + 1) if is_right and at is not None else (None, 0)
 
 
-class TextCursor:
+class CopyCursor:
     """Follows a text that does not change while it is followed.
 
     starts_after: tokens of the request after which it is expected to begin; then the nearest place is taken when it has
@@ -133,7 +133,7 @@ class PredictedAnswer:
     source = "prediction"
 
     def __init__(self, token_ids: Sequence[int], starts_after: int) -> None:
-        self._cursor = TextCursor(SuffixIndex(token_ids), starts_after)
+        self._cursor = CopyCursor(SuffixIndex(token_ids), starts_after)
 
     def propose(self, request: Request, max_tokens: int) -> Proposal | None:
         found = self._cursor.following(request.token_ids, max_tokens)
@@ -146,7 +146,7 @@ class EarlierAnswers:
     source = "suffix"
 
     def __init__(self, index: SuffixIndex) -> None:
-        self._cursor = TextCursor(index)
+        self._cursor = CopyCursor(index)
 
     def propose(self, request: Request, max_tokens: int) -> Proposal | None:
         found = self._cursor.following(request.token_ids, max_tokens)
