@@ -137,6 +137,7 @@ class EngineConfig:
     prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
     prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
+    own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -166,6 +167,8 @@ class EngineConfig:
         check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
         self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
+        if self.own_process is not None:
+            check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.adapters.pool import AdapterPool, LoadedLora, LoraChoice
@@ -11,9 +12,11 @@ from kvarn.checks import check_parameter, check_setting, short
 from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, chosen_config, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
-from kvarn.engine.embed_score import score_tokens
+from kvarn.engine.embed_score import score_request
+from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle
-from kvarn.engine.load import load_model
+from kvarn.engine.load import LoadedModel, load_model
+from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter, UnsupportedModel
 from kvarn.hub import OnProgress, resolve
@@ -71,15 +74,15 @@ class LLM:
         self.config = chosen_config(config, {name: value for name, value in given.items() if value is not None})
         warn_of_excess_threads(self.config.threads)
         check_setting.function("progress", progress)
-        name = check_setting.path("model", model, MODEL_NAMES)
-        path = resolve(name, offline=is_offline(), on_progress=progress)
+        path = resolve(check_setting.path("model", model, MODEL_NAMES), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
-        self._model = load_model(path, self.config, on_load)
+        load = load_in_process if self.config.own_process else load_model
+        self._model: LoadedModel | ProcessModel = load(path, self.config, on_load)
         release = self._model.close
         self._client = EngineClient(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=release)
         self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)
         self._submissions = Submissions(self._model.tokenizer, self._model.spec, self._adapters)
-        self._submissions.reads_predictions = self._model.engine.decoder.speculation is not None
+        self._submissions.reads_predictions = self.config.speculation != "off"
         self._vectors = Vectors(self._model, self._client)
 
     @property
@@ -141,7 +144,7 @@ class LLM:
     @property
     def num_waiting(self) -> int:
         """Requests in the queue, as last seen; asks nobody and waits for nothing."""
-        return self._model.engine.scheduler.num_waiting
+        return self._client.num_waiting
 
     def load_lora(self, path: str | os.PathLike[str], name: str | None = None) -> LoadedLora:
         """Load a PEFT folder or a GGUF adapter, or replace one: requests that run keep what they began with."""
@@ -253,10 +256,7 @@ class LLM:
         ids, admission = whole_numbers(token_ids), self.admission
         admission.check_tokens("token_ids", ids)
         admission.check_length(len(ids), self.context)
-        offer_turn = self._client.offer_turn
-        return self._client.compute(
-            lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, offer_turn), len(ids)
-        ).result()
+        return self._client.compute(partial(score_request, token_ids=ids), len(ids)).result()
 
     def embed(
         self,
@@ -283,7 +283,7 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
-        return self._client.call(lambda engine: engine.stats()).result()
+        return self._client.call(Engine.stats).result()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""

@@ -54,13 +54,13 @@ def block_size(config: EngineConfig) -> int:
     """Tokens per KV block: what is asked for, else what the backend is fastest with."""
     if config.block_size is not None:
         return config.block_size
-    return GPU_BLOCK_SIZE if _is_gpu(config) else CPU_BLOCK_SIZE
+    return GPU_BLOCK_SIZE if is_gpu(config) else CPU_BLOCK_SIZE
 
 
 def kv_dtype(config: EngineConfig) -> str:
     """The type of cached keys and values: what is asked for, else what the backend is fastest with."""
     if config.kv_dtype is None:
-        return "bf16" if _is_gpu(config) else "f16"
+        return "bf16" if is_gpu(config) else "f16"
     accepted = TORCH_KV_DTYPES if config.backend in TORCH_BACKENDS else CPU_KV_DTYPES
     if config.kv_dtype not in accepted:
         raise ConfigError(
@@ -128,7 +128,8 @@ def _torch_devices(config: EngineConfig) -> list[Any]:
     return cast(list[Any], module.choose_devices(name, config.device, config.num_ranks))
 
 
-def _is_gpu(config: EngineConfig) -> bool:
+def is_gpu(config: EngineConfig) -> bool:
+    """Whether the model computes on an NVIDIA GPU."""
     return config.backend in TORCH_BACKENDS and bool(_torch_devices(config)[0].kind == "cuda")
 
 

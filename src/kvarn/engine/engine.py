@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvarn.backends.protocol import Backend
 from kvarn.backends.resumable_forward import ResumableForward
@@ -61,10 +61,10 @@ class Engine:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._step_started = (0.0, 0.0)  # the clock and _backend_s then
-        self._forward_s = 0.0
-        self._layerwise_s = 0.0  # of this step, for the layer-wise prefill
+        self._forward_s = self._layerwise_s = 0.0  # the latter: of this step, for the layer-wise prefill
         self._layerwise: tuple[BatchEntry, ResumableForward] | None = None  # the chunk under way
         self._undelivered: list[TokenEvent] = []  # events of a step that was interrupted
+        self.offer_turn: Callable[[], None] = lambda: None  # called between parts of a long function of compute()
 
     @property
     def max_batch_tokens(self) -> int:

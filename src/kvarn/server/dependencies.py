@@ -53,7 +53,7 @@ async def _called(http: Request) -> AsyncIterator[RequestContext]:
             raise _refused(error, request, _state(http)) from error
 
 
-async def _charged(http: Request) -> AsyncIterator[RequestContext]:
+async def charged(http: Request) -> AsyncIterator[RequestContext]:
     """Before the body is read or a model loaded: a client beyond its limits must not cost the others even that."""
     async with request_context(http) as request:
         try:
@@ -96,15 +96,22 @@ async def _is_known(http: Request) -> bool:
     return http.scope[PRINCIPAL] is not None
 
 
-def _part(get: Callable[[ServerState], Any]) -> Any:
-    async def part(http: Request) -> Any:
-        return get(_state(http))
+class ServerPart:
+    """A part of the server, as a route takes it."""
 
-    return Depends(part)
+    def __init__(self, get: Callable[[ServerState], Any]) -> None:
+        self.get = get
+
+    async def __call__(self, http: Request) -> Any:
+        return self.get(_state(http))
+
+
+def _part(get: Callable[[ServerState], Any]) -> Any:
+    return Depends(ServerPart(get))
 
 
 Called = Annotated[RequestContext, Depends(_called)]  # looks at something
-Charged = Annotated[RequestContext, Depends(_charged)]  # computes: counts as a request of the key from the start
+Charged = Annotated[RequestContext, Depends(charged)]  # computes: counts as a request of the key from the start
 
 IsKnown = Annotated[
     bool, Depends(_is_known)

@@ -51,6 +51,7 @@ class CompiledConstraint:
     trie: LLTokenizer
     allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
+    source: Constraint
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self.start, self.allowed)
@@ -143,7 +144,14 @@ class ConstraintCompiler:
                 self._cached_bytes -= dropped.num_bytes
         return compiled
 
-    def _compile(self, constraint: Constraint, ended: threading.Event | None) -> CompiledConstraint:
+    def compile_again(self, constraint: Constraint) -> CompiledConstraint:
+        """The same for one that another process of this program has compiled: it was found to be safe there."""
+        found = self.find(constraint)
+        return found if found is not None else self._store(constraint, self._compile(constraint, None, is_known=True))
+
+    def _compile(
+        self, constraint: Constraint, ended: threading.Event | None, *, is_known: bool = False
+    ) -> CompiledConstraint:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -152,13 +160,13 @@ class ConstraintCompiler:
             raise ConstraintError(f"the constraint cannot be used: {explain(str(error))}") from error
         tokens = self._tokens()
         vocabulary = SandboxVocabulary(self._vocab_size, tokens.eos_ids, tokens.special)
-        num_bytes = compile_in_sandbox(grammar, vocabulary, self._limits.sandbox, ended)
+        num_bytes = 0 if is_known else compile_in_sandbox(grammar, vocabulary, self._limits.sandbox, ended)
         limits = LLParserLimits(**asdict(self._limits.sandbox.parser))
         start = LLMatcher(tokens.trie, grammar, log_level=0, limits=limits)
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size)
+        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size, constraint)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:

@@ -69,7 +69,7 @@ class Generations:
     ) -> Generation:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
         check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
-        plan = await request.in_thread(check)
+        plan = check() if options.is_short else await request.in_thread(check)
         if plan.warning is not None:
             request.warn(plan.warning)
         request.reserve(plan.num_tokens, num_answers=plan.num_answers, open_ended=plan.open_ended)

@@ -48,6 +48,7 @@ class RequestOptions:
     cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
     limit_field: str = "max_tokens"  # the body's name of max_tokens
     is_clamped: bool = False  # max_tokens is an upper bound, lowered where context or tier leave less; else refused
+    is_short: bool = False  # what is to be encoded takes no longer than a change of threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,8 @@ def text_submission(
         prompt = llm.tokenizer.encode(prompt, parse_special=parse_special)
     if llm.tokenizer.fim is not None and llm.tokenizer.fim.middle in prompt:
         params = with_fim_stops(llm.tokenizer, params)
-    submission = llm.submissions.of_ids(prompt, params.replace(constraint=None))
-    return _constrained(submission, params.constraint, constrained_by)
+    plain = params if params.constraint is None else params.replace(constraint=None)
+    return _constrained(llm.submissions.of_ids(prompt, plain), params.constraint, constrained_by)
 
 
 def infill_submission(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kvarn.backends.select import device_share, device_weights, kv_dtype, window_step
+from kvarn.backends.select import device_share, device_weights, is_gpu, kv_dtype, window_step
 from kvarn.config import EngineConfig, is_offline
 from kvarn.errors import ConfigError, DoesNotFit
 from kvarn.formats.open import open_weights
@@ -95,6 +95,18 @@ def model_ids(names: Iterable[str]) -> Mapping[str, str]:
 def find_files(name: str) -> Path:
     """Find a model's files, fetching them if need be: the same path for all names of one model. Blocks."""
     return resolve(name, offline=is_offline()).resolve()
+
+
+def with_process_choice(engine: EngineConfig, num_models: int) -> EngineConfig:
+    """Whether the engine gets a process of its own: where it pays, and no other has to take turns with it. Blocks."""
+    if engine.own_process and num_models > 1:
+        raise ConfigError(
+            f"engine.own_process is true and there are {num_models} models; engines take turns within one process "
+            "only: serve one model, or leave own_process out"
+        )
+    if engine.own_process is not None:
+        return engine
+    return replace(engine, own_process=num_models == 1 and is_gpu(engine))
 
 
 def plan_load(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -> LoadPlan:

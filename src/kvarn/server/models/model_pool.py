@@ -33,6 +33,7 @@ from kvarn.server.models.catalog import (
     plan_beside,
     plan_load,
     with_digest,
+    with_process_choice,
 )
 from kvarn.server.models.model_slot import ModelSlot
 from kvarn.server.models.no_room import RETRY_AFTER_S, NoRoomForModel
@@ -96,6 +97,8 @@ class ModelPool:
         """Find every model and load the pinned ones and the first; whatever cannot be served is refused here."""
         report = on_phase or _ignore
         await self._find(report)
+        num_models = len(set(self._first_ids.values()))
+        self._engine = await asyncio.to_thread(with_process_choice, self._engine, num_models)
         pinned = {self._first_ids[model_id] for model_id in self._pinned}
         self._pinned = frozenset(pinned)
         for model_id in sorted(set(self._first_ids.values()), key=lambda one: (one not in pinned, self.ids.index(one))):

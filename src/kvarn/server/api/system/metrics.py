@@ -45,7 +45,7 @@ async def _collect(metrics: Metrics, model: ServedModel) -> None:
     llm = model.llm.llm
     grammars = llm.submissions.constraints
     metrics.update_grammars(model.id, grammars.compile_times, grammars.num_reused)
-    asked: Future[EngineStats] = llm.client.call(_stats)
+    asked: Future[EngineStats] = llm.client.call(Engine.stats)
     try:
         figures = await asyncio.wait_for(asyncio.wrap_future(asked), COLLECT_TIMEOUT_S)
     except (TimeoutError, KvarnError) as error:
@@ -60,7 +60,3 @@ async def _collect(metrics: Metrics, model: ServedModel) -> None:
         "runtime": plan.runtime_bytes,
     }
     metrics.update_engine(model.id, figures, parts)
-
-
-def _stats(engine: Engine) -> EngineStats:
-    return engine.stats()
