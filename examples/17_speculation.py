@@ -2,7 +2,7 @@
 
 import kvarn
 
-CODE = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return width * height\n"
+CODE = "def area(width, height):\n    return width * height\n\n\ndef half(number):\n    return number / 2\n"
 MESSAGES = [{"role": "user", "content": f"Repeat this file, with one word changed:\n\n{CODE}"}]
 
 
