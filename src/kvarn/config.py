@@ -1,6 +1,6 @@
 """EngineConfig, and the only place in Kvarn that reads environment variables.
 
-KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`
+KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`, prefixes in its `prefix-cache/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
@@ -50,6 +50,11 @@ def kvarn_home() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("kvarn", appauthor=False)
+
+
+def prefix_folder() -> Path:
+    """Where `kvarn serve` keeps prefixes unless it is told otherwise."""
+    return kvarn_home() / "prefix-cache"
 
 
 def is_offline() -> bool:

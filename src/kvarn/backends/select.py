@@ -72,8 +72,8 @@ def kv_dtype(config: EngineConfig) -> str:
 
 def window_step(config: EngineConfig) -> int | None:
     """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
-    if config.backend in TORCH_BACKENDS and (config.num_ranks > 1 or _torch_devices(config)[0].kind == "cuda"):
-        return None  # on a GPU until benchmarks.gpu_check has shown the same bits there
+    if config.backend in TORCH_BACKENDS and config.num_ranks > 1:
+        return None
     return config.max_batch_tokens
 
 
@@ -146,7 +146,7 @@ def _torch(config: EngineConfig, threads: int) -> Backend:
     devices = _torch_devices(config)
     if len(devices) == 1:
         module = importlib.import_module("kvarn.backends.torch.backend")
-        return cast(Backend, module.TorchBackend(devices[0], threads))
+        return cast(Backend, module.TorchBackend(devices[0], threads, config.max_batch_tokens))
     module = importlib.import_module(f"{PARALLEL}.backend")
     shape = module.ParallelShape(config.tensor_parallel, config.pipeline_parallel)
     return cast(Backend, module.start(shape, devices, threads, config.step_timeout_s))

@@ -27,6 +27,7 @@ from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
+from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
 from kvarn.cli.serving.serve import serve
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
@@ -82,6 +83,9 @@ GROUPS: Mapping[str, CommandGroup] = {
     ),
     "keys": CommandGroup(
         "API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key, "rm": remove_key}
+    ),
+    "cache": CommandGroup(
+        "Prefixes that servers keep on disk.", {"ls": list_cache, "verify": verify_cache, "clear": clear_cache}
     ),
     "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
 }

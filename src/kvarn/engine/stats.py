@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from kvarn.decoding.decoder import Decoder
 from kvarn.decoding.speculation.speculation import DraftCounts
+from kvarn.engine.persistence.disk_prefixes import DiskStats
 from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.kv.cache import KVCache
 from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
@@ -46,7 +47,17 @@ class EngineStats:
     drafts: int = 0  # times that guessed tokens of a request were computed
     draft_tokens: int = 0  # so many of them
     accepted_per_position: tuple[int, ...] = ()  # those that were right, by their place in the guess
+    disk: DiskStats = field(default_factory=DiskStats)  # the prefix cache on disk; zeros where there is none
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
+
+    @property
+    def draft_totals(self) -> Mapping[str, float]:
+        """Of guessed tokens, by metric name."""
+        return {
+            "spec_decode_num_drafts": self.drafts,
+            "spec_decode_num_draft_tokens": self.draft_tokens,
+            "spec_decode_num_accepted_tokens": sum(self.accepted_per_position),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,5 +138,6 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         drafts=drafts.num_drafts,
         draft_tokens=drafts.num_draft_tokens,
         accepted_per_position=tuple(drafts.accepted_per_position),
+        disk=scheduler.prefix_reuse.restores.stats(),
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

@@ -11,7 +11,7 @@ from kvarn.machine import cpu_throttled_s
 from kvarn.observe.exposition import make_registry, render
 from kvarn.observe.histogram import Histogram, HistogramSnapshot
 from kvarn.observe.metric_definitions import DRAFT_POSITIONS, ENGINE_GAUGES, MEMORY_PARTS
-from kvarn.observe.metric_store import MetricStore
+from kvarn.observe.metric_store import LastPoll, MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
 
@@ -49,13 +49,30 @@ class EngineStatsView(Protocol):
     @property
     def denoise_steps(self) -> int: ...
     @property
-    def drafts(self) -> int: ...
-    @property
-    def draft_tokens(self) -> int: ...
+    def draft_totals(self) -> Mapping[str, float]: ...
     @property
     def accepted_per_position(self) -> Sequence[int]: ...
     @property
+    def disk(self) -> DiskStatsView: ...
+    @property
     def distributions(self) -> Mapping[str, HistogramSnapshot]: ...
+
+
+class DiskStatsView(Protocol):
+    """The fields of kvarn.engine.persistence.disk_prefixes.DiskStats that are exposed."""
+
+    @property
+    def query_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
+    @property
+    def read_bytes(self) -> int: ...
+    @property
+    def written_bytes(self) -> int: ...
+    @property
+    def dropped_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class TrafficView(Protocol):
@@ -88,7 +105,7 @@ class Metrics:
         """compat="vllm" also exposes the metrics vLLM has under vLLM's own names; version: Kvarn's own."""
         self._store = MetricStore()
         self._store.start_at_zero({"model_name": tuple(models), "tier": tuple(tiers)})
-        self._engines: dict[str, _LastPoll] = {}
+        self._engines: dict[str, LastPoll] = {}
         self._store.set("build_info", version, platform.python_version(), platform.machine(), to=1.0)
         self._throttled_at_start_s = cpu_throttled_s()
         self.registry = make_registry(self._store, with_vllm=compat == "vllm")
@@ -117,7 +134,7 @@ class Metrics:
 
     def update_grammars(self, model: str, compile_times: HistogramSnapshot, num_reused: int) -> None:
         """Update the grammar metrics from the totals since the model was loaded."""
-        last = self._engines.setdefault(model, _LastPoll())
+        last = self._engines.setdefault(model, LastPoll())
         name = "grammar_compilation_time_seconds"
         self._store.histogram(name, model).add(last.histogram_increase(name, compile_times))
         self._store.increment("num_grammar_cache_hit", model, by=last.increase("num_grammar_cache_hit", num_reused))
@@ -177,7 +194,7 @@ class Metrics:
 
     def update_engine(self, model: str, stats: EngineStatsView, memory: Mapping[str, int]) -> None:
         """Update the metrics of an engine; memory: planned bytes by part."""
-        last = self._engines.setdefault(model, _LastPoll())
+        last = self._engines.setdefault(model, LastPoll())
         store, now = self._store, _totals(stats)
         for name, total in now.items():
             store.increment(name, model, by=last.increase(name, total))
@@ -196,6 +213,7 @@ class Metrics:
         store.set("kv_cache_usage_perc", model, to=max(full, windows))
         store.set("state_slots_total", model, to=stats.state_slots_total)
         store.set("state_slots_used", model, to=stats.state_slots_used)
+        store.set("prefix_disk_bytes", model, to=stats.disk.num_bytes)
         store.remove("cache_config_info", model)
         store.set("cache_config_info", model, str(stats.block_size), str(stats.blocks_total), to=1.0)
         for part in MEMORY_PARTS:
@@ -248,25 +266,6 @@ class Metrics:
             store.histogram("request_time_per_output_token_seconds", model).observe(mean_s)
 
 
-class _LastPoll:
-    """The totals of one engine at the last poll; an engine with smaller totals has been restarted."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, float] = {}
-        self._snapshots: dict[str, HistogramSnapshot] = {}
-
-    def increase(self, name: str, total: float) -> float:
-        before = self._totals.get(name, 0.0)
-        self._totals[name] = total
-        return total - before if total >= before else total
-
-    def histogram_increase(self, name: str, snapshot: HistogramSnapshot) -> HistogramSnapshot:
-        before = self._snapshots.get(name)
-        self._snapshots[name] = snapshot
-        is_newer = before is not None and snapshot.num_observed >= before.num_observed
-        return snapshot - before if before is not None and is_newer else snapshot
-
-
 def _phase(completion: Completion) -> str:
     """The phase in which a request was cancelled."""
     if completion.usage.completion_tokens:
@@ -281,7 +280,10 @@ def _totals(stats: EngineStatsView) -> dict[str, float]:
         "num_preemptions": stats.preemptions,
         "dllm_denoise_steps": stats.denoise_steps,
         "evicted_tokens": stats.evictions * stats.block_size,
-        "spec_decode_num_drafts": stats.drafts,
-        "spec_decode_num_draft_tokens": stats.draft_tokens,
-        "spec_decode_num_accepted_tokens": sum(stats.accepted_per_position),
+        **stats.draft_totals,
+        "external_prefix_cache_queries": stats.disk.query_tokens,
+        "external_prefix_cache_hits": stats.disk.hit_tokens,
+        "prefix_disk_read_bytes": stats.disk.read_bytes,
+        "prefix_disk_written_bytes": stats.disk.written_bytes,
+        "prefix_disk_dropped_blocks": stats.disk.dropped_blocks,
     }

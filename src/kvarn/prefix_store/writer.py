@@ -76,7 +76,6 @@ class BlockWriter:
         while self._waiting and time.monotonic() < give_up_at:
             self._write(export)
         self.num_dropped += len(self._waiting)
-        self._store.close()
 
     def _run(self) -> None:
         export = self._export

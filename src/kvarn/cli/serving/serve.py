@@ -54,6 +54,18 @@ class ServeOptions:
         bool, typer.Option("--behind-proxy", help="A proxy on this machine passes requests on: close /metrics to it.")
     ] = False
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser once the server is ready.")] = False
+    prefix_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep prefixes that are used again here. [default: prefix-cache in KVARN_HOME]"
+        ),
+    ] = None
+    prefix_cache_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="Limit of that folder. [default: 2 GB, at most 5% of the free disk]")
+    ] = None
+    no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-cache", help="Keep no prefixes on disk; memory still does.")
+    ] = False
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -89,6 +101,8 @@ class ServeOptions:
             "insecure": self.insecure or None,
             "unknown_fields": self.unknown_fields,
             "metrics_compat": self.metrics_compat,
+            "engine.prefix_cache_dir": None if self.prefix_cache_dir is None else str(self.prefix_cache_dir),
+            "engine.prefix_cache_bytes": 0 if self.no_prefix_cache else self.prefix_cache_bytes,
         }
 
 
