@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
@@ -19,6 +19,7 @@ from kvarn.engine.load import LoadedModel, load_model
 from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
@@ -39,7 +40,7 @@ from kvarn.prompts import (
     whole_numbers,
 )
 from kvarn.reranking.rank import RankedDocument, ranked
-from kvarn.submissions import Submissions
+from kvarn.submissions import Submissions, encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
@@ -78,11 +79,10 @@ class LLM:
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
         load = load_in_process if self.config.own_process else load_model
         self._model: LoadedModel | ProcessModel = load(path, self.config, on_load)
-        release = self._model.close
-        self._client = EngineClient(self._model.engine, step_timeout_s=self.config.step_timeout_s, release=release)
+        timeout_s = self.config.step_timeout_s
+        self._client = EngineClient(self._model.engine, step_timeout_s=timeout_s, release=self._model.close)
         self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)
         self._submissions = Submissions(self._model.tokenizer, self._model.spec, self._adapters)
-        self._submissions.reads_predictions = self.config.speculation != "off"
         self._vectors = Vectors(self._model, self._client)
 
     @property
@@ -130,16 +130,6 @@ class LLM:
     def vectors(self) -> Vectors:
         """The parts of embed(), for those who cannot wait in it."""
         return self._vectors
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the engine's thread runs and no step is stuck."""
-        return self._client.is_alive
-
-    @property
-    def sign_of_life(self) -> tuple[float, int] | None:
-        """Differs from the last one as long as work advances, also within a long native step; None while idle."""
-        return self._client.sign_of_life
 
     @property
     def num_waiting(self) -> int:
@@ -206,6 +196,19 @@ class LLM:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""
         return self._client.complete([self.submissions.of_infill(Infill(prefix, suffix), params, self.context)])[0]
 
+    def fill(
+        self,
+        template: str | Mapping[str, Any],
+        slots: Mapping[str, Slot] | None = None,
+        *,
+        prompt: Prompt = "",
+        params: SamplingParams | None = None,
+    ) -> Filled:
+        """Fill the slots of "{{name}} is {{age}}.", or the values of a JSON schema, at once; for diffusion models."""
+        ids, parts = encoded(self.tokenizer, prompt), template_parts(template, slots)
+        submission, layout = self.submissions.of_fill(ids, parts, params, self.context)
+        return layout.filled(self.tokenizer, self._client.complete([submission])[0])
+
     def chat(
         self,
         messages: Sequence[Message],
@@ -215,10 +218,7 @@ class LLM:
         retrieve: Retrieves | None = None,
         lora: LoraChoice = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template.
-
-        retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
-        """
+        """Answer a conversation through its chat template; retrieve: a kvarn.Collection to look the question up in."""
         grounded = self.ground(messages, retrieve)
         submission = self.submissions.of_chat(grounded.messages, params, tools, lora=lora)
         return cited(self._client.complete([submission])[0], grounded)

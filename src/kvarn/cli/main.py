@@ -22,6 +22,7 @@ from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.chat import chat
+from kvarn.cli.generate.fill import fill
 from kvarn.cli.generate.run import run
 from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
@@ -54,6 +55,7 @@ class CommandGroup:
 COMMANDS: Mapping[str, Command] = {
     "run": run,
     "chat": chat,
+    "fill": fill,
     "serve": serve,
     "show": show,
     "pull": pull,

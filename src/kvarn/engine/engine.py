@@ -121,6 +121,7 @@ class Engine:
             number=number,
             constraint=submission.constraint,
             prediction_ids=submission.prediction_ids,
+            slots=submission.slots,
             is_streamed=submission.is_streamed,
             token_ids=list(admitted.prompt_ids),
             priority=params.priority,

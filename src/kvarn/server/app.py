@@ -15,6 +15,7 @@ from kvarn.errors import KvarnError
 from kvarn.server.access.auth import Authenticator
 from kvarn.server.api.anthropic import routes as messages
 from kvarn.server.api.field_names import NO_FIELDS
+from kvarn.server.api.fill import routes as fill
 from kvarn.server.api.llama_server import infill_routes
 from kvarn.server.api.ollama import catalog_routes, embed_routes
 from kvarn.server.api.ollama import routes as ollama
@@ -37,7 +38,7 @@ from kvarn.server.state import ServerState
 DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
-    *(ollama, embed_routes, catalog_routes),
+    *(fill, ollama, embed_routes, catalog_routes),
     *(rerank_routes, collections, models, tokens, requests, health, metrics, about, page),
 )
 

@@ -18,6 +18,7 @@ from kvarn.sampling.token_masks import UInt32
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.structured.grammar_sandbox import SandboxLimits, SandboxVocabulary, compile_in_sandbox
 from kvarn.structured.matcher import GrammarMatcher, explain
+from kvarn.structured.slot_matcher import SlotMatcher
 from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
@@ -52,9 +53,13 @@ class CompiledConstraint:
     allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
     source: Constraint
+    single_ids: tuple[int, ...] = ()  # tokens of one byte, for ways to the end of a slot
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self.start, self.allowed)
+
+    def slot_matcher(self) -> SlotMatcher:
+        return SlotMatcher(self.start, self.allowed, self.single_ids)
 
 
 class ConstraintCompiler:
@@ -166,7 +171,7 @@ class ConstraintCompiler:
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size, constraint)
+        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size, constraint, tokens.single_ids)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:

@@ -56,14 +56,14 @@ def test_a_full_queue_refuses_as_ever(pair: tuple[kvarn.LLM, kvarn.LLM]) -> None
 
 
 def test_after_close_callers_are_told_so(tmp_path: Path) -> None:
-    config = kvarn.EngineConfig(own_process=True, threads=1, context=256)
+    config = kvarn.EngineConfig(own_process=True, threads=1, context=256, max_running=1)
     llm = kvarn.LLM(write_chat_model(tmp_path / "tiny"), config=config)
-    handle = llm.submit("Hello", GREEDY.replace(max_tokens=240))
+    handles = [llm.submit("Hello", GREEDY.replace(max_tokens=240)) for _ in range(64)]  # the last waits for the others
     llm.close()
-    for ask in (handle.result, lambda: llm.generate("Hello", GREEDY)):
+    for ask in (handles[-1].result, lambda: llm.generate("Hello", GREEDY)):
         with pytest.raises(RequestError, match="closed"):
             ask()
-    assert not llm.is_alive
+    assert not llm.client.is_alive
 
 
 def test_a_file_that_cannot_be_loaded_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class RemoteEngine:
             self._collectors[number] = collector
             collector.on_cancel = partial(self._outbox.put, Cancel(number))
         readers = tuple((one.reads_tokens, one.polls_tokens) for one in collectors)
-        has_constraints = any(one.constraint is not None for one in checked)
+        has_constraints = any(one.has_constraints for one in checked)
         self._put(Submit(sent.numbers, readers, packed, has_constraints))
         return accepted
 

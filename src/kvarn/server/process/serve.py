@@ -112,7 +112,7 @@ class ServerRun:
         self._server = make_http_server(self._state, app, listener, certificate)
         models = self._state.models
         self._watchdog = Watchdog(
-            lambda: [(model.id, model.llm.llm) for model in models.loaded], config.heartbeat_timeout_s
+            lambda: [(model.id, model.llm.llm.client) for model in models.loaded], config.heartbeat_timeout_s
         )
         self._lifecycle.stuck_model = lambda: self._watchdog.stuck_model
         self._ended = asyncio.Event()  # a signal asked for the end
