@@ -47,7 +47,8 @@ TOOL = (
     'Answer with one JSON object like {"tool": "search_files", "arguments": {"path": "src", "pattern": "...", '
     '"recursive": true, "max_results": 20}, "reason": "..."} and nothing else. '
 )
-TASKS = ["find the class Account", "find the word deposit", "find all tests", "find the function main", "find imports"]
+WANTED = ["the class Account", "the word deposit", "all tests", "the function main", "imports", "the word owner"]
+PLACES = ["server", "engine", "tests", "docs"]  # another one each round: no answer was given before
 TALK = [
     "Why is the sky blue?",
     "Write a short story about a river.",
@@ -60,28 +61,29 @@ def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def code_edit(llm: LLM, tokens: int) -> list[Completion]:
+def code_edit(llm: LLM, tokens: int, turn: int) -> list[Completion]:  # noqa: ARG001
     params = SamplingParams(temperature=0.0, max_tokens=tokens, prediction=f"```python\n{CODE}```")
     edit = "Rename the parameter amount of withdraw to value. Answer with the whole file.\n\n```python\n" + CODE + "```"
     return [llm.chat(chat(edit), params)]
 
 
-def quoting(llm: LLM, tokens: int) -> list[Completion]:
+def quoting(llm: LLM, tokens: int, turn: int) -> list[Completion]:  # noqa: ARG001
     ask = "Quote, word for word, all sentences of the text about the mill.\n\n" + PASSAGES
     return [llm.chat(chat(ask), SamplingParams(temperature=0.0, max_tokens=tokens))]
 
 
-def agent_json(llm: LLM, tokens: int) -> list[Completion]:
+def agent_json(llm: LLM, tokens: int, turn: int) -> list[Completion]:
     params = SamplingParams(temperature=0.0, max_tokens=min(tokens, 80))
-    return [llm.chat(chat(TOOL + "The task: " + task), params) for task in TASKS]
+    place = PLACES[turn % len(PLACES)]
+    return [llm.chat(chat(f"{TOOL}The task: find {what} in {place}"), params) for what in WANTED]
 
 
-def open_chat(llm: LLM, tokens: int) -> list[Completion]:
+def open_chat(llm: LLM, tokens: int, turn: int) -> list[Completion]:  # noqa: ARG001
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=tokens)
     return [llm.chat(chat(text), params) for text in TALK[:2]]
 
 
-def batch_16(llm: LLM, tokens: int) -> list[Completion]:
+def batch_16(llm: LLM, tokens: int, turn: int) -> list[Completion]:  # noqa: ARG001
     params = SamplingParams(temperature=0.7, max_tokens=min(tokens, 60))
     handles = [llm.submit(chat(text), params.replace(seed=seed)) for seed in range(4) for text in TALK]
     return [handle.result() for handle in handles]
@@ -101,11 +103,11 @@ def measure(model: str, name: str, rounds: int, tokens: int) -> dict[str, Any]:
     ask, methods = CASES[name]
     with LLM(model, config=config("off")) as off, LLM(model, config=config(methods)) as on:
         seconds: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(rounds + 1):
+        for turn in range(rounds + 1):
             answers = []
             for is_on, llm in ((False, off), (True, on)):
                 started = time.process_time()
-                answers.append(ask(llm, tokens))
+                answers.append(ask(llm, tokens, turn))
                 seconds[is_on].append(time.process_time() - started)
             assert said(answers[0]) == said(answers[1]), f"{name}: the answers differ"
         stats, isa, num_tokens = on.stats(), on.isa, sum(len(one.token_ids) for one in answers[0])

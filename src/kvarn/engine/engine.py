@@ -294,6 +294,6 @@ class Engine:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
         num_generated = sum(len(commit.tokens) for commit in commits) + num_plain
-        num_rows = sum(commit.num_computed for commit in commits) + num_plain
-        self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        num_prompt = max(0, sum(commit.num_computed for commit in commits) + num_plain - num_generated)
+        self._meter.add(StepTiming(seconds, backend_s, num_prompt, num_generated, len(commits) + num_plain))
         self.scheduler.observe(plan, seconds, self._layerwise_s)

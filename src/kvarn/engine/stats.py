@@ -17,6 +17,17 @@ NUM_RECENT = 64  # steps that "recent" figures look back on
 
 
 @dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step, measured."""
+
+    seconds: float
+    backend_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """A moment of an engine. Token and step counts are since the start, rates over the last 64 steps."""
 
@@ -47,6 +58,7 @@ class EngineStats:
     drafts: int = 0  # times that guessed tokens of a request were computed
     draft_tokens: int = 0  # so many of them
     accepted_per_position: tuple[int, ...] = ()  # those that were right, by their place in the guess
+    recent_steps: tuple[StepTiming, ...] = ()  # the last ones, oldest first
     disk: DiskStats = field(default_factory=DiskStats)  # the prefix cache on disk; zeros where there is none
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
@@ -58,16 +70,6 @@ class EngineStats:
             "spec_decode_num_draft_tokens": self.draft_tokens,
             "spec_decode_num_accepted_tokens": sum(self.accepted_per_position),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One step, measured."""
-
-    seconds: float
-    backend_s: float
-    prompt_tokens: int
-    generated_tokens: int
 
 
 class StepMeter:
@@ -87,6 +89,11 @@ class StepMeter:
         self.generated_tokens += step.generated_tokens
         self.step_tokens.observe(step.prompt_tokens + step.generated_tokens)
         self._recent.append(step)
+
+    @property
+    def recent(self) -> tuple[StepTiming, ...]:
+        """The last steps, oldest first."""
+        return tuple(self._recent)
 
     @property
     def tokens_per_s(self) -> float:
@@ -138,6 +145,7 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         drafts=drafts.num_drafts,
         draft_tokens=drafts.num_draft_tokens,
         accepted_per_position=tuple(drafts.accepted_per_position),
+        recent_steps=meter.recent,
         disk=scheduler.prefix_reuse.restores.stats(),
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

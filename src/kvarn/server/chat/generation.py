@@ -105,6 +105,10 @@ class Generations:
             raise UnknownRequest("no request with this id is running; it may have ended")
         return generation
 
+    def of(self, principal: Principal) -> list[Generation]:
+        """Those of one key that run, oldest first."""
+        return [one for (fingerprint, _), one in self._running.items() if fingerprint == principal.fingerprint]
+
     def left_s(self, model_id: str) -> float | None:
         """How long the answers of a model will still take at most, going by what they did so far; None: not known."""
         running = [one for one in self._running.values() if one.model.id == model_id]
@@ -156,6 +160,11 @@ class Generation:
     @property
     def phase(self) -> GenerationPhase:
         return "finished" if self._answers.num_open == 0 or self._is_closed else phase_of(self._requests)
+
+    @property
+    def engine_ids(self) -> list[str]:
+        """What the engine calls its requests."""
+        return [request.id for request in self._requests]
 
     @property
     def priority(self) -> int:
