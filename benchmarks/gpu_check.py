@@ -1,9 +1,9 @@
 """The torch backend on a GPU, in one run: same bytes in every company, speed.
 
-    python -m benchmarks.gpu_check [windows] [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b]
+    python -m benchmarks.gpu_check [windows] [same] [bench] [--shape qwen3-0.6b] [--shape llama-8b] [--no-times]
 
-Needs neither pytest nor the native core; benchmarks.gpu_families has every family. Weights are random; the last line is
-JSON.
+Needs no native core, and pytest for `windows` alone; benchmarks.gpu_families has every family. Weights are random;
+`windows` and --no-times take the first kernel of each product. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -130,6 +130,15 @@ def spans_batch(spans: Sequence[tuple[Sequence[int], int]], tables: Any, only_la
     return Batch(ids, positions, starts, ends, np.asarray(tables, np.int32), rows.astype(np.int32))
 
 
+def without_timing() -> None:
+    """Take the first kernel of each product, and capture steps when they are met: all kernels have the same bits."""
+    from kvarn.backends.torch.cuda.choose import Matmuls
+    from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
+
+    Matmuls.tune = QuantizedMatmuls.tune_quantized = lambda *_: None  # type: ignore[method-assign]
+    TorchBackend._warm_up = lambda *_: None  # type: ignore[method-assign]
+
+
 def windows(results: dict[str, Any], device: Device, archs: Sequence[str] = ("gemma3", "gemma2", "phi3")) -> None:
     """Layers that keep their window only: the same bits as with everything kept, for prompts in chunks and decodes.
 
@@ -148,35 +157,36 @@ def windows(results: dict[str, Any], device: Device, archs: Sequence[str] = ("ge
     for arch in archs:
         with tempfile.TemporaryDirectory() as folder:
             description = describe(open_weights(tiny_model(arch, Path(folder), "safetensors")))
-            spec, found, sizes = description.spec, [], []
-            for is_freed in (False, True):
-                backend = TorchBackend(device, 8)
-                backend.load(spec, description.weights)
-                shape = layout(spec, 16, "f16")
-                if is_freed:
-                    shape = replace(shape, windowed=windowed_layers(spec), num_window_blocks=32)
-                backend.reserve_kv(shape, 64 * shape.block_bytes)
-                widest = max(block.attention.window or 0 for block in spec.blocks)
-                pool = WindowPool(32, 16, widest)
-                found.append([backend.forward(pool.batch(ids, spans, is_freed)) for spans in steps])
-                sizes.append(pool.most_held)
-                backend.close()
-        is_same = all(torch.equal(*pair) for pair in zip(*found, strict=True))
-        results[f"windows/{arch}"] = {"same": is_same, "blocks held": sizes[1]}
-        print("windows", arch, results[f"windows/{arch}"], flush=True)
+            spec = description.spec
+            backend = TorchBackend(device, 8)
+            backend.load(spec, description.weights)
+            for size, dtype in ((16, "f16"), (64, "bf16")):
+                found, pools = [], []
+                for is_freed in (False, True):
+                    shape = layout(spec, size, dtype)
+                    if is_freed:
+                        shape = replace(shape, windowed=windowed_layers(spec), num_window_blocks=512 // size)
+                    backend.reserve_kv(shape, 1024 // size * shape.block_bytes)
+                    pools.append(WindowPool(size, max(block.attention.window or 0 for block in spec.blocks)))
+                    found.append([backend.forward(pools[-1].batch(ids, spans, is_freed)) for spans in steps])
+                is_same = all(torch.equal(*pair) for pair in zip(*found, strict=True))
+                told = {"same": is_same, "blocks held": pools[-1].most_held, "freed": pools[-1].num_freed}
+                results[f"windows/{arch}/{size}"] = told
+                print("windows", arch, "blocks of", size, told, flush=True)
+            backend.close()
 
 
 class WindowPool:
     """Window tables of two sequences; blocks in front of the window and a tile of keys go back after every step."""
 
-    def __init__(self, num_blocks: int, size: int, window: int) -> None:
-        self.free, self.size, self.window = list(range(num_blocks)), size, window
-        self.tables = np.full((2, 20), -1, np.int32)
-        self.most_held = 0
+    def __init__(self, size: int, window: int) -> None:
+        self.free, self.size, self.window = list(range(512 // size)), size, window
+        self.tables = np.full((2, 320 // size), -1, np.int32)
+        self.most_held = self.num_freed = 0
 
     def batch(self, ids: Sequence[Sequence[int]], spans: Sequence[Span], is_freed: bool) -> Batch:
         owners = [owner for owner, _, _ in spans]
-        full = np.arange(40, dtype=np.int32).reshape(2, 20)[owners]
+        full = np.arange(self.tables.size, dtype=np.int32).reshape(self.tables.shape)[owners]
         made = spans_batch([(ids[owner][first:end], first) for owner, first, end in spans], full)
         if not is_freed:
             return made
@@ -186,6 +196,7 @@ class WindowPool:
                 if (column + 1) * self.size <= begin and self.tables[owner, column] >= 0:
                     self.free.append(int(self.tables[owner, column]))
                     self.tables[owner, column] = -1
+                    self.num_freed += 1
                 elif column * self.size >= first // self.size * self.size and self.tables[owner, column] < 0:
                     self.tables[owner, column] = self.free.pop(0)
         self.most_held = max(self.most_held, int((self.tables >= 0).sum(axis=1).max()))
@@ -271,9 +282,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", default=[])
     parser.add_argument("--shape", action="append")
+    parser.add_argument("--no-times", action="store_true")
     given = parser.parse_args()
     parts = given.parts or ["windows", "same", "bench"]
     device = choose_device("cuda")
+    if given.no_times or parts == ["windows"]:
+        without_timing()
     results: dict[str, Any] = {"device": device.title, "torch": torch.__version__}
     if "windows" in parts:
         windows(results, device)

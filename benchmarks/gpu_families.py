@@ -31,12 +31,12 @@ from tests.running import batch_of, hidden_states, layout_of
 from tests.tiny_families import FAMILIES, family_folder
 from tests.tiny_models import ARCHITECTURES, tiny_model
 
+from benchmarks.gpu_check import without_timing
 from kvarn.backends.torch.backend import TorchBackend
 from kvarn.backends.torch.device import Device, choose_device
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
 
-TorchBackend._warm_up = lambda *_: None  # type: ignore[method-assign] # steps are captured when they are met
 LENGTH, VOCAB, BLOCKS = 100, 110, 40
 ENCODERS = ("bert",)
 CHUNKS = ((40, 60), (80, *[1] * 20), (*[7] * 14, 2))
@@ -57,14 +57,6 @@ def load(device: Device, path: Path) -> TorchBackend:
     layout = layout_of(description.spec, "bf16" if device.kind == "cuda" else "f32")
     backend.reserve_kv(layout, BLOCKS * layout.block_bytes)
     return backend
-
-
-def without_timing() -> None:
-    """Take the first kernel of each product: timing them takes most of a load, and all have the same bits."""
-    from kvarn.backends.torch.cuda.choose import Matmuls
-    from kvarn.backends.torch.cuda.quantized.matmuls import QuantizedMatmuls
-
-    Matmuls.tune = QuantizedMatmuls.tune_quantized = lambda *_: None  # type: ignore[method-assign]
 
 
 def compare(name: str, folder: Path, gpu: Device) -> dict[str, Any]:

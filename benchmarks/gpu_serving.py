@@ -1,7 +1,7 @@
 """`kvarn serve` on a GPU beside the engine alone: many streaming clients, nothing lost in a while, a lost GPU.
 
     python -m benchmarks.gpu_serving [--backend cuda] [--shape qwen3-0.6b] [--shape llama-3.1-8b] [--soak-s 120]
-                                     [--only http] [--only soak] [--only lost]
+                                     [--only http] [--only soak] [--only lost] [--in-process]
 
 For each shape, random weights: `engine`: llm.generate of as many prompts of 128 tokens, 256 answered; `http`: the same
 as streams from client processes, one connection each; `soak`: 64 clients for a while, memory before and after; `lost`:
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stream_clients import random_prompt, run_clients
+from benchmarks.stream_clients import child_pids, random_prompt, run_clients
 
 CLIENT_PROCESSES = 8
 SERVER_PACKAGES = ("fastapi", "uvicorn", "httptools", "typer", "tokenizers")
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--soak-s", type=float, default=120.0)
     parser.add_argument("--only", choices=PARTS, action="append", help="of http (with the engine alone), soak and lost")
+    parser.add_argument("--in-process", action="store_true", help="the engine on a thread of the server's process")
     parser.add_argument("--kv-bytes", type=int, default=40 << 30)
     parser.add_argument("--engine", metavar="MODEL", help=argparse.SUPPRESS)  # the engine alone, in a process
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)  # a server that SIGUSR1 takes the GPU from
@@ -113,8 +115,8 @@ def _figures(rates: list[float]) -> dict[str, Any]:
 def _self(given: argparse.Namespace, mode: str, model: Path) -> list[str]:
     numbers = [f"--{name}={getattr(given, name)}" for name in ("backend", "prompt", "answer", "runs")]
     clients = [f"--clients={count}" for count in given.clients]
-    kv_bytes = f"--kv-bytes={given.kv_bytes}"
-    return [sys.executable, "-m", "benchmarks.gpu_serving", *numbers, *clients, kv_bytes, mode, str(model)]
+    others = [f"--kv-bytes={given.kv_bytes}", *(["--in-process"] if given.in_process else [])]
+    return [sys.executable, "-m", "benchmarks.gpu_serving", *numbers, *clients, *others, mode, str(model)]
 
 
 def _engine_alone(given: argparse.Namespace) -> dict[str, Any]:
@@ -156,37 +158,21 @@ def _server(given: argparse.Namespace, model: Path) -> Iterator[tuple[subprocess
 
 def _serve(given: argparse.Namespace) -> None:
     """`kvarn serve` in this process, whose next step after a SIGUSR1 makes the GPU fail."""
-    from kvarn.backends.torch.backend import TorchBackend
-    from kvarn.backends.torch.device import computing
+    import kvarn.engine.process.child
+    from benchmarks.failing_host import fail_on_signal
     from kvarn.cli.main import main as kvarn_main
 
-    forward, is_asked = TorchBackend.forward, []
-    signal.signal(signal.SIGUSR1, lambda *_: is_asked.append(True))
-
-    @computing
-    def failing(self: TorchBackend, batch: Any) -> Any:
-        if is_asked:
-            _break_device()
-        return forward(self, batch)
-
-    TorchBackend.forward = failing  # type: ignore[method-assign, assignment]
+    fail_on_signal()
+    kvarn.engine.process.child.HOST = "benchmarks.failing_host"
     settings = Path(given.serve).with_suffix(".toml")
     settings.write_text(
         f'models = ["{given.serve}"]\nport = 0\nlog_level = "error"\nqueue_limit = 1024\n[engine]\n'
         f'backend = "{given.backend}"\ncontext = {CONTEXT}\nkv_bytes = {given.kv_bytes}\n'
         f"max_batch_tokens = {BATCH_TOKENS}\nmax_running = 256\n"
+        + ("own_process = false\n" if given.in_process else "")
     )
     sys.argv = ["kvarn", "serve", "--config", str(settings)]
     kvarn_main()
-
-
-def _break_device() -> None:
-    """An index out of bounds in a kernel; the CPU, which survives that, says what CUDA would."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RuntimeError("CUDA error: device-side assert triggered")
-    torch.zeros(1, device="cuda")[torch.tensor([1 << 30], device="cuda")].cpu()
 
 
 def _http_rate(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, clients: int) -> float:
@@ -219,13 +205,16 @@ def _soak(given: argparse.Namespace, pool: ProcessPoolExecutor, port: int, pid: 
 
 
 def _memory(given: argparse.Namespace, pid: int) -> dict[str, int]:
-    """MB of the server's process and of the GPU."""
-    status = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1]
-    found = {"rss": int(status.split()[0]) >> 10}
+    """MB of the server's processes and of the GPU."""
+    found = {"rss": sum(_rss_kib(one) for one in (pid, *child_pids(pid))) >> 10}
     if given.backend == "cuda":
         query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
         found["gpu"] = int(subprocess.run(query, stdout=subprocess.PIPE, text=True, check=True).stdout.split()[0])
     return found
+
+
+def _rss_kib(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
 
 
 def _lose(given: argparse.Namespace, port: int, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -233,7 +222,8 @@ def _lose(given: argparse.Namespace, port: int, process: subprocess.Popen[str]) 
     with ProcessPoolExecutor(1) as pool:
         job = pool.submit(run_clients, port, range(8), given.prompt, LONG_ANSWER)
         time.sleep(1)
-        process.send_signal(signal.SIGUSR1)
+        for pid in (process.pid, *child_pids(process.pid)):
+            os.kill(pid, signal.SIGUSR1)
         answers = job.result()
     failures, lost = [one for one in answers if isinstance(one, str)], time.monotonic()
     while (ready := _status(port)) == "200" and time.monotonic() < lost + 30:

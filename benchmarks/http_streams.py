@@ -5,6 +5,7 @@
 Its steps take 2 ms for up to 64 requests and 4 ms for more, and it runs ahead as CUDA does. For each number of clients:
 CPU microseconds per token of the engine alone (llm.generate) and of `kvarn serve` with so many streams, the latter by
 thread; events per token; and tokens/s beside the engine alone, which means little where clients share the cores.
+--in-process: with the engine on a thread of the server's process; else it has one of its own, as on a GPU.
 --low: one client alone, and 8 whose steps take 20 ms, where every token is to be an event. The last line is JSON.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu_serving import TINY
-from benchmarks.stream_clients import random_prompt, run_clients
+from benchmarks.stream_clients import child_pids, random_prompt, run_clients
 from kvarn.backends.batch import Batch, Sampled, SampleRows
 from kvarn.backends.fake import FakeBackend
 
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=0.0, help="of every step, instead of 2 and 4")
     parser.add_argument("--low", action="store_true")
+    parser.add_argument("--in-process", action="store_true")
     parser.add_argument("--engine", metavar="MODEL", help=argparse.SUPPRESS)
     parser.add_argument("--serve", metavar="MODEL", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -128,10 +131,12 @@ def _low_load(given: argparse.Namespace, model: Path, pool: ProcessPoolExecutor)
 def _self(given: argparse.Namespace, mode: str, model: Path) -> list[str]:
     numbers = [f"--{name}={getattr(given, name)}" for name in ("prompt", "answer", "runs")]
     numbers += [f"--clients={count}" for count in given.clients]
+    numbers += ["--in-process"] if given.in_process else []
     return [sys.executable, "-m", "benchmarks.http_streams", *numbers, f"--step-ms={given.step_ms}", mode, str(model)]
 
 
-def _use_timed_backend(step_ms: float) -> None:
+def use_timed_backend(step_ms: float) -> None:
+    """Have every model loaded in this process computed by the backend that only takes time."""
     import kvarn.engine.load
 
     kvarn.engine.load.make_backend = lambda _config, _threads: TimedBackend(step_ms)  # type: ignore[assignment]
@@ -140,7 +145,7 @@ def _use_timed_backend(step_ms: float) -> None:
 def _engine_alone(given: argparse.Namespace) -> dict[str, dict[str, float]]:
     import kvarn
 
-    _use_timed_backend(given.step_ms)
+    use_timed_backend(given.step_ms)
     config = kvarn.EngineConfig(block_size=64, kv_bytes=KV_BYTES, max_batch_tokens=BATCH_TOKENS, max_running=256)
     params = kvarn.SamplingParams(max_tokens=given.answer, temperature=0.0, ignore_eos=True)
     found = {}
@@ -160,23 +165,30 @@ def _engine_alone(given: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 def _serve(given: argparse.Namespace) -> None:
     """`kvarn serve` in this process, which tells the CPU time of its threads for every SIGUSR1."""
+    import kvarn.engine.process.child
     from kvarn.cli.main import main as kvarn_main
 
-    _use_timed_backend(given.step_ms)
+    use_timed_backend(given.step_ms)
+    kvarn.engine.process.child.HOST = "benchmarks.timed_host"
+    os.environ["KVARN_BENCH_STEP_MS"] = str(given.step_ms)
     signal.signal(signal.SIGUSR1, lambda *_: print(json.dumps(_thread_times()), flush=True))
     settings = Path(given.serve).with_suffix(".toml")
     settings.write_text(
         f'models = ["{given.serve}"]\nport = 0\nlog_level = "error"\nqueue_limit = 1024\n'
         f"max_connections_per_address = 1024\n[engine]\nblock_size = 64\nkv_bytes = {KV_BYTES}\n"
-        f"max_batch_tokens = {BATCH_TOKENS}\nmax_running = 256\n"
+        f"max_batch_tokens = {BATCH_TOKENS}\nmax_running = 256\nown_process = {str(not given.in_process).lower()}\n"
     )
     sys.argv = ["kvarn", "serve", "--config", str(settings)]
     kvarn_main()
 
 
 def _thread_times() -> dict[str, float]:
-    """CPU seconds: the engine's thread, the event loop on the main thread, and all together."""
+    """CPU seconds: the engine's thread or process, the event loop on the main thread, and all together."""
     found = {"all": time.process_time()}
+    for pid in child_pids(os.getpid()):
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        found["engine"] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        found["all"] += found["engine"]
     for thread in threading.enumerate():
         name = {"kvarn-engine": "engine", "MainThread": "loop"}.get(thread.name)
         if name is not None and thread.ident is not None:

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 LOCALHOST = "127.0.0.1"
@@ -71,3 +72,10 @@ async def _stream(port: int, body: dict[str, Any]) -> StreamedAnswer | str:
     if not found or b"[DONE]" not in tail:
         return tail[-300:].decode(errors="replace")
     return StreamedAnswer(int(rest.lstrip().split(b",")[0].split(b"}")[0]), num_events - NOT_TEXT)
+
+
+def child_pids(pid: int) -> list[int]:
+    """The processes that a process has started and that run."""
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]

@@ -45,6 +45,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "nomic_bert": ({}, {"rope_parameters": PLAIN | {"rope_theta": 700.0}}, {"hidden_act": "gelu"}),
     "jina_embeddings_v3": ({}, {"rope_parameters": PLAIN | {"rope_theta": 700.0}}, SCORES),
+    "eurobert": (
+        {"num_key_value_heads": 2},
+        {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+        {"num_key_value_heads": 5, "rope_parameters": PLAIN | {"rope_theta": 700.0}},
+    ),
     "gemma3_text": (
         GEMMA | {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8}
         | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
@@ -71,7 +76,9 @@ def encoder_config(family: str, shape: int) -> dict[str, Any]:
     sizes = dict(zip(NAMES, SHAPES[shape], strict=True))
     sizes = {DISTILBERT[name]: value for name, value in sizes.items()} if family == "distilbert" else sizes
     ids = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-    if family != "modernbert":
+    if family == "eurobert":
+        ids = {"bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
+    elif family != "modernbert":
         ids = {}
     usual = {
         "vocab_size": VOCAB,
@@ -165,6 +172,7 @@ GGUF_NAMES = {
     "nomic_bert": "nomic-bert",
     "gemma3_text": "gemma-embedding",
     "qwen3": "qwen3",
+    "eurobert": "eurobert",
 }
 GGUF_KEYS = {
     "embedding_length": ("hidden_size", "dim", "n_embd"),
@@ -198,7 +206,11 @@ def encoder_gguf(folder: Path) -> Path:
         name = name.removeprefix("model.") if arch == "modern-bert" else name
         if ("pooler" in name and not has_classifier) or name.startswith("lm_head"):
             continue
-        name = f"model.{name}" if family in ("gemma3_text", "qwen3") and not name.startswith("model.") else name
+        name = (
+            f"model.{name}"
+            if family in ("gemma3_text", "qwen3", "eurobert") and not name.startswith("model.")
+            else name
+        )
         is_shifted = family == "gemma3_text" and name.endswith("norm.weight")
         kept = values[offset:] if "position_embeddings" in name else values
         found[_gguf_name(name, names)] = kept + 1 if is_shifted else kept
@@ -237,6 +249,8 @@ def _own_facts(c: dict[str, Any], family: str) -> dict[str, Any]:
     if family == "qwen3":
         return {"rope.freq_base": c["rope_parameters"]["rope_theta"]}
     facts: dict[str, Any] = {"attention.causal": False}
+    if family == "eurobert":
+        facts |= {"rope.freq_base": c["rope_parameters"]["rope_theta"], "rope.scaling.type": "none"}
     if family == "distilbert":
         facts["attention.layer_norm_epsilon"] = 1e-12
     if family == "nomic_bert":

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     )
     from kvarn.evaluation.evaluate import EvaluationOptions, evaluate
     from kvarn.evaluation.report import Divergence, EvaluationReport
+    from kvarn.fill.layout import Filled
+    from kvarn.fill.template import Slot
     from kvarn.llm import LLM
     from kvarn.pruning.options import PruneOptions, PruneTarget
     from kvarn.pruning.prune import prune
@@ -84,6 +86,8 @@ _HOMES = {
     "SizeTarget": "kvarn.quantization.allocation.allocate",
     "collect_imatrix": "kvarn.quantization.collect",
     "quantize": "kvarn.quantization.quantize",
+    "Filled": "kvarn.fill.layout",
+    "Slot": "kvarn.fill.template",
     "EngineConfig": "kvarn.config",
     "Grammar": "kvarn.structured.constraints",
     "JsonSchema": "kvarn.structured.constraints",
@@ -126,6 +130,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "EvaluationOptions",
     "EvaluationReport",
     "EventStream",
+    "Filled",
     "FinishReason",
     "FormatError",
     "Grammar",
@@ -152,6 +157,7 @@ __all__ = [  # noqa: RUF022 - plain alphabetical order
     "RetrievalError",
     "SamplingParams",
     "SizeTarget",
+    "Slot",
     "SparseConfig",
     "StorageError",
     "TemplateError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, overload
 
@@ -14,6 +14,7 @@ from kvarn.engine.delivery.async_answers import AsyncAnswers, drop_event
 from kvarn.engine.stats import EngineStats
 from kvarn.engine.submission import Submission
 from kvarn.errors import RequestError
+from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress
 from kvarn.llm import LLM
 from kvarn.models.spec import Pooling
@@ -30,6 +31,7 @@ from kvarn.prompts import (
     params_of_each,
 )
 from kvarn.reranking.rank import RankedDocument
+from kvarn.submissions import encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Message, Retrieves, SamplingParams, TokenEvent
 from kvarn.vectors import Float32
@@ -132,6 +134,20 @@ class AsyncLLM:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""
         prepare = partial(self.llm.submissions.of_infill, Infill(prefix, suffix), params, self.llm.context)
         return (await self._complete([prepare]))[0]
+
+    async def fill(
+        self,
+        template: str | Mapping[str, Any],
+        slots: Mapping[str, Slot] | None = None,
+        *,
+        prompt: Prompt = "",
+        params: SamplingParams | None = None,
+    ) -> Filled:
+        """Fill the slots of a text, or the values of a JSON schema, all at once; see LLM.fill."""
+        llm = self.llm
+        ids, parts = encoded(llm.tokenizer, prompt), template_parts(template, slots)
+        submission, layout = await asyncio.to_thread(llm.submissions.of_fill, ids, parts, params, llm.context)
+        return layout.filled(llm.tokenizer, (await self._complete([lambda: submission]))[0])
 
     async def chat(
         self,

@@ -1,6 +1,6 @@
 """EngineConfig, and the only place in Kvarn that reads environment variables.
 
-KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`
+KVARN_HOME      the folder of everything that Kvarn stores; models in its `models/`, prefixes in its `prefix-cache/`
 KVARN_OFFLINE   1: never open a connection; HF_HUB_OFFLINE does the same
 KVARN_ISA       force one kernel table (scalar, avx2, avx512, avx512_vnni, neon, neon_dot, neon_i8mm)
 KVARN_DEBUG     1: the command line shows tracebacks
@@ -48,6 +48,11 @@ def kvarn_home() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("kvarn", appauthor=False)
+
+
+def prefix_folder() -> Path:
+    """Where `kvarn serve` keeps prefixes unless it is told otherwise."""
+    return kvarn_home() / "prefix-cache"
 
 
 def is_offline() -> bool:
@@ -134,6 +139,7 @@ class EngineConfig:
     prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
     prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
+    own_process: bool | None = None  # the engine's; None: not so, but in a server with one model on an NVIDIA GPU
     step_timeout_s: float = 120.0  # the watchdog reports a step as stuck after this long
 
     def __post_init__(self) -> None:
@@ -162,6 +168,8 @@ class EngineConfig:
         check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
         self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
+        if self.own_process is not None:
+            check_setting.flag("own_process", self.own_process)
         check_setting.number("step_timeout_s", self.step_timeout_s, 0.1, 1e6)
         if self.isa is not None and not isinstance(self.isa, str):
             raise ConfigError(f"isa is {short(self.isa)}; give the name of a kernel table, see `kvarn doctor`")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from kvarn.adapters.pool import AdapterPool, LoadedLora, LoraChoice
@@ -11,11 +12,14 @@ from kvarn.checks import check_parameter, check_setting, short
 from kvarn.config import DEFAULT_MODEL, MODEL_NAMES, EngineConfig, chosen_config, is_offline
 from kvarn.engine.admission import Admission
 from kvarn.engine.client import EngineClient, EventStream
-from kvarn.engine.embed_score import score_tokens
+from kvarn.engine.embed_score import score_request
+from kvarn.engine.engine import Engine
 from kvarn.engine.handle import OnEvent, RequestHandle
-from kvarn.engine.load import load_model
+from kvarn.engine.load import LoadedModel, load_model
+from kvarn.engine.process.process_model import ProcessModel, load_in_process
 from kvarn.engine.stats import EngineStats
 from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.fill import Filled, Slot, template_parts
 from kvarn.hub import OnProgress, resolve
 from kvarn.machine import warn_of_excess_threads
 from kvarn.models.memory_plan import MemoryPlan
@@ -36,7 +40,7 @@ from kvarn.prompts import (
     whole_numbers,
 )
 from kvarn.reranking.rank import RankedDocument, ranked
-from kvarn.submissions import Submissions
+from kvarn.submissions import Submissions, encoded
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import Completion, Grounded, Message, Retrieves, SamplingParams
 from kvarn.vectors import Float32, Vectors
@@ -71,13 +75,12 @@ class LLM:
         self.config = chosen_config(config, {name: value for name, value in given.items() if value is not None})
         warn_of_excess_threads(self.config.threads)
         check_setting.function("progress", progress)
-        name = check_setting.path("model", model, MODEL_NAMES)
-        path = resolve(name, offline=is_offline(), on_progress=progress)
+        path = resolve(check_setting.path("model", model, MODEL_NAMES), offline=is_offline(), on_progress=progress)
         on_load = None if progress is None else lambda done, total: progress(done, total, "loading")
-        self._model = load_model(path, self.config, on_load)
-        self._client = EngineClient(
-            self._model.engine, step_timeout_s=self.config.step_timeout_s, release=self._model.close
-        )
+        load = load_in_process if self.config.own_process else load_model
+        self._model: LoadedModel | ProcessModel = load(path, self.config, on_load)
+        timeout_s = self.config.step_timeout_s
+        self._client = EngineClient(self._model.engine, step_timeout_s=timeout_s, release=self._model.close)
         self._adapters = AdapterPool(self._model.spec, self._model.backend, self.config.lora_bytes)
         self._submissions = Submissions(self._model.tokenizer, self._model.spec, self._adapters)
         self._vectors = Vectors(self._model, self._client)
@@ -129,19 +132,9 @@ class LLM:
         return self._vectors
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the engine's thread runs and no step is stuck."""
-        return self._client.is_alive
-
-    @property
-    def sign_of_life(self) -> tuple[float, int] | None:
-        """Differs from the last one as long as work advances, also within a long native step; None while idle."""
-        return self._client.sign_of_life
-
-    @property
     def num_waiting(self) -> int:
         """Requests in the queue, as last seen; asks nobody and waits for nothing."""
-        return self._model.engine.scheduler.num_waiting
+        return self._client.num_waiting
 
     def load_lora(self, path: str | os.PathLike[str], name: str | None = None) -> LoadedLora:
         """Load a PEFT folder or a GGUF adapter, or replace one: requests that run keep what they began with."""
@@ -203,6 +196,19 @@ class LLM:
         """Write what fits between two texts; for models with fill-in-the-middle tokens."""
         return self._client.complete([self.submissions.of_infill(Infill(prefix, suffix), params, self.context)])[0]
 
+    def fill(
+        self,
+        template: str | Mapping[str, Any],
+        slots: Mapping[str, Slot] | None = None,
+        *,
+        prompt: Prompt = "",
+        params: SamplingParams | None = None,
+    ) -> Filled:
+        """Fill the slots of "{{name}} is {{age}}.", or the values of a JSON schema, at once; for diffusion models."""
+        ids, parts = encoded(self.tokenizer, prompt), template_parts(template, slots)
+        submission, layout = self.submissions.of_fill(ids, parts, params, self.context)
+        return layout.filled(self.tokenizer, self._client.complete([submission])[0])
+
     def chat(
         self,
         messages: Sequence[Message],
@@ -212,10 +218,7 @@ class LLM:
         retrieve: Retrieves | None = None,
         lora: LoraChoice = None,
     ) -> Completion:
-        """Answer a conversation through the model's chat template.
-
-        retrieve: a kvarn.Collection to look the question up in; the completion's citations say what was found.
-        """
+        """Answer a conversation through its chat template; retrieve: a kvarn.Collection to look the question up in."""
         grounded = self.ground(messages, retrieve)
         submission = self.submissions.of_chat(grounded.messages, params, tools, lora=lora)
         return cited(self._client.complete([submission])[0], grounded)
@@ -253,10 +256,7 @@ class LLM:
         ids, admission = whole_numbers(token_ids), self.admission
         admission.check_tokens("token_ids", ids)
         admission.check_length(len(ids), self.context)
-        offer_turn = self._client.offer_turn
-        return self._client.compute(
-            lambda engine: score_tokens(engine.backend, engine.kv, ids, engine.max_batch_tokens, offer_turn), len(ids)
-        ).result()
+        return self._client.compute(partial(score_request, token_ids=ids), len(ids)).result()
 
     def embed(
         self,
@@ -283,7 +283,7 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """What the engine is doing: requests, blocks, prefix hits, preemptions, tokens per second."""
-        return self._client.call(lambda engine: engine.stats()).result()
+        return self._client.call(Engine.stats).result()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from kvarn.errors import Cancelled, DeadlineExceeded, KvarnError
-from kvarn.structured.constraints import Compiled
+from kvarn.structured.constraints import CanvasSlot, Compiled
 from kvarn.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
 
 Clock = Callable[[], float]  # seconds, never going back
@@ -72,6 +72,7 @@ class Request:
     clock: Clock = time.perf_counter
     number: int = 0  # in order of submission
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    slots: tuple[CanvasSlot, ...] = ()  # of a canvas, each with a constraint of its own
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from token_ids: its only event is the last
     # What the parts of the engine keep about this request, each for itself; it ends with the request.

@@ -6,12 +6,16 @@ Knows the model's words and bounds; never sees the engine's thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvarn.adapters.pool import AdapterPool, LoraChoice
 from kvarn.checks import check_parameter
+from kvarn.diffusion import DiffusionParams
 from kvarn.engine.submission import Submission
 from kvarn.errors import InvalidParameter, UnsupportedModel
+from kvarn.fill.layout import CanvasLayout, lay_out
+from kvarn.fill.template import Parts
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 from kvarn.prompts import Prompt, TokenIds, is_messages, require_params, whole_numbers
 from kvarn.structured.compiler import ConstraintCompiler
@@ -85,6 +89,26 @@ class Submissions:
         answer = min(INFILL_ROOM if params.max_tokens is None else params.max_tokens, context // 2)
         ids = fim_prompt(self._tokenizer, infill, context - answer, is_truncated=params.truncate == "left")
         return self.of_ids(ids, with_fim_stops(self._tokenizer, params).replace(truncate=None), tenant, lora=lora)
+
+    def of_fill(
+        self, ids: TokenIds, parts: Parts, params: SamplingParams | None, context: int, *, tenant: str = ""
+    ) -> tuple[Submission, CanvasLayout]:
+        """Take a template, which is the whole answer: its literals pinned, its slots under their constraints."""
+        if not isinstance(self._spec.generation, MaskedDiffusion):
+            raise UnsupportedModel(
+                f"{self._spec.name!r} writes from left to right and cannot fill a template; use a diffusion model such "
+                "as tiny-diffusion, or a constraint"
+            )
+        require_params(params)
+        params = params or SamplingParams()
+        for name in ("max_tokens", "stop", "constraint", "logprobs"):
+            if getattr(params, name) not in (None, ()):
+                raise InvalidParameter(f"{name} has no meaning for a template; leave it out", field=name)
+        ids = ids or self._tokenizer.eos_ids[:1]  # where nothing stands before a text, the end of another does
+        layout = lay_out(self._tokenizer, parts, self.constraints.compile, context - len(ids))
+        diffusion = replace(params.diffusion or DiffusionParams(), pinned=layout.pinned)
+        params = params.replace(max_tokens=layout.num_tokens, ignore_eos=True, diffusion=diffusion)
+        return replace(self.of_ids(ids, params, tenant), slots=layout.slots), layout
 
     def of_ids(
         self,

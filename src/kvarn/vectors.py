@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from kvarn.checks import check_parameter, cut
 from kvarn.engine.client import EngineClient
-from kvarn.engine.embed_score import embed_group, groups
+from kvarn.engine.embed_score import embed_request, groups
 from kvarn.engine.load import LoadedModel
+from kvarn.engine.process.process_model import ProcessModel
 from kvarn.errors import UnsupportedModel
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.spec import Encoder, Pooling
@@ -27,7 +29,7 @@ POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last")
 class Vectors:
     """The parts of an embedding, so that a caller may wait for each group in its own way."""
 
-    def __init__(self, model: LoadedModel, client: EngineClient) -> None:
+    def __init__(self, model: LoadedModel | ProcessModel, client: EngineClient) -> None:
         self._model = model
         self._client = client
 
@@ -66,9 +68,7 @@ class Vectors:
 
     def compute(self, group: Sequence[TokenIds], pooling: Pooling, *, priority: int = 0) -> Future[Float32]:
         """One group between two steps, so that callers share the engine."""
-        return self._client.compute(
-            lambda engine: embed_group(engine.backend, engine.kv, group, pooling), priority=priority
-        )
+        return self._client.compute(partial(embed_request, texts=group, pooling=pooling), priority=priority)
 
     def joined(self, vectors: Sequence[Float32], normalize: bool) -> Float32:
         """The vectors of all groups, (n, dim), behind the model's dense layers."""

@@ -63,7 +63,7 @@ def test_a_lost_worker_fails_what_runs_and_ends_the_engine(
         expected = llm.generate("Hello there", GREEDY)
     with LLM(model, backend="torch", context=1024, threads=2, tensor_parallel=2) as llm:
         assert llm.generate("Hello there", GREEDY).token_ids == expected.token_ids
-        assert llm.is_alive
+        assert llm.client.is_alive
         assert len(folders()) == 1
         stream = llm.stream("Hello", GREEDY.replace(max_tokens=900))
         waiting = llm.submit("Hi", GREEDY.replace(max_tokens=900))
@@ -75,7 +75,7 @@ def test_a_lost_worker_fails_what_runs_and_ends_the_engine(
                 pass
         with pytest.raises(BackendError, match=told):
             waiting.result(LEFT_S)
-        assert _wait_until(lambda: not llm.is_alive)
+        assert _wait_until(lambda: not llm.client.is_alive)
         with pytest.raises(BackendError, match=rf"gave up: worker 1.*{told}.*load the model again"):
             llm.generate("Hello", GREEDY)
     assert child_ids(WORKER) == []
@@ -87,7 +87,7 @@ def test_a_worker_lost_while_idle_is_noticed_without_a_request(model: Path) -> N
     with LLM(model, config=TWO) as llm:
         (worker,) = child_ids(WORKER)
         os.kill(worker, signal.SIGKILL)
-        assert _wait_until(lambda: not llm.is_alive)
+        assert _wait_until(lambda: not llm.client.is_alive)
         with pytest.raises(BackendError, match="was killed by SIGKILL"):
             llm.generate("Hello", GREEDY)
 

@@ -44,6 +44,19 @@ def test_every_family_is_tested_against_what_the_table_says() -> None:
             assert set(one.hf) - {"gemma3", "kimi_k2"} <= compared, one.title
 
 
+def test_the_documented_family_is_in_the_tree_and_took_less_than_60_lines() -> None:
+    page = (ROOT / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
+    lines = page.partition("```diff\n")[2].partition("```")[0].splitlines()
+    added, text = 0, ""
+    for line in lines:
+        if line.startswith("+++ "):
+            text = (ROOT / line.removeprefix("+++ ")).read_text(encoding="utf-8")
+        else:
+            added += 1
+            assert line.removeprefix("+") in text, line
+    assert 20 < added < 60
+
+
 def test_every_model_type_has_its_keys_and_every_name_one_family() -> None:
     hf = [name for one in ARCHITECTURES for name in one.hf]
     gguf = [name for one in ARCHITECTURES for name in one.gguf]

@@ -36,7 +36,7 @@ def test_no_python_function_is_longer_than_the_limit() -> None:
 
 
 def _max_length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    is_kernel = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+    is_kernel = any(ast.unparse(decorator).startswith(("triton.jit", "gluon.jit")) for decorator in node.decorator_list)
     return MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES
 
 

@@ -65,8 +65,9 @@ class ServerProcess:
         if keys is not None:
             command += ["--keys", os.fspath(keys)]
         self._command = command
+        prefixes = {"KVARN_SERVER_ENGINE_PREFIX_CACHE_DIR": str(folder / "prefixes")}
         patience = PATIENT if is_patient and "heartbeat_timeout_s" not in (config or "") else {}
-        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **patience, **(env or {})}
+        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **prefixes, **patience, **(env or {})}
         self._waits = waits
         self._log_path = folder / "stderr.log"
         self._lines: list[str] = []

@@ -204,7 +204,7 @@ def test_a_long_native_step_gives_signs_of_life_all_the_time(threads: int) -> No
     with LLM(smollm2(), config=EngineConfig(threads=threads, context=1024, max_batch_tokens=1024)) as llm:
         handle = llm.submit("word " * 300, SamplingParams(max_tokens=1))
         while handle.state not in ENDED:
-            signs.append(llm.sign_of_life)
+            signs.append(llm.client.sign_of_life)
             time.sleep(0.002)
     busy = [sign for sign in signs if sign is not None]
     of_a_step = Counter(beat for beat, _ in set(busy))

@@ -168,7 +168,7 @@ def test_statistics_tell_what_was_done(llm: LLM) -> None:
     after = llm.stats()
     assert after.generated_tokens - before.generated_tokens == 8
     assert (after.running, after.waiting, after.blocks_used) == (0, 0, 0)
-    assert llm.is_alive
+    assert llm.client.is_alive
 
 
 def test_draining_finishes_what_runs_and_refuses_the_rest(path: Path) -> None:

@@ -137,7 +137,8 @@ class AdapterPool:
     def _read(self, path: str | os.PathLike[str]) -> tuple[AdapterDescription, LoraWeights]:
         if not callable(getattr(self._backend, "prepare_adapter", None)):
             raise UnsupportedModel(
-                f"the {self._backend.name} backend has no adapters; use the native or the reference one",
+                f"the {self._backend.name} backend has no adapters here; use the native or the reference one, without "
+                "own_process",
                 fields=("lora",),
             )
         file = open_adapter(path)

@@ -54,13 +54,13 @@ def block_size(config: EngineConfig) -> int:
     """Tokens per KV block: what is asked for, else what the backend is fastest with."""
     if config.block_size is not None:
         return config.block_size
-    return GPU_BLOCK_SIZE if _is_gpu(config) else CPU_BLOCK_SIZE
+    return GPU_BLOCK_SIZE if is_gpu(config) else CPU_BLOCK_SIZE
 
 
 def kv_dtype(config: EngineConfig) -> str:
     """The type of cached keys and values: what is asked for, else what the backend is fastest with."""
     if config.kv_dtype is None:
-        return "bf16" if _is_gpu(config) else "f16"
+        return "bf16" if is_gpu(config) else "f16"
     accepted = TORCH_KV_DTYPES if config.backend in TORCH_BACKENDS else CPU_KV_DTYPES
     if config.kv_dtype not in accepted:
         raise ConfigError(
@@ -72,8 +72,8 @@ def kv_dtype(config: EngineConfig) -> str:
 
 def window_step(config: EngineConfig) -> int | None:
     """Rows of a step, where the backend frees what lies before the windows of layers; None: it keeps all."""
-    if config.backend in TORCH_BACKENDS and (config.num_ranks > 1 or _torch_devices(config)[0].kind == "cuda"):
-        return None  # on a GPU until benchmarks.gpu_check has shown the same bits there
+    if config.backend in TORCH_BACKENDS and config.num_ranks > 1:
+        return None
     return config.max_batch_tokens
 
 
@@ -128,7 +128,8 @@ def _torch_devices(config: EngineConfig) -> list[Any]:
     return cast(list[Any], module.choose_devices(name, config.device, config.num_ranks))
 
 
-def _is_gpu(config: EngineConfig) -> bool:
+def is_gpu(config: EngineConfig) -> bool:
+    """Whether the model computes on an NVIDIA GPU."""
     return config.backend in TORCH_BACKENDS and bool(_torch_devices(config)[0].kind == "cuda")
 
 
@@ -145,7 +146,7 @@ def _torch(config: EngineConfig, threads: int) -> Backend:
     devices = _torch_devices(config)
     if len(devices) == 1:
         module = importlib.import_module("kvarn.backends.torch.backend")
-        return cast(Backend, module.TorchBackend(devices[0], threads))
+        return cast(Backend, module.TorchBackend(devices[0], threads, config.max_batch_tokens))
     module = importlib.import_module(f"{PARALLEL}.backend")
     shape = module.ParallelShape(config.tensor_parallel, config.pipeline_parallel)
     return cast(Backend, module.start(shape, devices, threads, config.step_timeout_s))

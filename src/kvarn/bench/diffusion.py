@@ -228,7 +228,7 @@ class AttentionCost:
 def measure_attention(llm: LLM, bench: DiffusionBench, context: int = LONG_CONTEXT, rounds: int = 7) -> AttentionCost:
     """Time the backend alone: what a block's step costs for the keys outside the block."""
     return llm.client.compute(
-        lambda engine: _LongCanvas(engine, bench.block, context, llm.client.offer_turn).measure(rounds), 2 * context
+        lambda engine: _LongCanvas(engine, bench.block, context, engine.offer_turn).measure(rounds), 2 * context
     ).result()
 
 

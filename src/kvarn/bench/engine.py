@@ -80,7 +80,7 @@ def _measure_round(
     with observed(client, through_engine):
         _run_engine(client, prompts, through_engine.is_enough)
     with observed(client, straight):
-        client.compute(lambda engine: _run_straight(engine, prompts, num_steps, client.offer_turn)).result()
+        client.compute(lambda engine: _run_straight(engine, prompts, num_steps, engine.offer_turn)).result()
     if not through_engine.periods:
         raise ConfigError(f"the KV cache is too small for {requests} requests at once; give fewer or a larger one")
     return through_engine, straight

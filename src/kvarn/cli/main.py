@@ -22,12 +22,15 @@ from kvarn.cli.bench.serve import bench_serve
 from kvarn.cli.doctor import doctor
 from kvarn.cli.documents import index_add, index_ls, index_rm, index_stats, search
 from kvarn.cli.generate.chat import chat
+from kvarn.cli.generate.fill import fill
 from kvarn.cli.generate.run import run
 from kvarn.cli.models.manage import list_models, pull, remove
 from kvarn.cli.models.show import show
 from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
+from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
 from kvarn.cli.serving.serve import serve
+from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
 from kvarn.cli.weights.prune import prune
@@ -53,7 +56,9 @@ class CommandGroup:
 COMMANDS: Mapping[str, Command] = {
     "run": run,
     "chat": chat,
+    "fill": fill,
     "serve": serve,
+    "top": top,
     "show": show,
     "pull": pull,
     "ls": list_models,
@@ -82,6 +87,9 @@ GROUPS: Mapping[str, CommandGroup] = {
     ),
     "keys": CommandGroup(
         "API keys of a server.", {"new": new_key, "ls": list_keys, "revoke": revoke_key, "rm": remove_key}
+    ),
+    "cache": CommandGroup(
+        "Prefixes that servers keep on disk.", {"ls": list_cache, "verify": verify_cache, "clear": clear_cache}
     ),
     "config": CommandGroup("Settings of a server.", {"explain": explain_config}),
 }

@@ -24,6 +24,7 @@ from kvarn.decoding.schedules import (
     timestep_count,
     transfer_share,
 )
+from kvarn.decoding.slots import CanvasSlots
 from kvarn.diffusion import CanvasView
 from kvarn.request import Request
 from kvarn.sampling.philox import REMASKING, uniform
@@ -51,6 +52,7 @@ class DenoiseState:
         pinned = {shape.num_prompt + index: token_id for index, token_id in config.params.pinned.items()}
         self.config = config
         self.canvas = Canvas(shape, request.token_ids, mask_id, pinned)
+        self.slots = CanvasSlots(request.slots, self.canvas)
         self.num_passes = 0  # forward passes of this block
         self.step = 0  # of this block's schedule
         self._request = request
@@ -65,15 +67,12 @@ class DenoiseState:
 
     def candidates(self) -> Positions:
         """Positions whose logits this step needs, ascending."""
-        masked = self.canvas.masked_in(self.part)
+        masked = self.slots.fillable(self.canvas.masked_in(self.part))
         if self.is_first_alone:
             return masked[:1]
         if not self.config.rule.edits:
             return masked
-        written = self.canvas.written_in(self.block)
-        if self.config.first_alone:
-            written = written[written != self.block.start]  # its logits are those it was chosen by
-        return np.sort(np.concatenate([masked, written]))
+        return np.sort(np.concatenate([masked, self._editable()]))
 
     @property
     def active_part(self) -> CanvasBlock | None:
@@ -91,21 +90,24 @@ class DenoiseState:
         positions = self.candidates()
         is_masked = self.canvas.is_masked[positions]
         confidences = np.exp(sampled.logprobs.astype(np.float64))
-        candidates = self._masked_candidates(positions[is_masked], confidences[is_masked], sampled, is_masked)
-        chosen = np.zeros(len(positions), bool)
-        chosen[is_masked] = self.is_first_alone or self.config.rule.choose(candidates, self.config.values)
+        chosen = self.slots.contain(positions)  # a slot is written from left to right, whatever the policy
+        is_free = is_masked & ~chosen
+        if is_free.any():
+            candidates = self._masked_candidates(positions[is_free], confidences[is_free], sampled, is_free)
+            chosen[is_free] = self.is_first_alone or self.config.rule.choose(candidates, self.config.values)
         if self.config.rule.edits:
             is_other = ~is_masked & (sampled.token_ids != self.canvas.token_ids[positions])
             chosen |= positions_to_edit(confidences, is_other, self.config.values)
         rows = np.flatnonzero(chosen)
         num_top = self._request.params.logprobs
         logprobs = () if num_top is None else tuple(sampled_logprob(sampled, int(row), num_top) for row in rows)
-        return Filling(positions[rows], sampled.token_ids[rows], logprobs)
+        return Filling(positions[rows], self.slots.settled(positions[rows], sampled.token_ids[rows]), logprobs)
 
     def apply(self, filling: Filling) -> tuple[CommittedToken, ...]:
         """Fill the canvas; returns, at the end of a block, its tokens and those already known after it."""
         was_filled, was_first = not len(self.canvas.masked_in(self.block)), self.is_first_alone
         self.canvas.fill(filling.positions, filling.token_ids)
+        self.slots.take(filling.positions, filling.token_ids)
         for position, logprob in zip(filling.positions.tolist(), filling.logprobs, strict=False):
             self.canvas.logprobs[position] = logprob
         self.num_passes += 1
@@ -132,9 +134,16 @@ class DenoiseState:
         answer = self.canvas.answer(self.length)
         return CanvasView(answer, max(0, self.block.start - first), self.block.end - first, self._num_steps_reported)
 
+    def _editable(self) -> Positions:
+        """Positions of the block whose tokens may change."""
+        written = self.slots.outside(self.canvas.written_in(self.block))
+        # The logits of the first position are those it was chosen by.
+        return written[written != self.block.start] if self.config.first_alone else written
+
     def _keeps_editing(self, *, is_changed: bool) -> bool:
         """A full block is edited until a pass changes nothing, or max_post_edit_steps of them are done."""
-        return is_changed and self._num_edit_passes < self.config.values.max_post_edit_steps
+        is_due = is_changed and self._num_edit_passes < self.config.values.max_post_edit_steps
+        return is_due and len(self._editable()) > 0
 
     def _needed_end(self) -> int:
         """Where the part of the block ends that is read: at its end, the answer's, or after a stop token.

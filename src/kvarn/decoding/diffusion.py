@@ -173,7 +173,8 @@ class DiffusionDecoder:
                 request, self._defaults, eos_ids=self._eos_ids, mask_id=self._model.mask_id, cfg_scale=scale
             )
         first = span.start + self._shift
-        return list(sampling.rows((first + offset for offset in span.outputs), state.step))
+        rows = sampling.rows((first + offset for offset in span.outputs), state.step)
+        return [state.slots.masked(row) for row in rows] if state.slots else list(rows)
 
     def _decide(self, span: Span, sampled: Sampled) -> Filling | BrokenScores | None:
         """The filling of a span; None: it was known text."""

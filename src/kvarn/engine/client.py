@@ -22,6 +22,8 @@ from kvarn.engine.delivery.async_answers import AsyncAnswers, EventLoopBridge, O
 from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import EngineArbiter, process_arbiter
 from kvarn.engine.handle import OnEvent, OutputCollector, RequestHandle
+from kvarn.engine.persistence.open_store import start_disk
+from kvarn.engine.process.remote_engine import RemoteEngine
 from kvarn.engine.submission import Submission
 from kvarn.engine.thread import STOP_TIMEOUT_S, EngineThread
 from kvarn.errors import BackendError, Cancelled, CapacityError, RequestError
@@ -36,17 +38,21 @@ class EngineClient:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | RemoteEngine,
         *,
         step_timeout_s: float = STEP_TIMEOUT_S,
         release: Callable[[], None] | None = None,
         arbiter: EngineArbiter | None = None,
     ) -> None:
         """release is called once, when nothing uses the backend any more. arbiter: by default the device's."""
-        arbiter = arbiter or process_arbiter(engine.config.device)
         self._admission = engine.admission
         self._wave_size = -(-engine.config.queue_limit // 4)
-        self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
+        self._thread: EngineThread | RemoteEngine
+        if isinstance(engine, RemoteEngine):
+            self._thread, engine.release = engine, release or _nothing
+        else:
+            arbiter = arbiter or process_arbiter(engine.config.device)
+            self._thread = EngineThread(engine, step_timeout_s, release or _nothing, arbiter)
         self._bridges: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EventLoopBridge] = (
             weakref.WeakKeyDictionary()
         )
@@ -54,13 +60,18 @@ class EngineClient:
         # A finaliser may run while its thread holds any lock, so it only asks.
         weakref.finalize(self, self._thread.ask_to_stop).atexit = False
         self._thread.start()
-        if (disk := engine.scheduler.prefix_reuse.disk) is not None:
-            disk.start(self._thread.call, lambda: engine.scheduler.num_running > 0)
+        if isinstance(engine, Engine):
+            start_disk(engine, self._thread.call)
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs and no step is stuck: what a liveness probe wants to know."""
         return self._thread.is_alive and not self.is_stuck()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, as last seen."""
+        return self._thread.num_waiting
 
     @property
     def heartbeat(self) -> float:
@@ -133,21 +144,17 @@ class EngineClient:
         """Run a function that computes in the engine's turn, once num_tokens fit beside the running requests.
 
         The priority is that of the turn among the engines of the process, and orders the functions that wait for this
-        one: they age as requests do, and one is run between two steps.
+        one: they age as requests do, and one is run between two steps. A long function calls engine.offer_turn() now
+        and then: it is alive, and other engines may step.
         """
         return self._thread.compute(function, num_tokens, priority)
-
-    def offer_turn(self) -> None:
-        """Called by a long function inside compute(), between its steps: it is alive, and other engines may step."""
-        self._thread.turn.offer()
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait for what runs; whether all of it ended in time."""
         check_parameter.number("timeout_s", timeout_s, 0.0, threading.TIMEOUT_MAX, optional=True)
         if threading.current_thread() is self._thread.thread:
             raise RequestError("draining inside on_token would wait for ever; do it on another thread")
-        self._thread.is_draining = True
-        collectors = self.call(lambda _: list(self._thread.collectors.values())).result()
+        collectors = self._thread.begin_drain().result()
         return not wait([collector.done for collector in collectors], timeout_s).not_done
 
     def close(self) -> None:

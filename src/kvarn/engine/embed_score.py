@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvarn.backends.batch import Batch
 from kvarn.backends.protocol import Backend, Hidden
+from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.plan import EntryStates, pad_tables, pad_window_tables, state_slots
 from kvarn.errors import BackendError, CapacityError
 from kvarn.kv.cache import KVCache
@@ -40,6 +41,16 @@ def score_tokens(
     if np.isnan(result).any():
         raise BackendError("the model's scores are not numbers; the model file may be damaged: fetch it again")
     return result
+
+
+def score_request(engine: Engine, token_ids: Sequence[int]) -> Float32:
+    """score_tokens on an engine, for EngineClient.compute."""
+    return score_tokens(engine.backend, engine.kv, token_ids, engine.max_batch_tokens, engine.offer_turn)
+
+
+def embed_request(engine: Engine, texts: Sequence[Sequence[int]], pooling: Pooling) -> Float32:
+    """embed_group on an engine, for EngineClient.compute."""
+    return embed_group(engine.backend, engine.kv, texts, pooling)
 
 
 def token_states(

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvarn.backends.protocol import Backend
 from kvarn.backends.resumable_forward import ResumableForward
@@ -64,10 +64,10 @@ class Engine:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._step_started = (0.0, 0.0)  # the clock and _backend_s then
-        self._forward_s = 0.0
-        self._layerwise_s = 0.0  # of this step, for the layer-wise prefill
+        self._forward_s = self._layerwise_s = 0.0  # the latter: of this step, for the layer-wise prefill
         self._layerwise: tuple[BatchEntry, ResumableForward] | None = None  # the chunk under way
         self._undelivered: list[TokenEvent] = []  # events of a step that was interrupted
+        self.offer_turn: Callable[[], None] = lambda: None  # called between parts of a long function of compute()
 
     @property
     def max_batch_tokens(self) -> int:
@@ -123,6 +123,7 @@ class Engine:
             clock=self._clock,
             number=number,
             constraint=submission.constraint,
+            slots=submission.slots,
             is_streamed=submission.is_streamed,
             token_ids=list(admitted.prompt_ids),
             priority=params.priority,
@@ -294,6 +295,6 @@ class Engine:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
         num_generated = sum(len(commit.tokens) for commit in commits) + num_plain
-        num_rows = sum(commit.num_computed for commit in commits) + num_plain
-        self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        num_prompt = max(0, sum(commit.num_computed for commit in commits) + num_plain - num_generated)
+        self._meter.add(StepTiming(seconds, backend_s, num_prompt, num_generated, len(commits) + num_plain))
         self.scheduler.observe(plan, seconds, self._layerwise_s)

@@ -15,10 +15,11 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -188,6 +189,7 @@ class EngineTurn:
         self._engine = engine
         self._thread = thread
         self._call_priority: int | None = None  # of the call between steps that holds the turn
+        engine.offer_turn = partial(EngineTurn.offer, weakref.proxy(self))  # no cycle either
 
     def wait(self) -> bool:
         """Wait until this engine may compute; False when its thread was told to stop meanwhile."""

@@ -34,6 +34,7 @@ class OutputCollector:
         self.done: Future[Completion] = Future()
         self.events: SimpleQueue[TokenEvent | None] = SimpleQueue()  # None: no more will come
         self.is_cancelled = False
+        self.on_cancel: Callable[[], None] | None = None  # tells an engine that does not see these requests
         self.reads_tokens = keeps_events or on_event is not None  # else all events but the last go nowhere
         self._on_event = on_event
         self._keeps_events = keeps_events
@@ -54,6 +55,8 @@ class OutputCollector:
         self.is_cancelled = True
         for request in self.requests:
             request.is_cancel_requested = True
+        if (tell := self.on_cancel) is not None and not self.is_settled:
+            tell()
 
     def add(self, event: TokenEvent) -> None:
         """Pass one event on; the last one of the last choice settles the result. Called on the engine's thread."""

@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from kvarn.engine.engine import Engine
 from kvarn.engine.handle import settle
-from kvarn.errors import KvarnError
+from kvarn.errors import CapacityError, KvarnError
 
 T = TypeVar("T")
+DRAIN_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class Inbox(SimpleQueue["EngineCall[Any] | None"]):
                 settle(call.result, error=fresh(failure))
         while (call := self.next_computing()) is not None:
             settle(call.result, error=fresh(failure))
+
+
+def refuse_while_draining(is_draining: bool) -> None:
+    """Raise for a submission that comes when nothing more is accepted."""
+    if is_draining:
+        raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
 
 
 def fresh(error: KvarnError) -> KvarnError:

@@ -124,7 +124,7 @@ def _load(
             config = replace(config, max_running=min(config.max_running, kv.states.max_sequences - 1))
         context = min(memory.context, kv.max_tokens)
         words = tokenizer.result().fitted(spec.vocab_size)
-        decoder = _make_decoder(backend, spec, words, description.recommended, context)
+        decoder = make_decoder(backend, spec, words, description.recommended, context)
         engine = Engine(
             backend,
             decoder,
@@ -134,7 +134,7 @@ def _load(
             config=config,
             publishes=all(attention.mask != "bidirectional" for attention in attentions(spec)),
         )
-        return LoadedModel(spec, words, backend, engine, memory, *_encoder_parts(description))
+        return LoadedModel(spec, words, backend, engine, memory, *encoder_parts(description))
     except BaseException:
         backend.close()
         raise
@@ -153,11 +153,11 @@ def _plan(share: ModelSpec, held: WeightSource, config: EngineConfig) -> MemoryP
     )
 
 
-def _encoder_parts(description: Description) -> tuple[PooledLayers, TextPrompts]:
+def encoder_parts(description: Description) -> tuple[PooledLayers, TextPrompts]:
     return PooledLayers.read(description.spec, description.weights), TextPrompts.read(description.weights)
 
 
-def _make_decoder(
+def make_decoder(
     backend: Backend, spec: ModelSpec, words: Tokenizer, recommended: Mapping[str, Any], context: int
 ) -> Decoder:
     """The way of generating that the model was trained for."""

@@ -7,11 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvarn.decoding.decoder import Decoder
+from kvarn.engine.persistence.disk_prefixes import DiskStats
 from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.kv.cache import KVCache
 from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
 
 NUM_RECENT = 64  # steps that "recent" figures look back on
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step, measured."""
+
+    seconds: float
+    backend_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    num_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +54,9 @@ class EngineStats:
     state_slots_total: int = 0  # of recurrent layers; 0: there are none
     state_slots_used: int = 0
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
+    recent_steps: tuple[StepTiming, ...] = ()  # the last ones, oldest first
+    disk: DiskStats = field(default_factory=DiskStats)  # the prefix cache on disk; zeros where there is none
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
-
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One step, measured."""
-
-    seconds: float
-    backend_s: float
-    prompt_tokens: int
-    generated_tokens: int
 
 
 class StepMeter:
@@ -72,6 +76,11 @@ class StepMeter:
         self.generated_tokens += step.generated_tokens
         self.step_tokens.observe(step.prompt_tokens + step.generated_tokens)
         self._recent.append(step)
+
+    @property
+    def recent(self) -> tuple[StepTiming, ...]:
+        """The last steps, oldest first."""
+        return tuple(self._recent)
 
     @property
     def tokens_per_s(self) -> float:
@@ -119,5 +128,7 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         state_slots_total=0 if cache.states is None else cache.states.num_slots,
         state_slots_used=0 if cache.states is None else cache.states.num_used,
         denoise_steps=decoder.num_denoise_steps,
+        recent_steps=meter.recent,
+        disk=scheduler.prefix_reuse.restores.stats(),
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

@@ -6,6 +6,8 @@ import threading
 import time
 from typing import Protocol
 
+from kvarn.errors import BackendError
+
 WATCH_EVERY_S = 10.0  # or a quarter of the step timeout, where that is shorter
 
 
@@ -18,6 +20,14 @@ class WatchedThread(Protocol):
     def busy_s(self) -> float: ...
 
     def report_stuck(self) -> None: ...
+
+
+def stuck_error(busy_s: float, step_timeout_s: float) -> BackendError:
+    """What callers are told of a step that does not end."""
+    return BackendError(
+        f"a step has been running for {busy_s:.1f} s, longer than step_timeout_s={step_timeout_s:g}; "
+        "the engine serves again when it ends"
+    )
 
 
 class StepWatchdog(threading.Thread):

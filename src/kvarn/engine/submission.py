@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvarn.adapters.weights import AdapterUse, prefix_salt
-from kvarn.structured.constraints import Compiled
+from kvarn.structured.constraints import CanvasSlot, Compiled
 from kvarn.types import SamplingParams
 
 
@@ -32,10 +32,16 @@ class Submission:
     tenant: str = ""  # salts the prefix cache: tenants never share blocks
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    slots: tuple[CanvasSlot, ...] = ()  # of a canvas, each with a constraint of its own
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request
     adapters: tuple[AdapterUse, ...] = ()  # what is added to the base
     admitted: Admitted | None = None  # set by Admission.admit
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether something in it was compiled for the model's vocabulary."""
+        return self.constraint is not None or bool(self.slots)
 
     @property
     def prefix_salt(self) -> str:

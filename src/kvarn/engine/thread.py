@@ -21,10 +21,10 @@ from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import CLOSED, EngineArbiter, EngineTurn
 from kvarn.engine.handle import OutputCollector, settle
 from kvarn.engine.idle_memory import IdleMemory
-from kvarn.engine.inbox import EngineCall, Inbox, fresh
-from kvarn.engine.step_watchdog import StepWatchdog
+from kvarn.engine.inbox import EngineCall, Inbox, fresh, refuse_while_draining
+from kvarn.engine.step_watchdog import StepWatchdog, stuck_error
 from kvarn.engine.submission import Submission
-from kvarn.errors import BackendError, CapacityError, DeviceLost, KvarnError, RequestError
+from kvarn.errors import BackendError, DeviceLost, KvarnError, RequestError
 from kvarn.types import TokenEvent
 
 T = TypeVar("T")
@@ -32,7 +32,6 @@ log = logging.getLogger("kvarn.engine")
 
 MAX_FAILED_STEPS = 3  # in a row, outside any request: then the engine is given up
 STOP_TIMEOUT_S = 60.0  # a step in flight cannot be interrupted
-DRAIN_RETRY_S = 1.0
 GAVE_UP = "the engine gave up: {}; load the model again"
 NOT_HERE = "the engine's thread is not running in this process; load the model here"
 
@@ -48,15 +47,13 @@ class EngineThread:
         self.thread = threading.Thread(target=self._run, name="kvarn-engine", daemon=True)
         self.heartbeat = time.monotonic()  # the last sign of life
         self.collectors: dict[str, OutputCollector] = {}  # by request id
-        self.is_draining = False
+        self.is_draining = self.is_stopping = self._is_busy = False
         self.on_step: tuple[Callable[[], None], ...] = ()  # called after each
         self._engine = engine
         self._release = release
         self.turn = EngineTurn(arbiter, engine, weakref.proxy(self))  # no cycle: a dropped model is freed at once
         self._inbox = Inbox()
         self._current_call: EngineCall[Any] | None = None
-        self._is_busy = False
-        self.is_stopping = False
         self._failure: KvarnError | None = None  # why nothing is accepted
         self._num_failed_steps = 0
         self._idle_memory = IdleMemory(engine)
@@ -72,6 +69,10 @@ class EngineThread:
     @property
     def is_alive(self) -> bool:
         return self.thread.is_alive() and not self._stopped.is_set() and self._engine.backend.lost is None
+
+    @property
+    def num_waiting(self) -> int:
+        return self._engine.scheduler.num_waiting
 
     @property
     def busy_s(self) -> float:
@@ -95,10 +96,7 @@ class EngineThread:
         return self._put(EngineCall(function, Future()))
 
     def compute(self, function: Callable[[Engine], T], num_tokens: int, priority: int) -> Future[T]:
-        """Run a function that computes, in this engine's turn, once num_tokens fit beside the running requests.
-
-        One such call runs between two steps, the highest priority first; they age as requests do.
-        """
+        """Run a function that computes, in this engine's turn; see EngineClient.compute."""
 
         def run(engine: Engine) -> T:
             while not engine.kv.has_room_for(num_tokens) and engine.has_work and not self.is_stopping:
@@ -107,6 +105,11 @@ class EngineThread:
                 return function(engine)
 
         return self._put(EngineCall(run, Future(), time.monotonic() - priority * self._engine.config.ageing_s))
+
+    def begin_drain(self) -> Future[list[OutputCollector]]:
+        """Accept nothing more; what still runs."""
+        self.is_draining = True
+        return self.call(lambda _: list(self.collectors.values()))
 
     def ask_to_stop(self) -> None:
         self.is_stopping = True
@@ -125,10 +128,7 @@ class EngineThread:
         if self._failure is not None:
             return
         since = self.heartbeat
-        failure = BackendError(
-            f"a step has been running for {self.busy_s:.1f} s, longer than step_timeout_s={self.step_timeout_s:g}; "
-            "the engine serves again when it ends"
-        )
+        failure = stuck_error(self.busy_s, self.step_timeout_s)
         self._failure = failure
         if self.heartbeat != since or not self._is_busy:  # it has just ended, and may have cleared before we set
             self._failure = None
@@ -156,8 +156,7 @@ class EngineThread:
 
     def _submit(self, engine: Engine, submissions: Sequence[Submission], collectors: Sequence[OutputCollector]) -> None:
         """Queue all submissions; when one is refused, none is started."""
-        if self.is_draining:
-            raise CapacityError("the engine is shutting down; ask another one", retry_after_s=DRAIN_RETRY_S)
+        refuse_while_draining(self.is_draining)
         try:
             for submission, collector in zip(submissions, collectors, strict=True):
                 is_streamed = submission.is_streamed and collector.reads_tokens

@@ -21,7 +21,7 @@ HTTP_STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", 
 MEMORY_PARTS = ("weights", "kv", "states", "scratch", "runtime")
 ENGINE_GAUGES = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
-    *("state_slots_total", "state_slots_used"),
+    *("state_slots_total", "state_slots_used", "prefix_disk_bytes"),
 )
 
 
@@ -59,6 +59,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("kv_cache_usage_perc", "gauge", "Share of the KV cache that requests hold, 0 to 1."),
     MetricSpec("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     MetricSpec("prefix_cache_hits", "counter", "Prompt tokens found there."),
+    MetricSpec("external_prefix_cache_queries", "counter", "Prompt tokens looked for in the prefix cache on disk."),
+    MetricSpec("external_prefix_cache_hits", "counter", "Prompt tokens restored from there."),
     MetricSpec("num_preemptions", "counter", "Requests that gave their blocks back and waited again."),
     MetricSpec("prompt_tokens", "counter", "Prompt tokens of ended requests, as reported to clients."),
     MetricSpec("prompt_tokens_cached", "counter", "Those of them that were not computed again."),
@@ -107,6 +109,10 @@ METRICS: tuple[MetricSpec, ...] = (
         in_vllm=False,
     ),
     MetricSpec("num_grammar_cache_hit", "counter", "Grammars that had been compiled before.", in_vllm=False),
+    MetricSpec("prefix_disk_read_bytes", "counter", "Blocks restored from disk, in bytes.", in_vllm=False),
+    MetricSpec("prefix_disk_written_bytes", "counter", "Blocks written to disk, in bytes.", in_vllm=False),
+    MetricSpec("prefix_disk_dropped_blocks", "counter", "Blocks to be written that were not.", in_vllm=False),
+    MetricSpec("prefix_disk_bytes", "gauge", "Size of the model's prefix cache on disk.", in_vllm=False),
     MetricSpec("dllm_denoise_steps", "counter", "Passes that filled positions of an answer.", in_vllm=False),
     MetricSpec("evicted_tokens", "counter", "Cached tokens that gave way to others.", in_vllm=False),
     MetricSpec(

@@ -49,7 +49,26 @@ class EngineStatsView(Protocol):
     @property
     def denoise_steps(self) -> int: ...
     @property
+    def disk(self) -> DiskStatsView: ...
+    @property
     def distributions(self) -> Mapping[str, HistogramSnapshot]: ...
+
+
+class DiskStatsView(Protocol):
+    """The fields of kvarn.engine.persistence.disk_prefixes.DiskStats that are exposed."""
+
+    @property
+    def query_tokens(self) -> int: ...
+    @property
+    def hit_tokens(self) -> int: ...
+    @property
+    def read_bytes(self) -> int: ...
+    @property
+    def written_bytes(self) -> int: ...
+    @property
+    def dropped_blocks(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class TrafficView(Protocol):
@@ -187,6 +206,7 @@ class Metrics:
         store.set("kv_cache_usage_perc", model, to=max(full, windows))
         store.set("state_slots_total", model, to=stats.state_slots_total)
         store.set("state_slots_used", model, to=stats.state_slots_used)
+        store.set("prefix_disk_bytes", model, to=stats.disk.num_bytes)
         store.remove("cache_config_info", model)
         store.set("cache_config_info", model, str(stats.block_size), str(stats.blocks_total), to=1.0)
         for part in MEMORY_PARTS:
@@ -272,4 +292,9 @@ def _totals(stats: EngineStatsView) -> dict[str, float]:
         "num_preemptions": stats.preemptions,
         "dllm_denoise_steps": stats.denoise_steps,
         "evicted_tokens": stats.evictions * stats.block_size,
+        "external_prefix_cache_queries": stats.disk.query_tokens,
+        "external_prefix_cache_hits": stats.disk.hit_tokens,
+        "prefix_disk_read_bytes": stats.disk.read_bytes,
+        "prefix_disk_written_bytes": stats.disk.written_bytes,
+        "prefix_disk_dropped_blocks": stats.disk.dropped_blocks,
     }

@@ -14,7 +14,8 @@ import hmac
 import os
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -118,50 +119,50 @@ def read_block(descriptor: int, head: PackHead, slot: int, digest: bytes, key: b
 
 
 class PackFile:
-    """A new pack while it is written."""
+    """A new pack while it is written; open only then."""
 
     def __init__(self, path: Path, head: PackHead, key: bytes) -> None:
         self.path = path
         self.head = PackHead(head.num_slots, head.block_bytes, head.model_tag, head.tenant_tag, secrets.token_bytes(16))
         self.num_filled = 0
         self._key = key
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600)
-        try:
-            _write(self._descriptor, self.head.packed(key), 0)
-            os.ftruncate(self._descriptor, self.head.data_start)
-            sync_folder(path.parent)
-        except BaseException:
-            self.close()
-            raise
+        with self._opened(os.O_CREAT | os.O_EXCL) as descriptor:
+            _write(descriptor, self.head.packed(key), 0)
+            os.ftruncate(descriptor, self.head.data_start)
+        sync_folder(path.parent)
 
     @property
     def num_free(self) -> int:
         return self.head.num_slots - self.num_filled
 
     @property
-    def is_unlinked(self) -> bool:
-        """Somebody has deleted it: what is written there is lost."""
-        return os.fstat(self._descriptor).st_nlink == 0
+    def is_there(self) -> bool:
+        """Nobody has deleted it."""
+        return self.path.exists()
 
     def append(self, blocks: Sequence[tuple[bytes, UInt8]]) -> int:
         """Write (digest, content) to the next slots and then, once they are safe, their entries; the first slot."""
         first, entries = self.num_filled, b""
         assert len(blocks) <= self.num_free
-        for slot, (digest, content) in enumerate(blocks, first):
-            assert content.nbytes == self.head.block_bytes
-            _write(self._descriptor, content.data, self.head.offset(slot))
-            entries += digest + _mac(self._key, b"block", digest, content.data)
-        os.ftruncate(self._descriptor, self.head.offset(first + len(blocks)))
-        os.fdatasync(self._descriptor)
-        _write(self._descriptor, entries, self.head.entry_offset(first))
-        os.fdatasync(self._descriptor)
+        with self._opened() as descriptor:
+            for slot, (digest, content) in enumerate(blocks, first):
+                assert content.nbytes == self.head.block_bytes
+                _write(descriptor, content.data, self.head.offset(slot))
+                entries += digest + _mac(self._key, b"block", digest, content.data)
+            os.ftruncate(descriptor, self.head.offset(first + len(blocks)))
+            os.fdatasync(descriptor)
+            _write(descriptor, entries, self.head.entry_offset(first))
+            os.fdatasync(descriptor)
         self.num_filled += len(blocks)
         return first
 
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    @contextmanager
+    def _opened(self, flags: int = 0) -> Iterator[int]:
+        descriptor = os.open(self.path, os.O_RDWR | flags | _PLAIN, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -30,7 +30,7 @@ from kvarn.prefix_store.pack import (
 
 PACK_BYTES = 32 << 20  # what is evicted at once; ...
 MIN_PACKS = 8  # ... at most this part of the limit
-MAX_OPEN_PACKS = 16
+MAX_OPEN_PACKS = 1024  # of as many tenants; others begin a new one
 PAUSE_S = 30.0  # after a write failed
 ABOUT_FILE = "about.json"
 
@@ -70,6 +70,11 @@ class BlockStore:
     def __len__(self) -> int:
         return len(self._index)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all packs of this model."""
+        return sum(pack.num_bytes for pack in self.folder.packs_below(self._path))
+
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._index
 
@@ -102,7 +107,8 @@ class BlockStore:
             with self.folder.lock:
                 self._index.pop(digest, None)
             return None
-        self.num_read += 1
+        with self.folder.lock:
+            self.num_read += 1
         return content
 
     def touch(self, digests: Sequence[bytes]) -> None:
@@ -128,11 +134,6 @@ class BlockStore:
         self.num_written += num_written
         return num_written
 
-    def close(self) -> None:
-        for file, _ in self._open_packs.values():
-            file.close()
-        self._open_packs.clear()
-
     def _append(self, tenant_tag: bytes, blocks: Sequence[BlockToStore]) -> int:
         num_written = 0
         while num_written < len(blocks) and not self.folder.is_read_only:
@@ -155,7 +156,7 @@ class BlockStore:
     def _pack_of(self, tenant_tag: bytes) -> tuple[PackFile, StoredPack]:
         """The pack that a tenant's next blocks go to."""
         found = self._open_packs.get(tenant_tag)
-        if found is not None and found[0].num_free and not found[1].is_gone and not found[0].is_unlinked:
+        if found is not None and found[0].num_free and not found[1].is_gone and found[0].is_there:
             self._open_packs.move_to_end(tenant_tag)
             return found
         self._close_pack(tenant_tag)
@@ -182,9 +183,8 @@ class BlockStore:
         if found is None:
             return
         file, pack = found
-        if file.is_unlinked or not file.num_filled:
+        if not (file.is_there and file.num_filled):
             self.folder.delete(pack)
-        file.close()
 
     def _lose(self, tenant_tag: bytes, error: OSError) -> None:
         """Writing failed: go on later with another pack, unless the whole folder is gone."""

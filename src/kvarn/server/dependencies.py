@@ -20,6 +20,7 @@ from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.http.pipeline import PRINCIPAL
 from kvarn.server.http.traffic import Traffic
+from kvarn.server.live.sampler import LiveSampler
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.models.no_room import NoRoomForModel
 from kvarn.server.process.lifecycle import Lifecycle
@@ -53,7 +54,7 @@ async def _called(http: Request) -> AsyncIterator[RequestContext]:
             raise _refused(error, request, _state(http)) from error
 
 
-async def _charged(http: Request) -> AsyncIterator[RequestContext]:
+async def charged(http: Request) -> AsyncIterator[RequestContext]:
     """Before the body is read or a model loaded: a client beyond its limits must not cost the others even that."""
     async with request_context(http) as request:
         try:
@@ -96,15 +97,22 @@ async def _is_known(http: Request) -> bool:
     return http.scope[PRINCIPAL] is not None
 
 
-def _part(get: Callable[[ServerState], Any]) -> Any:
-    async def part(http: Request) -> Any:
-        return get(_state(http))
+class ServerPart:
+    """A part of the server, as a route takes it."""
 
-    return Depends(part)
+    def __init__(self, get: Callable[[ServerState], Any]) -> None:
+        self.get = get
+
+    async def __call__(self, http: Request) -> Any:
+        return self.get(_state(http))
+
+
+def _part(get: Callable[[ServerState], Any]) -> Any:
+    return Depends(ServerPart(get))
 
 
 Called = Annotated[RequestContext, Depends(_called)]  # looks at something
-Charged = Annotated[RequestContext, Depends(_charged)]  # computes: counts as a request of the key from the start
+Charged = Annotated[RequestContext, Depends(charged)]  # computes: counts as a request of the key from the start
 
 IsKnown = Annotated[
     bool, Depends(_is_known)
@@ -118,5 +126,6 @@ ServerLifecycle = Annotated[Lifecycle, _part(lambda state: state.lifecycle)]
 HttpTraffic = Annotated[Traffic, _part(lambda state: state.traffic)]
 Collections = Annotated[CollectionPool, _part(lambda state: state.collections)]
 Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
+Live = Annotated[LiveSampler, _part(lambda state: state.live)]
 Responses = Annotated[ResponseStore, _part(lambda state: state.responses)]
 Retrieval = Annotated[RetrievalServices, _part(_retrieval)]

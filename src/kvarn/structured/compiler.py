@@ -18,6 +18,7 @@ from kvarn.sampling.token_masks import UInt32
 from kvarn.structured.constraints import Constraint, Grammar, JsonSchema
 from kvarn.structured.grammar_sandbox import SandboxLimits, SandboxVocabulary, compile_in_sandbox
 from kvarn.structured.matcher import GrammarMatcher, explain
+from kvarn.structured.slot_matcher import SlotMatcher
 from kvarn.structured.token_table import GrammarTokenizer, TokenTable
 
 if TYPE_CHECKING:
@@ -51,9 +52,14 @@ class CompiledConstraint:
     trie: LLTokenizer
     allowed: UInt32  # mask of the ids that tokens have
     num_bytes: int
+    source: Constraint
+    single_ids: tuple[int, ...] = ()  # tokens of one byte, for ways to the end of a slot
 
     def matcher(self) -> GrammarMatcher:
         return GrammarMatcher(self.start, self.allowed)
+
+    def slot_matcher(self) -> SlotMatcher:
+        return SlotMatcher(self.start, self.allowed, self.single_ids)
 
 
 class ConstraintCompiler:
@@ -143,7 +149,14 @@ class ConstraintCompiler:
                 self._cached_bytes -= dropped.num_bytes
         return compiled
 
-    def _compile(self, constraint: Constraint, ended: threading.Event | None) -> CompiledConstraint:
+    def compile_again(self, constraint: Constraint) -> CompiledConstraint:
+        """The same for one that another process of this program has compiled: it was found to be safe there."""
+        found = self.find(constraint)
+        return found if found is not None else self._store(constraint, self._compile(constraint, None, is_known=True))
+
+    def _compile(
+        self, constraint: Constraint, ended: threading.Event | None, *, is_known: bool = False
+    ) -> CompiledConstraint:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
@@ -152,13 +165,13 @@ class ConstraintCompiler:
             raise ConstraintError(f"the constraint cannot be used: {explain(str(error))}") from error
         tokens = self._tokens()
         vocabulary = SandboxVocabulary(self._vocab_size, tokens.eos_ids, tokens.special)
-        num_bytes = compile_in_sandbox(grammar, vocabulary, self._limits.sandbox, ended)
+        num_bytes = 0 if is_known else compile_in_sandbox(grammar, vocabulary, self._limits.sandbox, ended)
         limits = LLParserLimits(**asdict(self._limits.sandbox.parser))
         start = LLMatcher(tokens.trie, grammar, log_level=0, limits=limits)
         if start.is_error():
             raise ConstraintError(f"the constraint cannot be used: {explain(start.get_error())}")
         size = MIN_BYTES + max(num_bytes, BYTES_PER_CHARACTER * len(constraint.text))
-        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size)
+        compiled = CompiledConstraint(start, tokens.trie, tokens.allowed, size, constraint, tokens.single_ids)
         first = compiled.matcher()
         first.mask_after((), 0)
         if first.error is not None:

@@ -91,6 +91,21 @@ class Compiled(Protocol):
         """A matcher at the start of an answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class CanvasSlot:
+    """Positions of an answer on a canvas that follow a constraint, from left to right; the rest of them are null."""
+
+    start: int  # index in the answer
+    length: int
+    compiled: Any  # structured.compiler.CompiledConstraint
+    null_id: int  # fills the positions after its end
+    end_ids: frozenset[int] = frozenset()  # chosen where it may end, they end it
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
 def _schema_text(schema: object) -> str:
     if schema is None:
         return '{"type":"object"}'

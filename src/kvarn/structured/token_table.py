@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MAX_FORCED_CHARACTERS = 256  # of a forced text (one without alternatives) that are tokenised ahead of time
+ENDS_FIRST = b'"}]0123456789'
 TEXT_BYTES = (*b"\n", *range(0x20, 0x7F))  # that every vocabulary must be able to write
 
 
@@ -60,6 +61,12 @@ class TokenTable:
         from llguidance import LLTokenizer
 
         return LLTokenizer(self, n_vocab=len(self.tokens), eos_token=list(self.eos_ids))  # type: ignore[arg-type]
+
+    @cached_property
+    def single_ids(self) -> tuple[int, ...]:
+        """Tokens of one printable byte: what ends a value first, then what most grammars take."""
+        ids = {token[0]: i for i, token in enumerate(self.tokens) if len(token) == 1 and i not in self._special}
+        return tuple(ids[byte] for byte in dict.fromkeys((*ENDS_FIRST, *TEXT_BYTES)) if byte in ids)
 
     @property
     def special(self) -> dict[int, str]:

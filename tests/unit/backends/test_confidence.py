@@ -123,7 +123,8 @@ def test_the_kernels_agree_with_the_definition() -> None:
 
 def test_steps_for_warming_up_are_sound_and_have_the_usual_sizes() -> None:
     pytest.importorskip("triton")
-    from kvarn.backends.torch.cuda.graphs import DENOISING_OUTPUTS, DENOISING_ROWS, denoising_warm_up_batches
+    from kvarn.backends.torch.cuda.steps.graphs import DENOISING_OUTPUTS, DENOISING_ROWS
+    from kvarn.backends.torch.cuda.steps.warm_up import denoising_warm_up_batches
 
     batches = denoising_warm_up_batches(64, 64, 4096)
     for batch in batches:
@@ -135,3 +136,15 @@ def test_steps_for_warming_up_are_sound_and_have_the_usual_sizes() -> None:
         assert np.all(np.diff(batch.output_rows) > 0)
     assert {len(batch.token_ids) for batch in batches} >= set(DENOISING_ROWS)
     assert {len(batch.output_rows) for batch in batches} == set(DENOISING_OUTPUTS)
+
+
+def test_a_full_step_of_the_engine_is_captured_and_warmed_up() -> None:
+    pytest.importorskip("triton")
+    from kvarn.backends.torch.cuda.steps.graphs import MAX_ROWS, PROMPT_ROWS, prompt_rows
+    from kvarn.backends.torch.cuda.steps.warm_up import warm_up_batches
+
+    assert prompt_rows(512) == prompt_rows(MAX_ROWS + 1) == PROMPT_ROWS
+    assert prompt_rows(8190) == (*PROMPT_ROWS, 8192)
+    full = [batch for batch in warm_up_batches(64, 1024, 4096, 8192) if len(batch.token_ids) == 8192]
+    assert sorted(len(batch.context_lens) for batch in full) == [16, 32]
+    assert not any(len(batch.token_ids) == 8192 for batch in warm_up_batches(64, 1024, 4096, 512))

@@ -150,10 +150,10 @@ def test_a_stopped_process_is_not_stuck_when_it_goes_on() -> None:
 def test_long_work_that_gives_signs_of_life_is_not_stuck(engine: Engine) -> None:
     client = EngineClient(engine, step_timeout_s=0.2)
 
-    def work(_: Engine) -> int:
+    def work(working: Engine) -> int:
         for _ in range(10):
             time.sleep(0.05)
-            client.offer_turn()
+            working.offer_turn()
         return 7
 
     assert client.compute(work).result() == 7

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvarn.engine.client import EngineClient
+from kvarn.engine.engine import Engine
 from kvarn.engine.engine_arbiter import BACKGROUND_SHARE, ArbiterSlot, Demand, EngineArbiter
 from kvarn.errors import RequestError
 from kvarn.types import SamplingParams
@@ -243,9 +244,9 @@ def test_long_work_lets_others_step_between_its_own_steps(clients: list[EngineCl
     working, other = clients
     is_done = threading.Event()
 
-    def work(_: object) -> int:
+    def work(engine: Engine) -> int:
         for rounds in range(10_000):
-            working.offer_turn()
+            engine.offer_turn()
             time.sleep(0.001)
             if is_done.is_set():
                 return rounds

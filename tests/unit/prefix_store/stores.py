@@ -23,7 +23,6 @@ def opened(path: Path, max_bytes: int = LARGE, identity: bytes = IDENTITY) -> Bl
 
 def closed(store: BlockStore) -> None:
     """As a process leaves it."""
-    store.close()
     store.folder.close()
 
 

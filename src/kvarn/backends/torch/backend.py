@@ -50,8 +50,9 @@ class TorchBackend:
     name = "torch"
     lost = None
 
-    def __init__(self, device: Device, threads: int) -> None:
-        self.device = device
+    def __init__(self, device: Device, threads: int, max_rows: int = 0) -> None:
+        """max_rows: of a step, for which one that has so many is captured."""
+        self.device, self._max_rows = device, max_rows
         self.progress = 0
         self.min_prompt_rows = GPU_PROMPT_ROWS if device.kind == "cuda" else 1
         self._model: Model | None = None
@@ -226,19 +227,18 @@ class TorchBackend:
         model = self._loaded
         if not model.ops.can_be_captured:
             return None
-        module = importlib.import_module(f"{KERNELS}.graphs")
-        return cast(StepGraphs, module.CapturedSteps(model, self._paged, self._chosen, max_tokens))
+        steps = importlib.import_module(f"{KERNELS}.steps.graphs")
+        return cast(StepGraphs, steps.CapturedSteps(model, self._paged, self._chosen, max_tokens, self._max_rows))
 
     def _warm_up(self, block_size: int, num_blocks: int, max_tokens: int) -> None:
         """Compile and capture before the first request: a step that takes seconds would mislead the scheduler."""
         if self._graphs is None:
             return
-        module = importlib.import_module(f"{KERNELS}.graphs")
-        is_denoising = isinstance(self._loaded.weights.spec.generation, MaskedDiffusion)
-        batches_of = module.denoising_warm_up_batches if is_denoising else module.warm_up_batches
-        num_states = len(self._paged.states[0]) if self._paged.states else 0
-        for batch in batches_of(block_size, num_blocks, max_tokens):
-            self.forward(module.with_groups(batch, num_states, self._paged.num_window_blocks))
+        steps = importlib.import_module(f"{KERNELS}.steps.warm_up")
+        is_denoising, cache = isinstance(self._loaded.weights.spec.generation, MaskedDiffusion), self._paged
+        batches_of = steps.denoising_warm_up_batches if is_denoising else steps.warm_up_batches
+        for batch in batches_of(block_size, num_blocks, max_tokens, self._max_rows):
+            self.forward(steps.with_groups(batch, len(cache.states[0]) if cache.states else 0, cache.num_window_blocks))
         self.synchronise()
 
     @property

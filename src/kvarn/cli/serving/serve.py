@@ -31,6 +31,13 @@ class ServeOptions:
     """Flags of the server; those that are not given leave the setting to sources of lower precedence."""
 
     model: Models = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="NAME=PATH", help="Adapter of the first model, PEFT or GGUF; repeatable."),
+    ] = None
+    lora_dir: Annotated[
+        Path | None, typer.Option(readable=False, help="Folder from which keys with admin = true may load more.")
+    ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None
     keys: Annotated[
@@ -54,6 +61,18 @@ class ServeOptions:
         bool, typer.Option("--behind-proxy", help="A proxy on this machine passes requests on: close /metrics to it.")
     ] = False
     open: Annotated[bool, typer.Option("--open", help="Open the page in a browser once the server is ready.")] = False
+    prefix_cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep prefixes that are used again here. [default: prefix-cache in KVARN_HOME]"
+        ),
+    ] = None
+    prefix_cache_bytes: Annotated[
+        int | None, typer.Option(metavar="N", help="Limit of that folder. [default: 2 GB, at most 5% of the free disk]")
+    ] = None
+    no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-cache", help="Keep no prefixes on disk; memory still does.")
+    ] = False
     config: Config = None
     drain_delay: Annotated[
         float | None,
@@ -76,6 +95,8 @@ class ServeOptions:
         """Values of the flags by the names of ServerConfig; None where a flag was not given."""
         return {
             "models": tuple(self.model) if self.model else None,
+            "loras": tuple(self.lora) if self.lora else None,
+            "lora_dir": self.lora_dir,
             "host": self.host,
             "port": self.port,
             "keys": self.keys,
@@ -89,6 +110,8 @@ class ServeOptions:
             "insecure": self.insecure or None,
             "unknown_fields": self.unknown_fields,
             "metrics_compat": self.metrics_compat,
+            "engine.prefix_cache_dir": None if self.prefix_cache_dir is None else str(self.prefix_cache_dir),
+            "engine.prefix_cache_bytes": 0 if self.no_prefix_cache else self.prefix_cache_bytes,
         }
 
 

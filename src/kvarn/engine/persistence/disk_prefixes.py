@@ -30,19 +30,16 @@ Call = Callable[[Callable[["Engine"], Any]], Future[Any]]  # run between two ste
 
 @dataclass(frozen=True, slots=True)
 class DiskStats:
-    """A moment of the cache on disk: this process's reads and writes, and what the folder holds in all."""
+    """A moment of one model's prefix cache on disk; counts are since the start of the process."""
 
-    restored_tokens: int
-    restored_bytes: int
-    written_blocks: int
-    written_bytes: int
-    dropped_blocks: int  # not written: too many at once, gone from memory, or the disk refused
-    waiting_blocks: int
-    evicted_blocks: int
-    failures: int
-    blocks: int  # of this model
-    folder_bytes: int
-    max_bytes: int
+    query_tokens: int = 0  # prompt tokens that were not in memory and were looked for
+    hit_tokens: int = 0  # of these: restored
+    read_bytes: int = 0
+    written_bytes: int = 0
+    dropped_blocks: int = 0  # not written: too many at once, gone from memory, or the disk refused
+    waiting_blocks: int = 0  # to be written
+    num_bytes: int = 0  # of this model's packs
+    max_bytes: int = 0  # of the folder
 
 
 class DiskPrefixes:
@@ -103,21 +100,16 @@ class DiskPrefixes:
     def tell_stalled(self) -> None:
         self.folder.failures.tell("the disk gives no answer", "what it holds is computed again")
 
-    def stats(self, restored_tokens: int, restored_bytes: int) -> DiskStats:
-        parts = self._parts
-        store, writer = (None, None) if parts is None else (parts[0], parts[2])
-        num_written = 0 if store is None else store.num_written
+    def stats(self) -> DiskStats:
+        """What the threads have done and what there is; restores.py adds what requests found."""
+        if self._parts is None:
+            return DiskStats(max_bytes=self.folder.max_bytes)
+        store, _, writer = self._parts
         return DiskStats(
-            restored_tokens=restored_tokens,
-            restored_bytes=restored_bytes,
-            written_blocks=num_written,
-            written_bytes=num_written * self.block_bytes,
-            dropped_blocks=0 if writer is None else writer.num_dropped,
-            waiting_blocks=0 if writer is None else writer.num_waiting,
-            evicted_blocks=self.folder.num_evicted,
-            failures=self.folder.failures.num_failures,
-            blocks=0 if store is None else len(store),
-            folder_bytes=self.folder.num_bytes,
+            written_bytes=store.num_written * self.block_bytes,
+            dropped_blocks=writer.num_dropped,
+            waiting_blocks=writer.num_waiting,
+            num_bytes=store.num_bytes,
             max_bytes=self.folder.max_bytes,
         )
 

@@ -13,7 +13,7 @@ from kvarn.backends.protocol import BlockBytesBackend
 from kvarn.backends.select import kv_dtype
 from kvarn.config import EngineConfig
 from kvarn.engine.engine import Engine
-from kvarn.engine.persistence.disk_prefixes import DiskPrefixes
+from kvarn.engine.persistence.disk_prefixes import Call, DiskPrefixes
 from kvarn.models.spec import ModelSpec
 from kvarn.prefix_store.failures import StoreUnavailable, log
 from kvarn.prefix_store.folder import StoreFolder, open_folder
@@ -86,3 +86,9 @@ def _reason_against(engine: Engine) -> str | None:
     if engine.kv.states is not None:
         return "it has recurrent layers, whose states stay in memory"
     return None
+
+
+def start_disk(engine: Engine, call: Call) -> None:
+    """Begin to write an engine's blocks, where they are kept; call: of the thread that owns it."""
+    if (disk := engine.scheduler.prefix_reuse.disk) is not None:
+        disk.start(call, lambda: engine.scheduler.num_running > 0)

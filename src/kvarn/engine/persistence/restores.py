@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
+from kvarn.engine.persistence.disk_prefixes import DiskPrefixes, DiskStats
 from kvarn.kv.cache import KVCache
+from kvarn.prefix_store.reader import ReadJob
 from kvarn.request import Request
-
-if TYPE_CHECKING:
-    from kvarn.engine.persistence.disk_prefixes import DiskPrefixes
-    from kvarn.prefix_store.reader import ReadJob
 
 STEP_BYTES = 4 << 20  # that one step takes in while requests run: about a millisecond
 POLL_S = 0.001  # between looks, while there is nothing else to do
@@ -44,6 +41,7 @@ class Restores:
     def __init__(self, kv: KVCache) -> None:
         self.disk: DiskPrefixes | None = None
         self.num_tokens = 0  # restored, ever
+        self.num_query_tokens = 0  # looked for on disk
         self.num_bytes = 0
         self._kv = kv
         self._held: dict[str, Restore] = {}
@@ -70,6 +68,7 @@ class Restores:
         if any(missing[0] in restore.job.digests for restore in self._held.values() if restore.job is not None):
             self._held[request.id] = Restore(request, None, missing[0])
             return True
+        self.num_query_tokens += len(missing) * self._kv.block_size
         num_stored = self.disk.count(missing)
         if not 0 < num_stored <= self._kv.num_free:
             return False
@@ -96,6 +95,17 @@ class Restores:
         for restore in free:
             self._end(restore)
         return [restore.request for restore in over + free]
+
+    def stats(self) -> DiskStats:
+        """All figures of the cache on disk; zeros where there is none."""
+        if self.disk is None:
+            return DiskStats()
+        return replace(
+            self.disk.stats(),
+            query_tokens=self.num_query_tokens,
+            hit_tokens=self.num_tokens,
+            read_bytes=self.num_bytes,
+        )
 
     def discard(self, request: Request) -> bool:
         """Forget a request that has ended; False: it is not held."""

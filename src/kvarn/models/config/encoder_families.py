@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kvarn.models.config.shared_keys import BIASES, DECODER
+
 _BERT: Final[dict[str, Any]] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -78,5 +80,9 @@ ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "is_decoder": False,
     },
     "modernbert": _MODERNBERT,
+    "eurobert": DECODER
+    | BIASES
+    | {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+    | {"max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "is_decoder": False},
     "nomic_bert": _NOMIC,
 }

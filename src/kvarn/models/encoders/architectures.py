@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvarn.models.architectures import jina, modernbert, nomic_bert
+from kvarn.models.architectures import eurobert, jina, modernbert, nomic_bert
 from kvarn.models.architectures.entry import Architecture
 
 ENCODERS: Final = (
+    Architecture("EuroBERT (embeddings)", ("eurobert",), ("eurobert",), eurobert.describe, split=eurobert.drop_head),
     Architecture(
         "BERT, RoBERTa, XLM-RoBERTa, DistilBERT (embeddings, rerankers)",
         ("bert",),

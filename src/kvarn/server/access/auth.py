@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from urllib.parse import unquote_plus
 
 from starlette.types import Scope
@@ -98,7 +99,12 @@ def _query_names(query: bytes) -> Iterator[str]:
 
 
 def _is_loopback(client: tuple[str, int] | None) -> bool:
+    return client is not None and _is_loopback_host(client[0])
+
+
+@lru_cache(1024)
+def _is_loopback_host(host: str) -> bool:
     try:
-        return client is not None and ipaddress.ip_address(client[0]).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

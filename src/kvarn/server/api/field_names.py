@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 
 from kvarn.server.api.schema import Body
@@ -36,15 +37,20 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def given_fields(body: Body, prefix: str = "") -> GivenFields:
     """The names of all fields of a body that are not left out, those of the objects in it included."""
-    names = set()
-    for name, field in type(body).model_fields.items():
-        value = getattr(body, name)
+    names, shown = set(), _shown_names(type(body))
+    for name, value in body.__dict__.items():
         if value is None:
             continue
-        names.add(prefix + (field.alias or name))
+        names.add(prefix + shown[name])
         if isinstance(value, Body):
             names |= given_fields(value, f"{prefix}{name}.")
     return frozenset(names)
+
+
+@cache
+def _shown_names(model: type[Body]) -> Mapping[str, str]:
+    """What clients call each field."""
+    return {name: field.alias or name for name, field in model.model_fields.items()}
 
 
 def field_of(parameter: str, given: GivenFields) -> str | None:

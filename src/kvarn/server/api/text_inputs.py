@@ -50,9 +50,14 @@ def _check(one: object, is_text: bool, at: tuple[int, ...]) -> None:
         raise BadItem("give texts only, or lists of token ids only", *at)
     if not one:
         raise BadItem("give at least one character or token, or leave it out", *at)
-    if isinstance(one, list) and not all(map(_is_id_in_range, one)):
+    if isinstance(one, list) and not _are_ids(one):
         wrong = next(index for index, token_id in enumerate(one) if not _is_id_in_range(token_id))
         raise BadItem("token ids are whole numbers from 0 to the size of the vocabulary", *at, wrong)
+
+
+def _are_ids(values: list[Any]) -> bool:
+    """All of them at once: a prompt has thousands."""
+    return list(map(type, values)).count(int) == len(values) and min(values) >= 0 and max(values) <= INT31
 
 
 def _is_id(value: object) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvarn.server.access.keys import Principal
     from kvarn.server.chat.conversation import Conversation
     from kvarn.server.chat.output.output_plan import OutputPlan
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.request_context import RequestContext
     from kvarn.structured.constraints import Constraint
     from kvarn.types import SamplingParams
@@ -48,6 +48,7 @@ class RequestOptions:
     cache_salt: str = ""  # finds only cached prefixes of the same tenant and salt
     limit_field: str = "max_tokens"  # the body's name of max_tokens
     is_clamped: bool = False  # max_tokens is an upper bound, lowered where context or tier leave less; else refused
+    is_short: bool = False  # what is to be encoded takes no longer than a change of threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,10 @@ class GenerationPlan:
 
 
 def make_plan(
-    request: RequestContext, llm: LLM, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
+    request: RequestContext, model: ServedModel, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
-    principal = request.principal
+    principal, llm = request.principal, model.llm.llm
     admitted = []
     for index, make in enumerate(request.while_wanted(prepare)):
         with item_at_fault(name_of_item("prompt", index, len(prepare))):
@@ -90,7 +91,10 @@ def make_plan(
         "deadline_s": max(request.deadline.left_s, 1e-3),
         "priority": principal.tier.clamp(options.priority),
     }
-    ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
+    ready = tuple(
+        replace(one, params=one.params.replace(**changes), tenant=tenant, adapters=model.adapters)
+        for one in submissions
+    )
     ready = found(ready, llm.submissions.constraints)
     num_tokens, open_ended = 0, []
     for one, (num_prompt, room), is_open in zip(ready, lengths, is_open_ended, strict=True):
@@ -157,8 +161,8 @@ def text_submission(
         prompt = llm.tokenizer.encode(prompt, parse_special=parse_special)
     if llm.tokenizer.fim is not None and llm.tokenizer.fim.middle in prompt:
         params = with_fim_stops(llm.tokenizer, params)
-    submission = llm.submissions.of_ids(prompt, params.replace(constraint=None))
-    return _constrained(submission, params.constraint, constrained_by)
+    plain = params if params.constraint is None else params.replace(constraint=None)
+    return _constrained(llm.submissions.of_ids(prompt, plain), params.constraint, constrained_by)
 
 
 def infill_submission(

@@ -14,6 +14,7 @@ import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,12 +147,15 @@ def _ignore(_: asyncio.BaseTransport) -> None:
 
 def address_of(peer: object) -> str:
     """Whose connection it is: an IPv4 address, or the network of an IPv6 address, of which one host has many."""
-    if not isinstance(peer, tuple):
-        return LOCAL
+    return _address(str(peer[0])) if isinstance(peer, tuple) else LOCAL
+
+
+@lru_cache(1024)
+def _address(host: str) -> str:
     try:
-        address = ipaddress.ip_address(peer[0].partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return str(peer[0])
+        return host
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     if address.ipv4_mapped is not None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from kvarn.checks import why_unreadable
-from kvarn.config import EngineConfig, server_environment
+from kvarn.config import EngineConfig, prefix_folder, server_environment
 from kvarn.errors import ConfigError
 from kvarn.hub.locate import begun_at, model_begun_at
+from kvarn.hub.names import split_id
 from kvarn.server.process.settings import PATHS, ServerConfig, make_config, meant
 
 MAX_FILE_BYTES = 1 << 20
 TABLES = ("engine", "tiers")
+PREFIX_FOLDER = "engine.prefix_cache_dir"  # a server has one unless it is told otherwise
 # Kubernetes adds such variables to every pod when a Service is called kvarn-server.
 _SERVICE_LINK = re.compile(r"service_host|service_port(_.*)?|port_\d+_.*")
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -57,7 +59,8 @@ def _layers(
     path: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str]
 ) -> list[tuple[str, dict[str, Any]]]:
     """(source, nested values), weakest first."""
-    layers = [] if path is None else [(f"file {path}", file_settings(path))]
+    layers: list[tuple[str, dict[str, Any]]] = [("default", _nested({PREFIX_FOLDER: str(prefix_folder())}))]
+    layers += [] if path is None else [(f"file {path}", file_settings(path))]
     for name, text in sorted(environment.items()):
         if _SERVICE_LINK.fullmatch(name) or text.startswith("tcp://"):
             continue
@@ -95,6 +98,11 @@ def file_settings(path: Path) -> dict[str, Any]:
     placed: dict[str, Any] = {
         name: begun_at(folder, tables[name]) for name in PATHS if isinstance(tables.get(name), str)
     }
+    if isinstance(loras := tables.get("loras"), list):
+        placed["loras"] = [_lora_begun_at(folder, one) if isinstance(one, str) else one for one in loras]
+    engine = tables.get("engine", {})
+    if isinstance(prefixes := engine.get("prefix_cache_dir"), str):
+        placed["engine"] = engine | {"prefix_cache_dir": begun_at(folder, prefixes)}
     models = tables.get("models")
     if isinstance(models, list):
         moved = {one: model_begun_at(folder, one) for one in models if isinstance(one, str)}
@@ -102,6 +110,12 @@ def file_settings(path: Path) -> dict[str, Any]:
             if isinstance(listed := tables.get(name), list):
                 placed[name] = [moved.get(one, one) if isinstance(one, str) else one for one in listed]
     return tables | placed
+
+
+def _lora_begun_at(folder: Path, given: str) -> str:
+    name, path = split_id(given, folder)
+    placed = begun_at(folder, path)
+    return placed if name is None else f"{name}={placed}"
 
 
 def _require_numbers(path: Path, value: object, name: str = "") -> None:

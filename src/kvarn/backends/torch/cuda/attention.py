@@ -19,6 +19,11 @@ from kvarn.backends.torch.cuda.dependent import LAUNCH
 from kvarn.backends.torch.step import PagedTiles
 from kvarn.models.spec import Attention
 
+try:
+    from kvarn.backends.torch.cuda import prompts
+except ImportError:  # an older Triton
+    prompts = None  # type: ignore[assignment]
+
 KEY_TILE = 64  # slots of one step of the loop
 MIN_ROWS = 16  # of a matrix product
 FEW_PROGRAMS = 512
@@ -49,6 +54,11 @@ class Kernel:
     attention: Attention
     num_queries: int  # of one tile
     block_size: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether tiles are those of the kernel for large prompts."""
+        return prompts is not None and prompts.suits(self.attention, self.num_queries, self.block_size)
 
     @property
     def padded_dim(self) -> int:
@@ -88,9 +98,10 @@ class Kernel:
             return Launch(warps=4, stages=2)
         if is_split:
             return Launch(warps=4, stages=1)
-        if num_programs <= FEW_PROGRAMS and self.padded_dim * element_size <= 256:
-            return Launch(warps=4, stages=7)  # half of them read ahead: the blocks' numbers are read one stage before
-        return Launch(warps=2, stages=3)
+        if self.padded_dim * element_size > 256:
+            return Launch(warps=2, stages=3)
+        # Half of the stages read ahead: the blocks' numbers are read one stage before.
+        return Launch(warps=4, stages=7 if num_programs <= FEW_PROGRAMS else 5)
 
 
 def attend(
@@ -107,8 +118,10 @@ def attend(
 
     With parts, a sequence's tiles of keys are computed side by side: for few sequences. The same bits.
     """
-    out = torch.empty_like(q)
     attention, is_split = about.attention, parts is not None
+    if prompts is not None and not is_split and about.is_large and not tiles.is_decode:
+        return prompts.attend(q, cache, tiles, positions, attention)
+    out = torch.empty_like(q)
     num_programs = len(tiles.sequences) * attention.num_kv_heads
     launch = launch or about.launch(num_programs, cache[0].element_size(), is_split=is_split)
     constants = about.constants() | LAUNCH

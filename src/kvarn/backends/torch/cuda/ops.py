@@ -46,9 +46,10 @@ log = logging.getLogger(__name__)
 
 Product = tuple[Tensor | QuantizedMatrix, Epilogue, torch.dtype]
 
-BUCKETS = (1, 4, 8, 16, 32, 64, 96, 128, 192, 256)  # rows of a step ...
+BUCKETS = (1, 4, 8, 16, 32, *range(48, 257, 16))  # rows of a step ...
 MULTIPLE = 128  # ... and of those with more
-MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head
+MAX_TILE_ROWS = 64  # queries of a prompt times the query heads of a KV head ...
+LARGE_TILE_ROWS = 128  # ... of the kernel for large ones
 MAX_SPLIT = 256  # tiles times KV heads below which a sequence's tiles of keys are computed side by side ...
 MAX_PART_BYTES = 256 << 20  # ... in scratch memory of at most this size
 
@@ -61,6 +62,7 @@ class CudaOps(PlainOps):
     def __init__(self, spec: ModelSpec) -> None:
         self._matmuls = QuantizedMatmuls(open_store())
         super().__init__(self._matmuls)
+        self._attentions = frozenset(attentions(spec))
         self._group = max((one.num_heads // one.num_kv_heads for one in attentions(spec)), default=1)
         self._kv_heads = max((one.num_kv_heads for one in attentions(spec)), default=1)
         self._finished = torch.zeros(0, dtype=torch.int32)
@@ -102,13 +104,16 @@ class CudaOps(PlainOps):
         if batch.block_tables.shape[1] == 0 or not self.can_be_captured:
             return super().plan(batch, cache)
         longest = int((batch.row_starts[1:] - batch.row_starts[:-1]).max(initial=1))
-        tile = 1 if longest == 1 else self.prompt_tile
+        tile = 1 if longest == 1 else self.prompt_tile(len(batch.token_ids), cache)
         num_tiles = int((-(-(batch.row_starts[1:] - batch.row_starts[:-1]) // tile)).sum())
         return make_paged_tiles(batch, tile, self.key_tiles_of(num_tiles, int(batch.context_lens.max())), cache.device)
 
-    @property
-    def prompt_tile(self) -> int:
-        """Queries of one tile of a prompt."""
+    def prompt_tile(self, num_rows: int, cache: DeviceCache) -> int:
+        """Queries of one tile of prompts of so many rows in all: large ones where they still fill the device."""
+        large = LARGE_TILE_ROWS // self._group
+        is_large = large > 0 and num_rows // large * self._kv_heads >= MAX_SPLIT and cache.dtype == torch.bfloat16
+        if is_large and all(paged.Kernel(one, large, cache.block_size).is_large for one in self._attentions):
+            return large
         return max(1, MAX_TILE_ROWS // self._group)
 
     def logits(self, x: Tensor, head: Linear) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,13 @@ from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import Prepare, check_answers, infill_submission, text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
-from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.models.served_model import ServedModel
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import SamplingParams
 
 router = APIRouter(tags=["completions"])
+# Prompts that take no longer to check, or to encode, than the way through another thread: they stay in the event loop.
+SHORT_IDS, SHORT_TEXT = 2048, 256
 RESPONSES: dict[int | str, dict[str, Any]] = {200: {"content": EVENT_STREAM}}
 
 
@@ -39,7 +42,8 @@ async def completions(
     check_answers(len(body.prompt) * params.n, settings.queue_limit)
     model = await request.use_model(models, body.model)
     prepare = [prepared_text(model, prompt, params, body) for prompt in body.prompt]
-    generation = await generations.begin(request, model, prepare, options_of(body))
+    options = replace(options_of(body), is_short=_is_short(body))
+    generation = await generations.begin(request, model, prepare, options)
     envelope = Envelope.of(generation, "cmpl-", "text_completion")
     prompts = await request.on_body(lambda: _as_read(generation, body))
     if body.stream:
@@ -50,6 +54,12 @@ async def completions(
     if generation.plan.has_scores or body.echo:  # as large as the body
         return await request.reply_from_thread(lambda: writer.answer(results, generation.usage()))
     return request.reply(writer.answer(results, generation.usage()))
+
+
+def _is_short(body: CompletionBody) -> bool:
+    is_plain = not body.suffix and constraint_field(body) is None
+    limit = SHORT_TEXT if isinstance(body.prompt[0], str) else SHORT_IDS
+    return is_plain and sum(map(len, body.prompt)) <= limit
 
 
 def prepared_text(model: ServedModel, prompt: str | list[int], params: SamplingParams, body: CompletionBody) -> Prepare:

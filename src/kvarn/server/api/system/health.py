@@ -102,7 +102,7 @@ def _why_not_ready(lifecycle: Lifecycle, models: ModelPool, queue_limit: int) ->
     if (reason := _why_not_alive(lifecycle)) is not None:
         return reason
     for model in models.loaded:
-        if not model.llm.llm.is_alive:  # a lost device, say: at once, and the watchdog ends the process later
+        if not model.llm.llm.client.is_alive:  # a lost device, say: at once, and the watchdog ends the process later
             return _Reason("the engine of {} has ended or is stuck", model.id)
         if model.llm.llm.num_waiting >= queue_limit:
             return _Reason("the queue of {} is full", model.id)

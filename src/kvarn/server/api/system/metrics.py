@@ -15,7 +15,7 @@ from kvarn.errors import KvarnError
 from kvarn.observe.exposition import CONTENT_TYPE
 from kvarn.observe.metrics import Metrics
 from kvarn.server.dependencies import Collections, HttpTraffic, Models, ServerLifecycle, ServerMetrics
-from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.models.served_model import ServedModel
 
 log = logging.getLogger("kvarn.server")
 router = APIRouter()
@@ -45,7 +45,7 @@ async def _collect(metrics: Metrics, model: ServedModel) -> None:
     llm = model.llm.llm
     grammars = llm.submissions.constraints
     metrics.update_grammars(model.id, grammars.compile_times, grammars.num_reused)
-    asked: Future[EngineStats] = llm.client.call(_stats)
+    asked: Future[EngineStats] = llm.client.call(Engine.stats)
     try:
         figures = await asyncio.wait_for(asyncio.wrap_future(asked), COLLECT_TIMEOUT_S)
     except (TimeoutError, KvarnError) as error:
@@ -60,7 +60,3 @@ async def _collect(metrics: Metrics, model: ServedModel) -> None:
         "runtime": plan.runtime_bytes,
     }
     metrics.update_engine(model.id, figures, parts)
-
-
-def _stats(engine: Engine) -> EngineStats:
-    return engine.stats()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvarn.errors import ConstraintError
@@ -157,18 +158,16 @@ class OutputPlan:
         """What makes the calls follow their schemas that a free model begins; None: it may not call, or must."""
         if not self.tools or is_enforced(self.tools, self.choice):
             return None
-        shown = self.visible_ids
-
-        def token_bytes(token_id: int) -> bytes:
-            is_text = token_id in shown or not tokenizer.is_control(token_id)
-            return tokenizer.token_bytes(token_id) if is_text else b""
-
         return LazyConstraint(
             compile_lazily(compile, self.format, self.tools),
-            lambda: StreamWatch(self.reader(tokenizer, prompt_ids, "")),
-            token_bytes,
+            partial(self.watch, tokenizer, tuple(prompt_ids)),
+            partial(shown_bytes, tokenizer, self.visible_ids),
             max_calls=None if self.is_parallel else 1,
         )
+
+    def watch(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int]) -> StreamWatch:
+        """What looks for calls in one answer, as its reader will."""
+        return StreamWatch(self.reader(tokenizer, prompt_ids, ""))
 
     def answer_context(self, tokenizer: SkippingDecoder, prompt_ids: Sequence[int], id_seed: str) -> AnswerContext:
         """What the reader needs in addition to the text."""
@@ -187,3 +186,9 @@ class OutputPlan:
             return self.format.is_harmony
         tail = tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special=False, at_start=False)
         return tail.rstrip().endswith(self.format.reasoning.open)
+
+
+def shown_bytes(tokenizer: Tokenizer, shown: frozenset[int], token_id: int) -> bytes:
+    """Bytes of a token as it stands in the text of an answer that shows these control tokens; none: it does not."""
+    is_text = token_id in shown or not tokenizer.is_control(token_id)
+    return tokenizer.token_bytes(token_id) if is_text else b""

@@ -30,16 +30,6 @@ def _finish(total, up_total, to, stored, out, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(plane, n, columns, first, STRIDE: tl.constexpr, AHEAD: tl.constexpr):
-    """Ask the cache for the first words of some columns: AHEAD units."""
-    unit = first + tl.arange(0, AHEAD)
-    at = plane + (unit.to(tl.int64)[None, :] * columns + tl.minimum(n, columns - 1)[:, None]) * STRIDE
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def _add_parts(parts, is_row, num_parts, step):
     """Add what programs have left, from left to right; eight are loaded at a time, since loads take long."""
     total = tl.zeros(parts.shape, tl.float32)
@@ -94,7 +84,7 @@ def multiply_kernel(
     BITS: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, SEGMENT: tl.constexpr, TILE: tl.constexpr,
     PER_LOW: tl.constexpr, PER_HIGH: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, IS_SPLIT: tl.constexpr,
-    EPILOGUE: tl.constexpr, AHEAD: tl.constexpr, IS_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
+    EPILOGUE: tl.constexpr, IS_LATE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """IS_SPLIT: a program computes `run` pieces, and the last one to end adds all of them. IS_LATE: the kernel before
     does not write what this one reads, so it is waited for at the end."""
@@ -112,11 +102,6 @@ def multiply_kernel(
     x_at = x + m.to(tl.int64)[:, None] * x_row + k[None, :]
     first = tl.program_id(1) * run * TILES
     end = tl.minimum(tiles, first + run * TILES)
-    if AHEAD > 0:  # weights do not depend on the kernel before
-        _prefetch(low, n, all_columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
-        if EPILOGUE == 2:
-            _prefetch(low, n + columns, all_columns, first * (TILE // SEGMENT // PER_LOW), SEGMENT, AHEAD)
-        _prefetch(scales, n, all_columns, first * (TILE // SEGMENT), SEGMENT // GROUP, AHEAD)
     if not IS_LATE:
         wait_for_inputs(DEPENDENT)
     unit = all_columns.to(tl.int64) * SEGMENT

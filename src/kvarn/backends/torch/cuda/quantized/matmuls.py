@@ -5,14 +5,13 @@ dense product of the same arithmetic. All give the same bits; for the rows of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 
 from kvarn.backends.torch.cuda import rows
 from kvarn.backends.torch.cuda.choose import (
-    CLOSE,
     NUM_COMPARED,
     TIMED_CALLS,
     Matmuls,
@@ -20,7 +19,7 @@ from kvarn.backends.torch.cuda.choose import (
     replay_us,
 )
 from kvarn.backends.torch.cuda.matmul import Epilogue
-from kvarn.backends.torch.cuda.pick_store import PickStore
+from kvarn.backends.torch.cuda.pick_store import PickStore, Stored
 from kvarn.backends.torch.cuda.quantized.pack import PackedMatrix, QuantizedMatrix
 from kvarn.backends.torch.cuda.quantized.products import (
     PackedTiling,
@@ -33,17 +32,21 @@ from kvarn.backends.torch.cuda.quantized.products import (
 
 SCRATCH_VALUES = 1 << 27  # of a matrix at a time; larger ones are multiplied in parts
 MIN_VALUES_ROWS, MAX_PACKED_ROWS = 96, 256  # between them it is found by time whether values are written first
-MAX_REFINED_ROWS = 8  # of steps within which the two fastest are compared: each trial captures a step
+REFINED_ROWS, SAME_ROWS = 1, (4, 8)  # steps of one row in which picks are compared, and others with their tilings
+PACKED_CLOSE, MAX_PACKED_CLOSE = 1.25, 5  # within so much of the fastest alone, so many are tried: steps differ much
 TILINGS = {  # by rows, the first one where nothing was timed
     size: tuple(PackedTiling(*one) for one in listed)
     for size, listed in {
-        8: ((8, 32, 4, 2), (8, 16, 4, 1), (8, 64, 3, 2), (8, 32, 4, 2, 1), (8, 32, 4, 2, 2), (8, 64, 3, 2, 1)),
+        8: (
+            (8, 32, 4, 2), (8, 32, 3, 2), (8, 64, 3, 2), (8, 16, 3, 1, 1), (8, 16, 2, 1, 1), (8, 16, 2, 1, 2),
+            (8, 32, 2, 1, 1), (8, 32, 2, 2, 1), (8, 32, 3, 2, 2), (8, 64, 2, 2, 1), (8, 64, 3, 2, 1),
+        ),
         16: ((16, 32, 4, 2), (16, 64, 3, 2), (16, 32, 4, 2, 2), (16, 64, 3, 2, 1)),
         32: ((32, 32, 4, 2), (32, 64, 4, 2), (32, 64, 4, 2, 1)),
         64: ((64, 64, 3, 4), (64, 64, 3, 4, 1), (64, 32, 4, 2)),
         128: ((128, 64, 3, 4), (64, 64, 3, 4), (64, 64, 3, 4, 2)),
     }.items()
-}
+}  # fmt: skip
 Key = tuple[int, int, int, str, int, torch.dtype]
 
 
@@ -130,10 +133,17 @@ class QuantizedMatmuls(Matmuls):
 
     def refine(self, num_rows: int, step_us: Callable[[], float]) -> None:
         super().refine(num_rows, step_us)
-        if num_rows <= MAX_REFINED_ROWS:
-            refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
+        if num_rows == REFINED_ROWS:
+            refined = refine_picks(self.packed_picks, self._packed_close, num_rows, step_us)
+            more = {(count, *key[1:]): self.packed_picks[key] for key in refined for count in SAME_ROWS}
+            self.packed_picks |= more
+            self._keep_packed([*refined, *more])
 
-    def _tune(self, timed: Sequence[_Timed]) -> None:
+    def _tune(self, asked: Sequence[_Timed]) -> None:
+        stored = {one.key: None if self._store is None else self._store.find(_name(one.key)) for one in asked}
+        restored = {one.key: _restored(stored[one.key], one.tilings, len(one.x)) for one in asked}
+        self.packed_picks |= {key: found[0] for key, found in restored.items() if found}
+        timed = [one for one in asked if not restored[one.key] and len(one.x) not in SAME_ROWS]
         compile_products(
             (one.x, one.parts[0], one.out, one.epilogue, tiling, self._sums(one.x)[0], is_late)
             for one in timed
@@ -144,7 +154,17 @@ class QuantizedMatmuls(Matmuls):
             times = {pick: self._time_us(pick, one) for pick in self._equal_picks(one)}
             best, *others = sorted(times, key=times.__getitem__)
             self.packed_picks[one.key] = best
-            self._packed_close[one.key] = [pick for pick in others if times[pick] <= CLOSE * times[best]][:1]
+            near = [pick for pick in others if times[pick] <= PACKED_CLOSE * times[best]]
+            self._packed_close[one.key] = near[:MAX_PACKED_CLOSE]
+        self._keep_packed([one.key for one in timed])
+
+    def _keep_packed(self, keys: Iterable[Key]) -> None:
+        """Store picks for the next start."""
+        if self._store is not None:
+            for key in keys:
+                pick = self.packed_picks[key]
+                self._store.add(_name(key), [None if pick is None else list(astuple(pick))])
+            self._store.save()
 
     def _equal_picks(self, timed: _Timed) -> list[PackedTiling | None]:
         """Those whose bits are all the ones of the product by values, on a million of results."""
@@ -228,6 +248,23 @@ def tilings(num_rows: int, part: PackedMatrix, epilogue: Epilogue) -> list[Packe
     """Those to be timed for so many rows; never none."""
     listed = next((TILINGS[size] for size in TILINGS if num_rows <= size), TILINGS[max(TILINGS)])
     return [one for one in listed if one.fits(part, epilogue, num_rows)] or [PackedTiling(16, 32, 2, 2)]
+
+
+def _restored(
+    stored: Stored | None, listed: Sequence[PackedTiling], num_rows: int
+) -> tuple[PackedTiling | None] | None:
+    """A stored pick, if it is one that could be made here: a tiling, or None for values."""
+    match stored:
+        case [None] if num_rows >= MIN_VALUES_ROWS:
+            return (None,)
+        case [[*fields]]:
+            return next(((one,) for one in listed if list(astuple(one)) == fields), None)
+    return None
+
+
+def _name(key: Key) -> str:
+    *numbers, type, epilogue, dtype = key
+    return " ".join([*map(str, numbers), type, str(epilogue), str(dtype).removeprefix("torch.")])
 
 
 def _key(x: Tensor, part: PackedMatrix, epilogue: Epilogue, dtype: torch.dtype) -> Key:

@@ -17,8 +17,6 @@ from kvarn.backends.torch.cuda.quantized.pack import PIECE, PackedMatrix, Packin
 
 VALUE_COLUMNS = 32  # of one program of values_kernel
 NUM_SUMS, NUM_TILES = 1 << 23, 1 << 13  # of products whose pieces are computed side by side
-AHEAD = 4  # units of words that are asked for before the kernel before has ended
-MAX_AHEAD_ROWS = 16  # more wait for arithmetic rather than for weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,6 @@ def _launch(
         **_constants(packing), PIECE=PIECE, ROWS=tiling.rows, COLUMNS=tiling.columns,
         STAGES=tiling.stages, IS_EVEN=columns % tiling.columns == 0,
         IS_WHOLE=depth % packing.tile == 0, IS_SPLIT=is_split, EPILOGUE=int(epilogue),
-        AHEAD=AHEAD if LAUNCH["DEPENDENT"] and tiling.rows <= MAX_AHEAD_ROWS else 0,
         IS_LATE=is_late, num_warps=tiling.warps, grid=grid, warmup=is_warmup, **LAUNCH,
     )  # fmt: skip
 

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvarn.backends.batch import Batch, Int32, StateSlots
+from kvarn.backends.batch import Batch, Int32
 from kvarn.backends.torch.cache import DeviceCache
-from kvarn.backends.torch.cuda.attention import KEY_TILE
 from kvarn.backends.torch.cuda.greedy import most_probable
-from kvarn.backends.torch.cuda.ops import BUCKETS, CudaOps
+from kvarn.backends.torch.cuda.ops import BUCKETS, MULTIPLE, CudaOps
 from kvarn.backends.torch.cuda.rows import fed_tokens
 from kvarn.backends.torch.denoising.confidence import confident_rows
 from kvarn.backends.torch.layers import Decoded, Model
@@ -27,12 +26,12 @@ from kvarn.backends.torch.step import PagedTiles, Step, cut_rows, of_windows, to
 from kvarn.models.spec import MaskedDiffusion
 
 MAX_SEQUENCES = 256
-PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts; more are not worth a graph
+PROMPT_ROWS = (128, 256, 512, 1024, 2048)  # of a step with prompts ...
+MAX_ROWS = 16384  # ... and, up to so many, as many as a full step of the engine has ...
+LEAST_FULL = 15 / 16  # ... which fewer rows may use, padded
 DENOISING_ROWS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # of a step of blocks and whole canvases
-DEEP = 4096  # context of the deepest step that is captured before the first request
 OUTPUTS = (16, 256)  # rows of such a step whose states are wanted
 DENOISING_OUTPUTS = (32, 128, 256, 512)
-DENOISING_BLOCK = 32  # the usual length of a block
 # The staged arrays, one after the other in one buffer, and what stands in them where a batch has nothing.
 PADDING = {
     "token": 0,
@@ -90,15 +89,15 @@ class Inputs:
 class CapturedSteps:
     """The captured steps of one model and its cache."""
 
-    def __init__(self, model: Model, cache: DeviceCache, chosen: Tensor, max_context: int) -> None:
-        """chosen: where the tokens of the last step lie that the host has not read."""
+    def __init__(self, model: Model, cache: DeviceCache, chosen: Tensor, max_context: int, max_rows: int = 0) -> None:
+        """chosen: where the tokens of the last step lie that the host has not read; max_rows: of the engine's steps."""
         assert isinstance(model.ops, CudaOps), "only kernels can be captured"
         self._model, self._cache, self._ops = model, cache, model.ops
         self._chosen = chosen
         self._width = -(-max_context // cache.block_size)
         self._generation = model.weights.spec.generation
         is_denoising = isinstance(self._generation, MaskedDiffusion)
-        self._rows: tuple[int, ...] = DENOISING_ROWS if is_denoising else PROMPT_ROWS
+        self._rows: tuple[int, ...] = DENOISING_ROWS if is_denoising else prompt_rows(max_rows)
         self._outputs: tuple[int, ...] = DENOISING_OUTPUTS if is_denoising else OUTPUTS
         self._graphs: dict[StepShape, Captured] = {}
         self._pool: Any = None  # of the first graph, shared by all
@@ -106,7 +105,7 @@ class CapturedSteps:
         self._padding = PADDING | (STATE_PADDING if cache.states else {})
         self._padding |= WINDOW_PADDING if self._has_windows else {}
         self._decode_inputs = Inputs(len(self._padding), MAX_SEQUENCES, cache.device)
-        self._prompt_inputs = Inputs(len(self._padding), PROMPT_ROWS[-1] + MAX_SEQUENCES, cache.device)
+        self._prompt_inputs = Inputs(len(self._padding), self._rows[-1] + MAX_SEQUENCES, cache.device)
         num_groups = 2 if self._has_windows else 1
         self._staged_tables = torch.zeros(num_groups, MAX_SEQUENCES, self._width, dtype=torch.int32, pin_memory=True)
         self._tables = self._staged_tables.to(cache.device)
@@ -141,9 +140,9 @@ class CapturedSteps:
             return StepShape(rows, rows, 1, rows, self._ops.key_tiles_of(rows, longest))
         rows = next((size for size in self._rows if num_rows <= size), 0)
         outputs = next((size for size in self._outputs if len(batch.output_rows) <= size), 0)
-        if not rows or not outputs:
+        if not rows or not outputs or (rows > PROMPT_ROWS[-1] and num_rows < LEAST_FULL * rows):
             return None
-        tile = self._ops.prompt_tile
+        tile = self._ops.prompt_tile(rows, self._cache)
         tiles = rows // tile + (FEW_SEQUENCES if num_sequences <= FEW_SEQUENCES else MAX_SEQUENCES)
         return StepShape(rows, outputs, tile, tiles, self._ops.key_tiles_of(tiles, longest))
 
@@ -244,50 +243,7 @@ class CapturedSteps:
         return Decoded(hidden, logits, most_probable(logits))
 
 
-def warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
-    """Steps for which everything is compiled that will be met, over the first blocks."""
-    prompts = [_batch(1, 0, rows, block_size) for rows in (*PROMPT_ROWS, 2 * PROMPT_ROWS[-1])]
-    prompts += [_batch(1, DEEP, PROMPT_ROWS[0], block_size)]
-    prompts += [_batch(2 * OUTPUTS[0], 0, rows // (2 * OUTPUTS[0]), block_size) for rows in PROMPT_ROWS]  # of a crowd
-    decodes = [_batch(count, 0, 1, block_size) for count in BUCKETS]
-    depths = [KEY_TILE << doubled for doubled in range(DEEP.bit_length() - KEY_TILE.bit_length())]
-    few = [count for count in BUCKETS if count <= FEW_SEQUENCES]
-    decodes += [_batch(count, depth, 1, block_size) for depth in depths for count in few]
-    return _fitting(prompts + decodes, num_blocks, max_context)
-
-
-def with_groups(batch: Batch, num_states: int, num_window_blocks: int) -> Batch:
-    """The same batch with slots for states and with blocks of windows, where a model has them: what is written there,
-    nobody has read yet."""
-    count, empty = len(batch.context_lens), np.empty(0, np.int32)
-    if num_window_blocks:
-        batch = replace(batch, window_tables=batch.block_tables % num_window_blocks)
-    if not num_states:
-        return batch
-    written = np.arange(count, dtype=np.int32) % num_states
-    return replace(batch, states=StateSlots(np.full(count, -1, np.int32), written, empty, empty))
-
-
-def denoising_warm_up_batches(block_size: int, num_blocks: int, max_context: int) -> list[Batch]:
-    """The same for a model that denoises: canvases, and the blocks of several requests."""
-    block = DENOISING_BLOCK
-    canvases = [_batch(1, 0, rows, block_size, block) for rows in (*DENOISING_ROWS, 2 * DENOISING_ROWS[-1])]
-    blocks = [_batch(outputs // block, 0, block, block_size, block) for outputs in DENOISING_OUTPUTS]
-    return _fitting(canvases + blocks, num_blocks, max_context)
-
-
-def _fitting(batches: list[Batch], num_blocks: int, max_context: int) -> list[Batch]:
-    short = [batch for batch in batches if int(batch.context_lens.max()) <= max_context]
-    return [batch for batch in short if int(batch.block_tables.max()) < num_blocks]
-
-
-def _batch(num_sequences: int, first: int, rows: int, block_size: int, num_wanted: int = 1) -> Batch:
-    """Rows of several sequences from one position on, each with its own blocks, the last rows of each wanted."""
-    ids = np.zeros(num_sequences * rows, np.int32)
-    starts = np.arange(num_sequences + 1, dtype=np.int32) * rows
-    per_sequence = -(-(first + rows) // block_size)
-    tables = np.arange(num_sequences * per_sequence, dtype=np.int32).reshape(num_sequences, per_sequence)
-    positions = np.tile(np.arange(first, first + rows, dtype=np.int32), num_sequences)
-    contexts = np.full(num_sequences, first + rows, np.int32)
-    wanted = (starts[1:, None] + np.arange(-num_wanted, 0)).reshape(-1).astype(np.int32)
-    return Batch(ids, positions, starts, contexts, tables, wanted)
+def prompt_rows(max_rows: int) -> tuple[int, ...]:
+    """Rows of the steps with prompts that are captured, for an engine whose steps have at most so many."""
+    full = -(-max_rows // MULTIPLE) * MULTIPLE
+    return (*PROMPT_ROWS, full) if PROMPT_ROWS[-1] < full <= MAX_ROWS else PROMPT_ROWS

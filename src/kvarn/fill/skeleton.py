@@ -1,0 +1,102 @@
+"""The skeleton of a JSON schema: braces, names and commas as text, a slot for every value. Knows no tokens.
+
+Plain objects and lists are taken apart; whatever else a schema says of a value is the constraint of its slot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvarn.errors import ConstraintError
+from kvarn.fill.template import MAX_SLOTS, NamedSlot, Parts, Slot
+from kvarn.structured.constraints import JsonSchema
+
+MAX_DEPTH = 16
+DEFINITIONS = ("$defs", "definitions")
+NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment", *DEFINITIONS})
+OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"}) | NOTES
+OF_LISTS = frozenset({"type", "items", "minItems", "maxItems"}) | NOTES
+
+
+def skeleton(schema: Mapping[str, Any] | str, *, num_items: int = 2, value_tokens: int | None = None) -> Parts:
+    """The parts of a template whose filling follows the schema; lists get num_items items if they may have so many."""
+    root = json.loads(JsonSchema(schema).text)
+    writer = _Writer({name: root[name] for name in DEFINITIONS if name in root}, num_items, value_tokens)
+    parts = _merged(writer.value(root, "", 0))
+    if sum(isinstance(part, NamedSlot) for part in parts) > MAX_SLOTS:
+        raise ConstraintError(f"the schema has more than {MAX_SLOTS} values; make it smaller")
+    if not any(isinstance(part, NamedSlot) for part in parts):
+        raise ConstraintError("the schema leaves nothing to fill in: every value of it is given")
+    return parts
+
+
+class _Writer:
+    """Writes values of one schema."""
+
+    def __init__(self, definitions: Mapping[str, Any], num_items: int, value_tokens: int | None) -> None:
+        self._definitions = definitions
+        self._num_items = num_items
+        self._value_tokens = value_tokens
+
+    def value(self, schema: Any, path: str, depth: int) -> Iterator[str | NamedSlot]:
+        schema = self._resolved(schema)
+        if depth < MAX_DEPTH and _is_plain_object(schema):
+            yield from self._object(schema, path, depth)
+        elif depth < MAX_DEPTH and _is_plain_list(schema):
+            yield from self._list(schema, path, depth)
+        elif "const" in schema:
+            yield json.dumps(schema["const"], ensure_ascii=False)
+        else:
+            yield NamedSlot(path or "/", Slot(self._value_tokens, schema={**self._definitions, **schema}))
+
+    def _object(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str | NamedSlot]:
+        yield "{"
+        for index, (name, value) in enumerate(schema["properties"].items()):
+            yield f"{',' if index else ''}{json.dumps(name, ensure_ascii=False)}:"
+            yield from self.value(value, f"{path}/{name}", depth + 1)
+        yield "}"
+
+    def _list(self, schema: Mapping[str, Any], path: str, depth: int) -> Iterator[str | NamedSlot]:
+        least, most = schema.get("minItems", 0), schema.get("maxItems", self._num_items)
+        yield "["
+        for index in range(max(least, min(self._num_items, most))):
+            yield "," if index else ""
+            yield from self.value(schema["items"], f"{path}/{index}", depth + 1)
+        yield "]"
+
+    def _resolved(self, schema: Any) -> dict[str, Any]:
+        """What a reference stands for, where nothing stands beside it."""
+        if schema is True:
+            return {}
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or set(schema) - NOTES != {"$ref"}:
+                break
+            kind, _, name = str(schema["$ref"]).removeprefix("#/").partition("/")
+            found = self._definitions.get(kind, {}).get(name)
+            if not isinstance(found, dict):
+                break
+            schema = found
+        return schema if isinstance(schema, dict) else {"not": {}}
+
+
+def _is_plain_object(schema: Mapping[str, Any]) -> bool:
+    properties = schema.get("properties")
+    is_plain = schema.get("type") == "object" and isinstance(properties, dict) and bool(properties)
+    return is_plain and set(schema) <= OF_OBJECTS and set(schema.get("required", ())) <= set(properties or ())
+
+
+def _is_plain_list(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "array" and "items" in schema and set(schema) <= OF_LISTS
+
+
+def _merged(parts: Iterator[str | NamedSlot]) -> Parts:
+    """Neighbouring texts as one, empty ones left out."""
+    merged: list[str | NamedSlot] = []
+    for part in parts:
+        if isinstance(part, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += part
+        elif part != "":
+            merged.append(part)
+    return tuple(merged)

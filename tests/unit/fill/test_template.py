@@ -1,0 +1,89 @@
+"""Templates and skeletons: which parts they have, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from kvarn.errors import ConstraintError, InvalidParameter
+from kvarn.fill import Slot, template_parts
+from kvarn.fill.skeleton import skeleton
+from kvarn.fill.template import NamedSlot, Parts, parse_template
+from kvarn.structured.constraints import Grammar, JsonSchema, Regex
+
+
+def shape(parts: Parts) -> str:
+    return "".join(part if isinstance(part, str) else f"<{part.name}>" for part in parts)
+
+
+def test_text_and_slots_alternate_as_they_are_written() -> None:
+    age = Slot(regex="[0-9]+")
+    parts = parse_template("{{name}} is {{ age }}.", {"age": age})
+    assert parts == (NamedSlot("name", Slot()), " is ", NamedSlot("age", age), ".")
+
+
+@pytest.mark.parametrize(
+    ("slot", "constraint"),
+    [
+        (Slot(), None),
+        (Slot(regex="a|b"), Regex(" (?:a|b)")),
+        (Slot(choices=("x", 'y"')), Grammar('start: " x" | " y\\""')),
+        (Slot(schema={"type": "null"}), JsonSchema({"type": "null"})),
+    ],
+)
+def test_a_space_before_a_slot_is_the_beginning_of_its_text(slot: Slot, constraint: object) -> None:
+    assert slot.constraint(after_space=True) == constraint
+
+
+@pytest.mark.parametrize(
+    ("template", "slots", "field"),
+    [
+        ("no slot", {}, "template"),
+        ("{{a}} {{a}}", {}, "template"),
+        ("{{a}}", {"b": Slot()}, "slots"),
+        ("{{a}}" + "x" * (1 << 20), {}, "template"),
+        ("".join(f"{{{{s{i}}}}}" for i in range(300)), {}, "template"),
+        ({"type": "object", "properties": {"a": {}}}, {"a": Slot()}, "slots"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_by_name(template: Any, slots: dict[str, Slot], field: str) -> None:
+    with pytest.raises(InvalidParameter) as error:
+        template_parts(template, slots)
+    assert error.value.field == field
+
+
+@pytest.mark.parametrize("fields", [{"regex": "a", "choices": ("b",)}, {"choices": ("",)}, {"max_tokens": 0}])
+def test_a_slot_of_two_minds_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter):
+        Slot(**fields)
+
+
+def test_a_skeleton_has_a_slot_for_every_value() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 9},
+            "kind": {"const": "a b"},
+            "at": {"$ref": "#/$defs/point"},
+            "list": {"type": "array", "items": {"type": "integer"}, "minItems": 3},
+            "few": {"type": "array", "items": {"type": "boolean"}, "maxItems": 1},
+            "odd": {"type": "object", "minProperties": 1},
+        },
+        "$defs": {"point": point},
+    }
+    wanted = (
+        '{"name":</name>,"kind":"a b","at":{"x":</at/x>},"list":[</list/0>,</list/1>,</list/2>],"few":[</few/0>],'
+        '"odd":</odd>}'
+    )
+    parts = skeleton(schema)
+    assert shape(parts) == wanted
+    (name,) = [part for part in parts if isinstance(part, NamedSlot) and part.name == "/name"]
+    assert json.loads(json.dumps(name.slot.schema))["maxLength"] == 9
+
+
+def test_a_schema_that_leaves_nothing_open_is_refused() -> None:
+    with pytest.raises(ConstraintError, match="nothing to fill in"):
+        skeleton({"type": "object", "properties": {"a": {"const": 1}}})
