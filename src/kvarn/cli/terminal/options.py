@@ -40,6 +40,11 @@ BackendName = Annotated[
 ]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
+Lora = Annotated[
+    Path | None,
+    typer.Option("--lora", readable=False, help="Answer with this adapter: a PEFT folder or a GGUF adapter."),
+]
+
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -139,6 +144,11 @@ def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
         llm = LLM(model, config=config, progress=on_progress)
     with llm:
         yield llm
+
+
+def load_lora(llm: LLM, path: Path | None) -> str | None:
+    """Load an adapter, if one was given; its name for requests."""
+    return None if path is None else llm.load_lora(path, "lora").name
 
 
 def stats_line(completion: Completion) -> str:

@@ -11,7 +11,7 @@ from kvarn.types import FinishReason, Usage
 
 if TYPE_CHECKING:
     from kvarn.server.chat.generation import Generation
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
