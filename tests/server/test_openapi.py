@@ -47,6 +47,7 @@ OPERATIONS = (
     *("GET /v1/collections", "POST /v1/collections", "GET /v1/collections/{name}", "DELETE /v1/collections/{name}"),
     *("GET /v1/collections/{name}/documents", "POST /v1/collections/{name}/documents"),
     *("POST /rerank", "POST /infill"),
+    *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter", "GET /lora-adapters"),
     "POST /v1/fill",
     *("POST /api/chat", "POST /api/generate", "POST /api/embed", "POST /api/embeddings", "POST /api/show"),
     *("POST /api/pull", "GET /api/tags", "GET /api/ps", "GET /api/version"),

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from kvarn.errors import KvarnError
 from kvarn.server.live.engine_snapshot import EngineSnapshot, take_snapshot
-from kvarn.server.models.model_pool import ModelPool, ServedModel
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.served_model import ServedModel
 
 INTERVAL_S = 0.25  # between two snapshots
 MAX_COST = 0.004  # share of an engine's time that they may take

@@ -54,6 +54,7 @@ class CatalogEntry:
     digest: str | None = None  # sha256 of the weights' file; None before the first load of a local one
     is_loaded: bool = False
     is_pinned: bool = False
+    parent: str | None = None  # of an adapter: the model's id
     file: CatalogFile = CatalogFile()
     is_diffusion: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)  # what the model's authors recommend
