@@ -13,15 +13,18 @@ import httpx
 import pytest
 
 from kvarn.server.page.assets import NAMES, PAGE_PATHS, POLICY
+from tests.chat_model import write_chat_model
 from tests.page.browser import DESKTOP, PHONE, Tab
 from tests.page.conftest import PageServer
 from tests.page.live_stream import counts_of, frames
 from tests.page.payloads import PAYLOADS
 from tests.server.edge_client import until
+from tests.server.process import ROOT, ServerProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext
+    from playwright.sync_api import Browser, BrowserContext
 
+PICTURES = ROOT / "docs" / "images"
 FORBIDDEN = ("img", "script", "iframe", "object", "embed", "link", "style", "form", "use", "video", "base", "meta")
 ENDLESS = {
     "stars": "**" * 60_000,
@@ -407,6 +410,81 @@ def test_the_engine_is_watched_on_the_page_and_in_the_terminal(
     (tmp_path / "key").write_text("two words", encoding="utf-8")
     refused = subprocess.run([*command, tmp_path / "key"], capture_output=True, text=True, timeout=60, check=False)
     assert (refused.returncode, "kvarn keys new" in refused.stderr) == (2, True)
+
+
+MANY = """async (count) => {
+    const asked = indexedDB.open("kvarn", 1);
+    const database = await new Promise((on) => (asked.onsuccess = () => on(asked.result)));
+    const stores = database.transaction(["conversations", "messages"], "readwrite");
+    const at = Date.now() - count - 10;
+    for (let number = 0; number < count; number++) stores.objectStore("messages").put({
+        id: `m${number}`, conversation: "long", parent: number ? `m${number - 1}` : null, created: at + number,
+        role: number % 2 ? "assistant" : "user", state: "done",
+        content: `Message **${number}**\\n\\n- with\\n- a list`});
+    stores.objectStore("conversations").put(
+        {id: "long", title: "Long", settings: {}, head: `m${count - 1}`, created: at, updated: at + count});
+    await new Promise((on) => (stores.oncomplete = on));
+}"""
+# Milliseconds from a key to the frame after it, the median of several.
+KEYSTROKE = """async () => {
+    const times = [];
+    for (let number = 0; number < 9; number++) {
+        const area = document.querySelector("#ask");
+        const at = performance.now();
+        area.value += "x";
+        area.dispatchEvent(new Event("input", {bubbles: true}));
+        area.offsetHeight;
+        times.push(performance.now() - at);
+        await new Promise(requestAnimationFrame);
+    }
+    return times.sort((a, b) => a - b)[4];
+}"""
+
+
+def test_two_thousand_messages_leave_typing_quick(tab: Tab) -> None:
+    page = tab.page
+    page.evaluate(MANY, 2000)
+    page.reload()
+    page.click(".entry .title")
+    page.wait_for_selector(".markdown:has-text('Message 1999')")
+    assert page.locator(".message").count() < 200
+    assert page.evaluate(KEYSTROKE) < 50
+    page.evaluate("document.querySelector('.messages').scrollTop = 0")
+    page.wait_for_selector(".bubble:has-text('Message **1920**')")
+
+
+def test_the_page_works_below_a_prefix(browser: Browser, tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "chatty")
+    options = ("--model", model, "--context", "512", "--root-path", "/llm")
+    with ServerProcess(*options, module="tests.page.scripted") as server:
+        fresh = browser.new_context()
+        for path in ("/llm", "/llm/"):
+            tab = Tab.open(fresh, server.url, None, path)
+            tab.page.wait_for_selector("option:has-text('chatty')", state="attached")
+            assert all(url.startswith(f"{server.url}/llm") for url in tab.requests)
+        fresh.close()
+
+
+def test_pictures_for_the_documents(tab: Tab, tmp_path: Path, is_long: bool) -> None:
+    page, folder = tab.page, PICTURES if is_long else tmp_path
+    page.emulate_media(reduced_motion="reduce")
+    tab.ask(MARKDOWN)
+    page.wait_for_selector(".hljs-keyword")
+    page.screenshot(path=folder / "chat-light.png")
+    page.click("[aria-label^='Theme']")
+    page.click("[aria-label^='Theme']")
+    page.click("[aria-label=Settings]")
+    page.wait_for_selector("html[data-theme=dark]", state="attached")
+    page.screenshot(path=folder / "chat-dark.png")
+    page.click("[aria-label='Close settings']")
+    page.goto(f"{tab.url}/#live")
+    page.wait_for_selector("canvas.map")
+    page.screenshot(path=folder / "engine-dark.png")
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.goto(f"{tab.url}/#")
+    page.wait_for_selector("#ask")
+    page.screenshot(path=folder / "chat-phone.png")
+    assert all(path.stat().st_size > 5_000 for path in folder.glob("*.png"))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

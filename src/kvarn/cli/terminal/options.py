@@ -82,6 +82,15 @@ class EngineOptions:
     device: Annotated[str | None, typer.Option(help="Of torch: cuda:1, cpu. [default: the first GPU, else cpu]")] = None
     tensor_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that share every layer.")] = None
     pipeline_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that divide the layers.")] = None
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            "--speculate",
+            metavar="off|auto|METHODS",
+            help="Guess tokens and check several at once: same text, sooner. auto: prediction, ngram and grammar, each "
+            "only while it pays; or a list, also with suffix (remembers each tenant's answers). [default: off]",
+        ),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """The fields of EngineConfig whose options were given."""

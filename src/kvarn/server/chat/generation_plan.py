@@ -115,7 +115,8 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
             llm.admission.check_length(len(ids), llm.context - 1)
     wanted, pending = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
-    return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=pending)
+    predicted = llm.submissions.prediction(params)
+    return Submission(ids, params, True, visible_ids=plan.visible_ids, constraint=pending, prediction_ids=predicted)
 
 
 def prompt_ids_of(model: ServedModel, chat: Conversation, plan: OutputPlan) -> list[int]:
