@@ -24,7 +24,7 @@ How to call it is in [api.md](api.md).
 A field in **bold** must be given; where `null` is taken it is the same as leaving a field out.
 A name that an object does not have is refused, unless its value is `null`: official clients send answers back with the
 empty fields of their own types.
-Every path but `/health*` and `/docs` needs a key if the server has any.
+Every path but `/health*`, `/docs` and the page at `/` needs a key if the server has any.
 Errors are an `Error` object, under `/v1/messages` an `AnthropicError`, under `/api` an `OllamaError`.
 """
 

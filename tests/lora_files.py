@@ -13,6 +13,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from kvarn.formats.gguf.writer import write_gguf
+from tests.chat_model import HIDDEN, LAYERS, WIDTH
 from tests.tiny_gguf import Tensors, unrotated
 
 Float32 = npt.NDArray[np.float32]
@@ -61,6 +62,18 @@ def random_pairs(
         pairs[module] = (a.astype(np.float32), b.astype(np.float32))
     assert pairs
     return pairs
+
+
+def chat_model_pairs(seed: int) -> Pairs:
+    """For the model of tests/chat_model.py: pairs that change what is said, not only its probability."""
+    shapes = {
+        **{f"self_attn.{part}_proj": (WIDTH, WIDTH) for part in "qkvo"},
+        **{f"mlp.{part}_proj": (HIDDEN, WIDTH) for part in ("gate", "up")},
+        "mlp.down_proj": (WIDTH, HIDDEN),
+    }
+    names = {f"model.layers.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in shapes.items()}
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in names.items()}
+    return {module: (a, 4 * b) for module, (a, b) in random_pairs(tensors, seed=seed).items()}
 
 
 def write_peft(folder: Path, pairs: Pairs, **config: Any) -> Path:

@@ -253,6 +253,19 @@ nb::tuple store_kv(const std::string& table_name, In2<float> keys, In2<float> va
     return nb::make_tuple(k.array, v.array);
 }
 
+// low = scale * a x and base + b low, for packed a (rank, columns) and b (rows, rank).
+nb::tuple low_rank(const std::string& table_name, int type, In1<uint8_t> a, In1<uint8_t> b, In1<float> x, float scale,
+                   In1<float> base, int rank) {
+    const KernelTable& table = table_named(table_name);
+    const bool is_half = static_cast<Type>(type) == Type::F16;
+    const int columns = static_cast<int>(x.size()), rows = static_cast<int>(base.size());
+    NewArray<float> low({static_cast<size_t>(num_groups(rank)) * kLanes}), out({base.size()});
+    std::copy_n(base.data(), base.size(), out.data);
+    (is_half ? table.low_rank_in_f16 : table.low_rank_in_f32)(a.data(), x.data(), columns, rank, scale, low.data);
+    (is_half ? table.low_rank_add_f16 : table.low_rank_add_f32)(b.data(), low.data, rank, rows, out.data);
+    return nb::make_tuple(low.array, out.array);
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
@@ -270,6 +283,7 @@ void bind_kernels(nb::module_& m) {
     m.def("softmax_sums", softmax_sums, "table"_a, "x"_a, "max"_a);
     m.def("attend", attend, "table"_a, "q"_a, "keys"_a, "values"_a, "first"_a, "last"_a, "scale"_a, "softcap"_a,
           "dtype"_a, "slopes"_a = std::vector<float>());
+    m.def("low_rank", low_rank, "table"_a, "type"_a, "a"_a, "b"_a, "x"_a, "scale"_a, "base"_a, "rank"_a);
     m.def("store_kv", store_kv, "table"_a, "keys"_a, "values"_a, "dtype"_a);
 }
 

@@ -31,6 +31,8 @@ KV_DTYPES = tuple(dict.fromkeys(CPU_KV_DTYPES + TORCH_KV_DTYPES))
 ENCODER_WEIGHTS = ("q8_0", "file")
 GPU_WEIGHTS = ("packed", "bf16")
 POLICIES: tuple[str, ...] = ("fcfs", "priority", "shortest_remaining", "slo")
+SPECULATION_METHODS: tuple[str, ...] = ("prediction", "ngram", "suffix", "grammar")
+AUTO_SPECULATION = frozenset({"prediction", "ngram", "grammar"})  # what is free to try and remembers nobody's text
 
 BACKGROUND_SHARE = 0.125  # of step time for lower priorities while higher ones run; also between engines
 MAX_THREADS = 1024
@@ -136,6 +138,7 @@ class EngineConfig:
     tokens_per_s: float | None = None
     window_s: float = 10.0  # of that moving window
     prefix_cache: bool = True
+    speculation: str = "off"  # off | auto | a list of methods, as in "auto,suffix"; see docs/speculation.md
     prefix_cache_dir: str | None = None  # keep prefixes that are used again here, over restarts; None: in memory only
     prefix_cache_bytes: int | None = None  # of that folder; None: 2 GB, at most 5% of the free disk; 0: keep nothing
     lora_bytes: int = 1 << 30  # of memory for adapters; the least recently used ones are put out
@@ -165,6 +168,7 @@ class EngineConfig:
         check_setting.number("tokens_per_s", self.tokens_per_s, 0.001, 1e12, optional=True)
         check_setting.number("window_s", self.window_s, 0.1, 3600.0)
         check_setting.flag("prefix_cache", self.prefix_cache)
+        speculation_methods(self.speculation)
         check_setting.integer("prefix_cache_bytes", self.prefix_cache_bytes, 0, MAX_KV_BYTES, optional=True)
         self._check_folder()
         check_setting.integer("lora_bytes", self.lora_bytes, 0, MAX_KV_BYTES)
@@ -199,6 +203,16 @@ class EngineConfig:
                     f"{name} is {getattr(self, name)}, which the backend {self.backend!r} does not have; "
                     'use backend="torch" or "cuda"'
                 )
+
+
+def speculation_methods(setting: str) -> frozenset[str]:
+    """Where drafts come from; empty: there are none."""
+    if setting == "off":
+        return frozenset()
+    names = setting.split(",") if isinstance(setting, str) else [setting]
+    for name in names:
+        check_setting.one_of("speculation", name, ("off", "auto", *SPECULATION_METHODS)[name == "off" :])
+    return frozenset(names) - {"auto"} | (AUTO_SPECULATION if "auto" in names else frozenset())
 
 
 def chosen_config(config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:

@@ -80,6 +80,10 @@ class Request:
     text: Any = None  # engine.stream: the answer as text so far
     charge: Any = None  # engine.rate_limit: what it took from the token window
     sampling: Any = None  # decoding: what its choices of tokens depend on
+    prediction_ids: tuple[int, ...] = ()  # what the caller expects the answer to be
+    drafting: Any = None  # decoding.speculation: where its drafts come from
+    num_accepted_prediction: int = 0  # tokens of the prediction that were computed as drafts and right ...
+    num_rejected_prediction: int = 0  # ... or wrong
     denoising: Any = None  # decoding: the canvas under way; lost with the blocks
     priority: int = 0  # that of params, until it is changed
     state: RequestState = RequestState.WAITING
@@ -196,7 +200,13 @@ class Request:
             text=text,
             token_ids=self.output_ids,
             finish_reason=self.finish_reason,
-            usage=Usage(len(self.prompt_ids), self.num_output, self.num_cached or 0),
+            usage=Usage(
+                len(self.prompt_ids),
+                self.num_output,
+                self.num_cached or 0,
+                self.num_accepted_prediction,
+                self.num_rejected_prediction,
+            ),
             timings=self._timings(),
             seed=self.seed,
             stop_match=self.stop_match,

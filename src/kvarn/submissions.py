@@ -25,6 +25,8 @@ from kvarn.types import Message, SamplingParams
 if TYPE_CHECKING:
     from kvarn.tokenizer.tokenizer import Tokenizer
 
+MAX_PREDICTION = 1 << 18  # characters of a prediction that are read
+MAX_CHARACTERS_PER_TOKEN = 16  # of them, of as many tokens as the answer may have
 INFILL_ROOM = 512  # tokens left for a middle without max_tokens where other files would fill the context
 
 
@@ -127,8 +129,19 @@ class Submissions:
             raise InvalidParameter("the tenant's name has a NUL, which no name may have", field="tenant")
         params = params or SamplingParams()
         constraint = None if params.constraint is None else self.constraints.compile(params.constraint)
+        predicted = self.prediction(params)
         uses = self.adapters.uses(lora)  # last: what is refused before holds no adapter
-        return Submission(ids, params, starts_text, tenant, constraint=constraint, adapters=uses)
+        return Submission(
+            ids, params, starts_text, tenant, constraint=constraint, prediction_ids=predicted, adapters=uses
+        )
+
+    def prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The tokens of the answer that the caller expects, no more than a model could say."""
+        if not (params.prediction and params.speculate):
+            return ()
+        limit = params.max_tokens or self._spec.context_length
+        text = params.prediction[: min(MAX_CHARACTERS_PER_TOKEN * limit, MAX_PREDICTION)]
+        return tuple(self._tokenizer.encode(text, add_special=False)[: 2 * limit])
 
     def require_generator(self, what: str) -> None:
         """Refuse what an encoder cannot do; what: the verb, such as chat."""

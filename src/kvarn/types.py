@@ -74,20 +74,18 @@ class SamplingParams:
     free_cache_on_finish: bool = False  # leave none of its blocks in the prefix cache
     prefill_only: bool = False  # compute the prompt into the prefix cache, sample no token
     diffusion: DiffusionParams | None = None  # how a diffusion model denoises; refused by other models
+    prediction: str | None = None  # the answer that is expected: it comes faster where it comes so; never changed by it
+    speculate: bool = True  # where the engine does; False: one token a step
     truncate: str | None = None  # "left": drop the oldest prompt tokens that do not fit, instead of refusing
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only", "ignore_eos"):
+        for name in ("reuse_cache", "free_cache_on_finish", "prefill_only", "ignore_eos", "speculate"):
             check_parameter.flag(name, getattr(self, name))
-        if self.diffusion is not None and not isinstance(self.diffusion, DiffusionParams):
-            raise InvalidParameter(
-                f"diffusion is {short(self.diffusion)}; give a kvarn.DiffusionParams", field="diffusion"
-            )
-        if self.sampler is not None and not isinstance(self.sampler, str):
-            raise InvalidParameter(
-                f"sampler is {short(self.sampler)}; give the name of a registered one", field="sampler"
-            )
+        check_parameter.instance("diffusion", self.diffusion, DiffusionParams, "a kvarn.DiffusionParams", optional=True)
+        check_parameter.instance("sampler", self.sampler, str, "the name of a registered one", optional=True)
+        check_parameter.instance("prediction", self.prediction, str, "a string", optional=True)
+        utf8("prediction", self.prediction or "")
         check_parameter.one_of("truncate", self.truncate, ("left",), optional=True)
         if self.constraint is not None:
             _check_constraint(self.constraint, ignore_eos=self.ignore_eos)
@@ -137,6 +135,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    accepted_prediction_tokens: int = 0  # of the prediction: computed ahead and right ...
+    rejected_prediction_tokens: int = 0  # ... or wrong
 
     @property
     def total_tokens(self) -> int:

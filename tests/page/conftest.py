@@ -11,8 +11,9 @@ import pytest
 
 from kvarn.server.access.keyfile import draw_key, editing, write_keys
 from tests.chat_model import write_chat_model
+from tests.diffusing import write_talking_model
 from tests.page.browser import DESKTOP, Tab, chromium
-from tests.server.process import ServerProcess
+from tests.server.process import MINILM, ServerProcess, model_path
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
@@ -43,15 +44,16 @@ class PageServer:
 
 @pytest.fixture(scope="module")
 def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """A model that talks noise, called chatty, behind keys."""
+    """Two models that talk noise behind keys, chatty from left to right and misty by denoising, and minilm."""
     folder = tmp_path_factory.mktemp("page")
-    model = write_chat_model(folder / "chatty")
+    chatty = write_chat_model(folder / "chatty")
+    misty = write_talking_model(folder / "misty.gguf").rename(folder / "misty")
     key, entry = draw_key("anna", "enterprise")
     write_keys(folder / "keys.toml", [entry])
-    with ServerProcess(
-        "--model", model, "--context", "2048", keys=folder / "keys.toml", module="tests.page.scripted"
-    ) as process:
-        yield PageServer(process, folder / "keys.toml", key)
+    file, home = folder / "keys.toml", {"KVARN_HOME": str(folder / "home")}
+    models = ("--model", chatty, "--model", misty, "--model", model_path(MINILM), "--context", "2048")
+    with ServerProcess(*models, keys=file, env=home, module="tests.page.scripted") as process:
+        yield PageServer(process, file, key)
 
 
 # Of a module: playwright's event loop would run on under the tests of other files.

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from kvarn.server.page.assets import NAMES, PAGE_PATHS, POLICY
+from tests.chat_model import write_chat_model
 from tests.page.browser import DESKTOP, PHONE, Tab
 from tests.page.conftest import PageServer
+from tests.page.live_stream import counts_of, frames
 from tests.page.payloads import PAYLOADS
+from tests.server.edge_client import until
+from tests.server.process import ROOT, ServerProcess
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext
+    from playwright.sync_api import Browser, BrowserContext
 
+PICTURES = ROOT / "docs" / "images"
 FORBIDDEN = ("img", "script", "iframe", "object", "embed", "link", "style", "form", "use", "video", "base", "meta")
 ENDLESS = {
     "stars": "**" * 60_000,
@@ -252,6 +261,232 @@ def test_controls_that_turn_text_around_are_shown_by_name(tab: Tab) -> None:
     assert "[U+202E]" in tab.ask("say: safe\u202e danger")
 
 
+def test_a_token_shows_its_alternatives_and_another_answer_begins_there(tab: Tab) -> None:
+    page = tab.page
+    page.click("[aria-label=Settings]")
+    page.check("text=Token probabilities")
+    page.fill("#field-seed", "3")
+    page.click("summary:has-text('Length and end')")
+    page.fill("#field-max_tokens", "12")
+    page.click("summary:has-text('Request')")
+    page.fill("#field-logit_bias", json.dumps({str(letter): 100 for letter in range(97, 102)}))  # bytes a to e
+    first = tab.ask("hello")
+    page.click("[aria-label='Token probabilities']")
+    assert page.locator(".token").all_inner_texts() == list(first)
+    for index in range(12):  # the model's noise has bytes that are no characters: look for an alternative that is one
+        page.click(f".token >> nth={index}")
+        page.wait_for_selector(f".alternatives[aria-label='Alternatives to token {index + 1}'] button:not([disabled])")
+        shares = page.locator(".alternatives meter").evaluate_all("all => all.map(one => one.value)")
+        assert len(shares) in (5, 6)  # five, and the chosen one where it is none of them
+        assert 0 < sum(shares) <= 1.001
+        others = page.locator(".alternatives li:has(button) code").all_inner_texts()
+        if letters := [other for other in others if re.fullmatch("[!-~]", other)]:
+            break
+    page.locator(f".alternatives li:has(button):has(code:text-is('{letters[0]}')) button").click()
+    page.wait_for_selector(".assistant .siblings:has-text('2/2')")
+    page.wait_for_selector(".answer-foot")
+    assert tab.answer.startswith(first[:index] + letters[0])
+    assert letters[0] != first[index]
+    page.click(".prompt-share")
+    page.wait_for_selector(".prompt-dialog pre:has-text('hello')")
+    assert tab.violations() == []
+
+
+def test_an_answer_is_seen_while_it_forms_and_replayed(tab: Tab, page_server: PageServer) -> None:
+    page = tab.page
+    page.select_option(".model select", "misty")
+    page.click("[aria-label=Settings]")
+    page.fill("#field-temperature", "0")
+    page.click("summary:has-text('Length and end')")
+    page.fill("#field-max_tokens", "12")
+    page.select_option("#field-ignore_eos", "true")
+    page.click("summary:has-text('Diffusion')")
+    page.fill("#field-diffusion-block_length", "4")
+    page.press("#field-diffusion-block_length", "Tab")
+    before = page.locator(".answer-foot").count()
+    tab.send("hi")
+    page.wait_for_function("n => document.querySelectorAll('.answer-foot').length > n", arg=before)
+    body = {"model": "misty", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 12, "ignore_eos": True}
+    body |= {"temperature": 0, "stream": True, "diffusion": {"block_length": 4, "events": True}}
+    headers = {"authorization": f"Bearer {page_server.key}"}
+    with page_server.process.client(headers=headers) as http:
+        lines = http.post("/v1/chat/completions", json=body).text.splitlines()
+    told = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    steps = [chunk["diffusion"] for chunk in told if "diffusion" in chunk]
+    assert len(steps) > 3
+    page.click("[aria-label='Replay the denoising']")
+    slider = page.locator("[aria-label='Denoising step']")
+    assert slider.get_attribute("max") == str(len(steps) - 1)
+    for place in (0, len(steps) // 2, len(steps) - 1):
+        slider.fill(str(place))
+        page.wait_for_selector(f".replay .facts:has-text('step {steps[place]['step']} of')")
+        assert page.locator(".canvas").text_content() == steps[place]["text"]
+    assert tab.violations() == []
+    page.click("text=Done")
+    page.wait_for_selector(".replay", state="detached")
+
+
+DROP = """([name, text, type]) => {
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([text], name, {type}));
+    window.dispatchEvent(new DragEvent("drop", {dataTransfer, cancelable: true}));
+}"""
+
+
+def test_a_dropped_file_is_looked_up_and_its_passage_shown(tab: Tab) -> None:
+    page = tab.page
+    page.evaluate(DROP, ["holiday.png", "x", "image/png"])
+    page.wait_for_selector(".toast:has-text('Images cannot be read')")
+    page.evaluate(DROP, ["mill.md", "The millstone of Vrigstad weighs 812 kilograms.", "text/markdown"])
+    page.wait_for_selector(".files li:has-text('mill.md') button")
+    page.click("[aria-label=Settings]")
+    page.click("summary:has-text('Length and end')")
+    page.fill("#field-max_tokens", "4")
+    page.press("#field-max_tokens", "Tab")
+    tab.send("How heavy is the millstone?")
+    page.wait_for_selector(".source:has-text('[1] mill.md')")
+    page.click(".source")
+    page.wait_for_selector(".passage:has-text('812 kilograms')")
+    assert tab.violations() == []
+    page.click("[aria-label='Remove mill.md']")
+    page.wait_for_selector(".files", state="detached")
+
+
+def test_the_stream_shows_own_requests_and_counts_the_others(page_server: PageServer) -> None:
+    other = page_server.add("bert")
+    keys = {"anna": page_server.key, "bert": other}
+    clients = {
+        name: page_server.process.client(headers={"authorization": f"Bearer {key}"}) for name, key in keys.items()
+    }
+    anna, bert = clients["anna"], clients["bert"]
+    until(lambda: bert.get("/v1/models").status_code == 200)  # the key file is read again once a second
+    body = {"model": "chatty", "messages": [{"role": "user", "content": "hi"}], "ignore_eos": True, "stream": True}
+    anna.post("/fault/slow?seconds=0.02")
+    try:
+        with anna.stream("POST", "/v1/chat/completions", json=body | {"max_tokens": 1500}) as answer:
+            request_id = answer.headers["x-request-id"]
+            own = next(one for one in frames(anna) if one["requests"] and one["requests"][0]["phase"] == "decode")
+            foreign = next(iter(frames(bert)))
+    finally:
+        anna.post("/fault/slow?seconds=0")
+    assert [one["id"] for one in own["requests"]] == [request_id]
+    assert 0 < own["requests"][0]["deadline_s"] <= 600
+    assert foreign["requests"] == []
+    assert request_id not in str(foreign)
+    mine, theirs = own["models"][0]["engine"], foreign["models"][0]["engine"]
+    assert (mine["running"], mine["others_running"]) == (1, 0)
+    assert (theirs["running"], theirs["others_running"]) == (1, 1)
+    for engine in (mine, theirs):
+        kv, counts = engine["kv"], counts_of(engine["kv"])
+        assert sum(counts.values()) == kv["num_blocks"]
+        assert (counts["f"], counts["c"], counts["s"], counts["o"]) == (
+            kv["free"],
+            kv["cached"],
+            kv["shared"],
+            kv["own"],
+        )
+        assert counts["o"] + counts["u"] + counts["s"] == kv["used"]
+    assert mine["kv"]["own"] > 0
+    assert theirs["kv"]["own"] == 0
+    assert [len(step) for step in mine["steps"]] == [5] * len(mine["steps"])
+    assert page_server.process.client().get("/v1/live").status_code == 401
+    page_server.revoke("bert")
+
+
+def test_the_engine_is_watched_on_the_page_and_in_the_terminal(
+    tab: Tab, page_server: PageServer, tmp_path: Path
+) -> None:
+    page = tab.page
+    tab.ask("hello")
+    page.click(".foot-link")
+    page.wait_for_selector(".card:has-text('chatty') canvas.map")
+    assert "free" in (page.locator("canvas.map").first.get_attribute("aria-label") or "")
+    page.wait_for_function("() => document.querySelector('.steps').width > 0")
+    (tmp_path / "key").write_text(page_server.key, encoding="utf-8")
+    command = [sys.executable, "-m", "kvarn.cli.main", "top", "--once", "--url", page_server.url, "--key-file"]
+    shown = subprocess.run([*command, tmp_path / "key"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "chatty" in shown
+    assert "blocks of" in shown
+    (tmp_path / "key").write_text("two words", encoding="utf-8")
+    refused = subprocess.run([*command, tmp_path / "key"], capture_output=True, text=True, timeout=60, check=False)
+    assert (refused.returncode, "kvarn keys new" in refused.stderr) == (2, True)
+
+
+MANY = """async (count) => {
+    const asked = indexedDB.open("kvarn", 1);
+    const database = await new Promise((on) => (asked.onsuccess = () => on(asked.result)));
+    const stores = database.transaction(["conversations", "messages"], "readwrite");
+    const at = Date.now() - count - 10;
+    for (let number = 0; number < count; number++) stores.objectStore("messages").put({
+        id: `m${number}`, conversation: "long", parent: number ? `m${number - 1}` : null, created: at + number,
+        role: number % 2 ? "assistant" : "user", state: "done",
+        content: `Message **${number}**\\n\\n- with\\n- a list`});
+    stores.objectStore("conversations").put(
+        {id: "long", title: "Long", settings: {}, head: `m${count - 1}`, created: at, updated: at + count});
+    await new Promise((on) => (stores.oncomplete = on));
+}"""
+# Milliseconds from a key to the frame after it, the median of several.
+KEYSTROKE = """async () => {
+    const times = [];
+    for (let number = 0; number < 9; number++) {
+        const area = document.querySelector("#ask");
+        const at = performance.now();
+        area.value += "x";
+        area.dispatchEvent(new Event("input", {bubbles: true}));
+        area.offsetHeight;
+        times.push(performance.now() - at);
+        await new Promise(requestAnimationFrame);
+    }
+    return times.sort((a, b) => a - b)[4];
+}"""
+
+
+def test_two_thousand_messages_leave_typing_quick(tab: Tab) -> None:
+    page = tab.page
+    page.evaluate(MANY, 2000)
+    page.reload()
+    page.click(".entry .title")
+    page.wait_for_selector(".markdown:has-text('Message 1999')")
+    assert page.locator(".message").count() < 200
+    assert page.evaluate(KEYSTROKE) < 50
+    page.evaluate("document.querySelector('.messages').scrollTop = 0")
+    page.wait_for_selector(".bubble:has-text('Message **1920**')")
+
+
+def test_the_page_works_below_a_prefix(browser: Browser, tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "chatty")
+    options = ("--model", model, "--context", "512", "--root-path", "/llm")
+    with ServerProcess(*options, module="tests.page.scripted") as server:
+        fresh = browser.new_context()
+        for path in ("/llm", "/llm/"):
+            tab = Tab.open(fresh, server.url, None, path)
+            tab.page.wait_for_selector("option:has-text('chatty')", state="attached")
+            assert all(url.startswith(f"{server.url}/llm") for url in tab.requests)
+        fresh.close()
+
+
+def test_pictures_for_the_documents(tab: Tab, tmp_path: Path, is_long: bool) -> None:
+    page, folder = tab.page, PICTURES if is_long else tmp_path
+    page.emulate_media(reduced_motion="reduce")
+    tab.ask(MARKDOWN)
+    page.wait_for_selector(".hljs-keyword")
+    page.screenshot(path=folder / "chat-light.png")
+    page.click("[aria-label^='Theme']")
+    page.click("[aria-label^='Theme']")
+    page.click("[aria-label=Settings]")
+    page.wait_for_selector("html[data-theme=dark]", state="attached")
+    page.screenshot(path=folder / "chat-dark.png")
+    page.click("[aria-label='Close settings']")
+    page.goto(f"{tab.url}/#live")
+    page.wait_for_selector("canvas.map")
+    page.screenshot(path=folder / "engine-dark.png")
+    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.goto(f"{tab.url}/#")
+    page.wait_for_selector("#ask")
+    page.screenshot(path=folder / "chat-phone.png")
+    assert all(path.stat().st_size > 5_000 for path in folder.glob("*.png"))
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_axe_finds_nothing(tab: Tab, theme: str, size: dict[str, int]) -> None:
@@ -266,4 +501,7 @@ def test_axe_finds_nothing(tab: Tab, theme: str, size: dict[str, int]) -> None:
     page.wait_for_selector(".hljs-keyword")
     page.click("[aria-label=Settings]")
     page.wait_for_selector(".settings")
+    assert tab.violations() == []
+    page.goto(f"{tab.url}/#live")
+    page.wait_for_selector("canvas.map")
     assert tab.violations() == []

@@ -12,12 +12,13 @@ from kvarn import Completion, SamplingParams
 from kvarn.adapters.pool import AdapterPool
 from kvarn.engine.engine import Engine
 from kvarn.formats.open import open_weights
+from kvarn.formats.weights import TensorType
 from kvarn.models.describe import describe
 from kvarn.request import Request
 from tests.lora_files import LINEARS, random_pairs, write_peft
 from tests.parity.test_same_bytes import GREEDY, KINDS, TinyModel, prompts, run, same
 from tests.submitting import submit
-from tests.tiny_models import CONFIGS, random_tensors
+from tests.tiny_models import CONFIGS, random_tensors, tiny_model
 
 NAMES = ("first", "second", "third")
 ARCHS = ("llama", "qwen2")
@@ -28,6 +29,7 @@ class Adapted:
 
     def __init__(self, arch: str, folder: Path) -> None:
         self.model = TinyModel(arch, folder)
+        self.model.path = tiny_model(arch, folder, "gguf", type=TensorType.Q4_0)
         self.tensors = random_tensors(arch, CONFIGS[arch])
         self.folder = folder
         for i, name in enumerate(NAMES):
@@ -156,3 +158,19 @@ def test_an_adapter_unloaded_in_the_middle_of_answers_stays_with_them(adapted: A
     assert same(run(engine, requests), expected)
     del requests
     assert pool.num_bytes < held
+
+
+def test_thirty_two_adapters_in_one_batch_answer_as_each_alone(adapted: Adapted, tmp_path: Path) -> None:
+    params = GREEDY.replace(max_tokens=4)
+    mine = prompts(32, seed=31, low=3, high=20)
+    engine, pool = adapted.engine(num_blocks=128, threads=2)
+    for i in range(32):
+        pool.load(write_peft(tmp_path / f"user{i}", random_pairs(adapted.tensors, rank=1 + i % 9, seed=i), r=1 + i % 9))
+    work = [(prompt, f"user{i}") for i, prompt in enumerate(mine)]
+    together = run(engine, submit_each(engine, pool, work, params))
+    engine, again = adapted.engine(num_blocks=128)
+    for i in range(32):
+        again.load(tmp_path / f"user{i}")
+    alone = [run(engine, submit_each(engine, again, [one], params))[0] for one in work]
+    assert same(together, alone)
+    assert len(pool.loras) == 35

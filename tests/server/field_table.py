@@ -63,6 +63,8 @@ FIELDS = {
     "logprobs": Field(bool),
     "stream": Field(bool),
     "ignore_eos": Field(bool),
+    "speculate": Field(bool),
+    "prediction": Field(str),
     "parallel_tool_calls": Field(bool),
     "stop": Field(str, accepted=("5", [])),
     "stop_token_ids": Field(str, accepted=([],)),

@@ -129,7 +129,7 @@ def test_hints_and_neutral_values_change_nothing(coder: httpx.Client, fields: di
         ({"min_keep": 5}, "min_keep", "min_keep is 5"),
         ({"post_sampling_probs": True}, "post_sampling_probs", "give false"),
         ({"grammar_lazy": True}, "grammar_lazy", "give false"),
-        ({"lora": [{"id": 0, "scale": 0.5}]}, "lora", "no adapters"),
+        ({"lora": [{"id": 0, "scale": 0.5}]}, "lora", "0 adapters"),
         ({"samplers": ["top_k", "sharpen"]}, "samplers", "dry, top_k"),
         ({"n_probs": 50}, "n_probs", "20"),
         ({"n_cmpl": 100}, "n_cmpl", "at most 16 answers"),

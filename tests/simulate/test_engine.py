@@ -16,6 +16,9 @@ import pytest
 
 from kvarn.backends.fake import FakeBackend
 from kvarn.config import POLICIES
+from kvarn.decoding.speculation.draft_length import Always, ByCost
+from kvarn.decoding.speculation.drafters import Proposal
+from kvarn.decoding.speculation.speculation import Speculation
 from kvarn.engine.engine import Engine
 from kvarn.engine.scheduling.plan import StepPlan
 from kvarn.errors import InvalidParameter, PromptTooLong
@@ -233,7 +236,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
 ) -> None:
     """The one it would get alone."""
     rng, num_operations = random.Random(pools), size(800, 18_000) if has_window else size(1_400, 36_000)
-    num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = num_freed = 0
+    num_ended = num_preemptions = num_hits = longest = num_ranked = num_steady = num_freed = num_accepted = 0
     for _ in range(num_operations // 200):
         world = World(rng, POOLS[pools], runs_ahead, has_window)
         for operation in rng.choices(list(OPERATIONS), list(OPERATIONS.values()), k=200):
@@ -247,6 +250,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
         num_ranked += world.num_ranked
         num_freed += world.num_freed
         num_steady += world.num_steady
+        num_accepted += sum(stats.accepted_per_position)
         longest = max(longest, world.longest)
     counts = f"{num_ended} ended, {num_preemptions} preempted, {num_hits} tokens hit, {num_steady} steady steps"
     print(f"{pools}: {counts}, at most {longest} steps, ranked {num_ranked}")
@@ -256,6 +260,7 @@ def test_whatever_happens_every_request_gets_its_own_answer(
     assert num_ranked > num_operations // 1000
     assert (num_freed > num_operations // 100) == has_window
     assert num_steady > num_operations // 50 if runs_ahead else num_steady == 0
+    assert num_accepted == 0 if runs_ahead else num_accepted > 0 or pools == "tiny"  # where no block is to spare
 
 
 def queue_of(engine: Engine) -> dict[str, Place]:
@@ -267,7 +272,7 @@ def queue_of(engine: Engine) -> dict[str, Place]:
 def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool, has_window: bool) -> Engine:
     clock = SimulatedClock(step_s=0.010, row_s=0.0005)
     num_blocks, max_batch_tokens = rng.choice(pools), rng.choice([1, 4, 16, 64])
-    return make_engine(
+    engine = make_engine(
         num_blocks=num_blocks,
         context=CONTEXT,
         max_batch_tokens=max_batch_tokens,
@@ -283,6 +288,27 @@ def random_engine(rng: random.Random, pools: Sequence[int], runs_ahead: bool, ha
         max_wait_ms=0.0,
         prefix_cache=rng.random() < 0.8,
     )
+    if not runs_ahead:
+        length = Always() if rng.random() < 0.5 else ByCost(engine.config.max_stretch)
+        engine.decoder.speculation = speculation = Speculation(frozenset({"ngram", "suffix"}), length, lambda _: True)
+        speculation.extra.append(lambda request: iter([RandomDrafter(rng, request)]))
+    return engine
+
+
+class RandomDrafter:
+    """Knows the answer, and says something else now and then, also what cannot be computed."""
+
+    source = "random"
+
+    def __init__(self, rng: random.Random, request: Request) -> None:
+        params = request.params.replace(n=1, deadline_s=None, max_tokens=16)
+        self._answer = alone(request.prompt_ids, params, request.choice).token_ids
+        self._rng = rng
+
+    def propose(self, request: Request, max_tokens: int) -> Proposal | None:
+        rest = self._answer[request.num_output :][: self._rng.randint(0, max_tokens)]
+        found = [self._rng.choice([one] * 9 + [self._rng.randrange(256)]) for one in rest]
+        return Proposal(self.source, found, 2) if found else None
 
 
 def random_window(rng: random.Random, num_blocks: int, max_batch_tokens: int) -> WindowShape:

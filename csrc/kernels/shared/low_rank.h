@@ -5,6 +5,11 @@
 namespace kvarn::shared {
 namespace {
 
+// Pairs of many adapters come from memory, in pieces too short for the processor to see what comes next.
+constexpr int kPairAhead = 1024;  // bytes
+
+inline void prefetch_pair(const void* at) { __builtin_prefetch(static_cast<const char*>(at) + kPairAhead); }
+
 // Two groups of the rank at a time share what is read of x.
 template <class L, class Value, int kGroups>
 void low_rank_in_groups(const Value* values, const float* x, int columns, float scale, float* low) {
@@ -15,6 +20,7 @@ void low_rank_in_groups(const Value* values, const float* x, int columns, float 
         for (int i = 0; i < 4; ++i) sums[g][i] = L::set(0);
     int c = 0;
     for (; c + 4 <= columns; c += 4) {
+        for (int g = 0; g < kGroups; ++g) prefetch_pair(values + g * group + static_cast<size_t>(c) * kLanes);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const Floats value = L::set(x[c + i]);
@@ -58,6 +64,7 @@ void low_rank_add(const uint8_t* packed, const float* low, int rank, int rows, f
     for (; (g + 4) * kLanes <= rows; g += 4) {
         const Value* b = values + g * group;
         typename L::Floats sums[4] = {L::set(0), L::set(0), L::set(0), L::set(0)};
+        for (size_t i = 0; i < 4 * group; i += 64 / sizeof(Value)) prefetch_pair(b + i);
         for (int j = 0; j < rank; ++j) {
             const typename L::Floats value = L::set(low[j]);
 #pragma GCC unroll 4

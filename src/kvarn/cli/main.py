@@ -30,6 +30,7 @@ from kvarn.cli.serving.config import explain_config
 from kvarn.cli.serving.keys import list_keys, new_key, remove_key, revoke_key
 from kvarn.cli.serving.prefix_cache import clear_cache, list_cache, verify_cache
 from kvarn.cli.serving.serve import serve
+from kvarn.cli.serving.top import top
 from kvarn.cli.terminal.options import flatten_options
 from kvarn.cli.weights.evaluate import evaluate
 from kvarn.cli.weights.prune import prune
@@ -57,6 +58,7 @@ COMMANDS: Mapping[str, Command] = {
     "chat": chat,
     "fill": fill,
     "serve": serve,
+    "top": top,
     "show": show,
     "pull": pull,
     "ls": list_models,

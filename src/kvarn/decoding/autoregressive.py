@@ -1,30 +1,31 @@
-"""Left-to-right generation: prompt chunks commit nothing, then every step commits one token."""
+"""Left-to-right generation: prompt chunks commit nothing, then every step commits a token, with drafts perhaps more."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from kvarn.backends.batch import NO_TOKEN, RowSampling, Sampled, SampleRows, chosen_token
+from kvarn.backends.batch import RowSampling, Sampled, SampleRows, chosen_token
 from kvarn.backends.protocol import Backend, Hidden, LaunchingBackend
 from kvarn.backends.unused_ids import NO_UNUSED_IDS
 from kvarn.decoding.custom_sampling import sample_custom
-from kvarn.decoding.decoder import AnswerBounds, Commit, CommittedToken, ReadCommits, Span, failed_commit
-from kvarn.decoding.logprobs import sampled_logprob, score_prompt, scored_offsets
-from kvarn.decoding.sampling_state import SamplingDefaults, SamplingState
-from kvarn.errors import BackendError, BrokenScores, InvalidParameter
+from kvarn.decoding.decoder import AnswerBounds, Commit, ReadCommits, Span, failed_commit
+from kvarn.decoding.logprobs import score_prompt, scored_offsets
+from kvarn.decoding.sampling_state import Encode, SamplingDefaults, SamplingState, breaker_tokens
+from kvarn.decoding.speculation.speculation import Speculation
+from kvarn.decoding.speculation.verification import broken_logits, commit_row, commit_token, num_accepted
+from kvarn.errors import InvalidParameter
 from kvarn.request import Clock, Request
-from kvarn.sampling.dry import Breakers
-from kvarn.types import SamplingParams, TokenLogprob
+from kvarn.types import SamplingParams
 
 Int64 = npt.NDArray[np.int64]
-Encode = Callable[[str], Sequence[int]]
-SampledRow = tuple[int, Span]  # a row of the hidden states, and whose next token is chosen from it
+SampledRow = tuple[int, Span]  # a row of the hidden states, and whose next token is chosen from it; drafts' rows follow
 
 CANNOT_PREPARE = "what this answer's next token depends on (penalties, constraint) failed"
 
@@ -51,6 +52,7 @@ class AutoregressiveDecoder:
     ) -> None:
         self.backend = backend
         self.unused = NO_UNUSED_IDS
+        self.speculation: Speculation | None = None
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._defaults = defaults
@@ -82,6 +84,9 @@ class AutoregressiveDecoder:
             return self._span_ahead(request, start)
         outputs = tuple(scored_offsets(request, start, len(token_ids)))
         is_sampled = start + len(token_ids) == len(request.token_ids) and not request.params.prefill_only
+        if is_sampled and self.speculation is not None and len(token_ids) == 1 < budget:
+            drafts = self.speculation.drafts(request, budget - 1)
+            return Span(request, start, (*token_ids, *drafts), tuple(range(1 + len(drafts))), None, len(drafts))
         return Span(request, start, token_ids, (*outputs, len(token_ids) - 1) if is_sampled else outputs)
 
     def commit(self, spans: Sequence[Span], hidden: Hidden) -> list[Commit]:
@@ -119,7 +124,10 @@ class AutoregressiveDecoder:
 
     def commits_of(self, rows: Sequence[tuple[int, Span]], sampled: Sampled) -> list[Commit]:
         token_ids = sampled.token_ids.tolist()
-        commits = [_commit(span, self._state(span.request), token_ids[i], sampled, i) for i, span in rows]
+        commits = [commit_row(span, self._state(span.request), token_ids[i], sampled, i) for i, span in rows]
+        for commit, (_, span) in zip(commits, rows, strict=True):
+            if span.num_drafts and self.speculation is not None:
+                self.speculation.count(span.request, span.num_drafts, num_accepted(span, commit))
         if not sampled.late:
             return commits
         is_late = [i in sampled.late for i, _ in rows]
@@ -140,6 +148,8 @@ class AutoregressiveDecoder:
         """Nothing to do: the state follows from the request's tokens."""
 
     def forget(self, request: Request) -> None:
+        if self.speculation is not None:
+            self.speculation.end(request)
         request.sampling = None
 
     def _sample(self, rows: Sequence[SampledRow], hidden: Hidden) -> dict[str, Commit]:
@@ -158,7 +168,7 @@ class AutoregressiveDecoder:
         except BaseException as error:
             return failed_commit(span.request, CANNOT_PREPARE, error)
         sampled = sample_custom(self.backend, hidden, span, state, params)
-        return sampled if isinstance(sampled, Commit) else _commit_token(span, state, *sampled)
+        return sampled if isinstance(sampled, Commit) else commit_token(span, state, *sampled)
 
     def _sample_in_backend(self, sampled_rows: Sequence[SampledRow], hidden: Hidden) -> dict[str, Commit]:
         commits, ready, params = self._sampling_of(sampled_rows)
@@ -179,7 +189,11 @@ class AutoregressiveDecoder:
         for row, span in rows:
             request = span.request
             try:
-                params.append((request.sampling or self._state(request)).row(request, span.end))
+                state = request.sampling or self._state(request)
+                if span.num_drafts:
+                    params += state.rows(request, span.token_ids[-span.num_drafts :])
+                else:
+                    params.append(state.row(request, span.end))
             except BaseException as error:
                 commits[request.id] = failed_commit(request, CANNOT_PREPARE, error)
             else:
@@ -189,7 +203,7 @@ class AutoregressiveDecoder:
     def _sample_rows(
         self, rows: Sequence[SampledRow], params: Sequence[RowSampling], *, masked: bool = False
     ) -> SampleRows:
-        numbers = np.array([row for row, _ in rows], np.int64)
+        numbers = np.array([first + i for first, span in rows for i in range(1 + span.num_drafts)], np.int64)
         return self._row_params(numbers, [span.request for _, span in rows], params, masked=masked)
 
     def _row_params(
@@ -203,7 +217,8 @@ class AutoregressiveDecoder:
 
     def _commits_by_id(self, rows: Sequence[SampledRow], sampled: Sampled) -> dict[str, Commit]:
         """Of requests that have not ended while the step was under way."""
-        spans = [(i, span) for i, (_, span) in enumerate(rows) if not span.request.is_ended]
+        starts = accumulate((1 + span.num_drafts for _, span in rows), initial=0)
+        spans = [(i, span) for i, (_, span) in zip(starts, rows, strict=False) if not span.request.is_ended]
         return {commit.request.id: commit for commit in self.commits_of(spans, sampled)}
 
     def _span_ahead(self, request: Request, start: int) -> Span | None:
@@ -222,7 +237,7 @@ class AutoregressiveDecoder:
             if span.request.wants_prompt_logprobs and commit.error is None:
                 logprobs = score_prompt(self.backend, hidden[first:end], span, self._vocab_size)
                 is_broken = any(math.isnan(entry.logprob) for entry in logprobs)
-                error = _broken_logits(span) if is_broken else None
+                error = broken_logits(span) if is_broken else None
                 scored.append(commit._replace(prompt_logprobs=logprobs, error=error))
             else:
                 scored.append(commit)
@@ -232,22 +247,11 @@ class AutoregressiveDecoder:
     def _state(self, request: Request) -> SamplingState:
         state: SamplingState | None = request.sampling
         if state is None:
-            breakers = self._breakers(request.params.dry_sequence_breakers) if request.params.dry_multiplier > 0 else ()
+            params, encode = request.params, self._encode
+            has_breakers = params.dry_multiplier > 0
+            breakers = breaker_tokens(encode, params.dry_sequence_breakers) if has_breakers and encode else ()
             state = request.sampling = SamplingState(request, self._defaults, self._eos_ids, breakers)
         return state
-
-    def _breakers(self, texts: Sequence[str]) -> Breakers:
-        """The tokens of each breaker, at the start of a text and after a word: some tokenisers tell them apart."""
-        if self._encode is None:
-            return ()
-        word = list(self._encode("a"))
-        found: dict[tuple[int, ...], None] = {}
-        for text in texts:
-            after_word = list(self._encode("a" + text))
-            found[tuple(self._encode(text))] = None
-            if after_word[: len(word)] == word:
-                found[tuple(after_word[len(word) :])] = None
-        return tuple(sequence for sequence in found if sequence)
 
 
 def _wants_tokens_alone(request: Request) -> bool:
@@ -266,29 +270,5 @@ def _sampled_rows(spans: Sequence[Span]) -> list[SampledRow]:
     for span in spans:
         num_rows += len(span.outputs)
         if span.end >= len(span.request.token_ids) and not span.request.params.prefill_only:
-            rows.append((num_rows - 1, span))
+            rows.append((num_rows - 1 - span.num_drafts, span))
     return rows
-
-
-def _commit(span: Span, state: SamplingState, token_id: int, sampled: Sampled, row: int) -> Commit:
-    if token_id == NO_TOKEN:
-        return Commit(span.request, 0, error=state.error or _broken_logits(span))
-    num_top = span.request.params.logprobs
-    logprob = None if num_top is None else sampled_logprob(sampled, row, num_top)
-    return _commit_token(span, state, token_id, logprob)
-
-
-def _commit_token(span: Span, state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> Commit:
-    """Commit a sampled token, once the request's constraint has taken it."""
-    try:
-        ends_answer = state.accept_token(token_id)
-    except BaseException as error:
-        return failed_commit(span.request, f"the constraint failed on token {token_id}", error)
-    return Commit(span.request, len(span.token_ids), (CommittedToken(token_id, logprob, ends_answer),))
-
-
-def _broken_logits(span: Span) -> BackendError:
-    return BrokenScores(
-        f"the model's scores at position {span.end - 1:,} are not numbers; "
-        "the model file may be damaged: fetch it again or try another quantisation"
-    )

@@ -1,9 +1,9 @@
 """How hidden states become tokens: what every way of generating answers to the scheduler.
 
 Each step a request names a *span* of positions to compute; afterwards it reports what it *committed*. Prefill
-chunk: span n, commits 0. Autoregressive: span 1, commits 1. Diffusion: span = a block or the whole canvas, commits a
-block's tokens at its end. span() and commit() compute; the other methods tell the scheduler what a request needs, so
-that it never asks which kind of model it serves.
+chunk: span n, commits 0. Autoregressive: span 1, commits 1. Speculation: span 1 + k, commits 1 .. k + 1. Diffusion:
+span = a block or the whole canvas, commits a block's tokens at its end. span() and commit() compute; the other methods
+tell the scheduler what a request needs, so that it never asks which kind of model it serves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from kvarn.backends.batch import Sampled
 from kvarn.backends.protocol import Backend, Hidden
 from kvarn.backends.unused_ids import UnusedIds
+from kvarn.decoding.speculation.speculation import Speculation
 from kvarn.diffusion import CanvasView
 from kvarn.errors import AnswerError, KvarnError
 from kvarn.request import Finish, Request
@@ -57,6 +58,7 @@ class Span(NamedTuple):  # as what follows: a tuple is made in a fifth of the ti
     token_ids: Sequence[int]
     outputs: tuple[int, ...]
     reach: Reach | None = None  # None: the span ends the request's only sequence
+    num_drafts: int = 0  # of the tokens: the last ones, guessed and not chosen yet
 
     @property
     def end(self) -> int:
@@ -101,6 +103,7 @@ class Commit(NamedTuple):
     error: KvarnError | None = None
     is_late: bool = False  # a step under way has taken another token for this one: what it gives does not count
     canvas: CanvasView | None = None  # the answer as it is now, for requests with diffusion.events
+    num_rejected: int = 0  # positions after the computed ones whose tokens were guessed wrong: they are rolled back
     # Set by engine.stream, which reads the tokens as text:
     texts: tuple[str, ...] = ()  # texts[i] became certain with tokens[i]
     finish: Finish | None = None  # the last token ends the answer
@@ -135,6 +138,7 @@ class Decoder(Protocol):
     backend: Backend  # that samples the tokens
     unused: UnusedIds  # that are never chosen, and that no caller may name
     backend_s: float  # seconds that commit() has spent in the backend, ever
+    speculation: Speculation | None  # drafts for its requests; None: off
     num_denoise_steps: int  # passes that filled positions of a diffusion model's answers, ever
     has_divisible_spans: bool  # a span may be cut down to one row; False: it is computed whole or not at all
     runs_ahead: bool  # it is a LaunchingDecoder

@@ -26,6 +26,7 @@ from kvarn.decoding.denoise_config import (
 from kvarn.decoding.denoise_state import DenoiseState, Filling
 from kvarn.decoding.position_sampling import PositionSampling
 from kvarn.decoding.sampling_state import SamplingDefaults
+from kvarn.decoding.speculation.speculation import Speculation
 from kvarn.decoding.windows import Window, block_window, full_attention_window, sequence_lengths
 from kvarn.errors import BrokenScores
 from kvarn.models.spec import MaskedDiffusion
@@ -39,6 +40,7 @@ class DiffusionDecoder:
     """Span = what the cache kind recomputes; the rows of masked positions give tokens and confidences."""
 
     has_divisible_spans = False
+    speculation: Speculation | None = None  # a block is denoised whole
     runs_ahead = False
     can_fork = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -24,6 +25,13 @@ class PenaltyCounts:
         self._output_counts = np.zeros(256, np.int32)
         self._window_counts: list[int] = []  # of prompt and output in the window, by slot
         self.update(prompt_ids)
+
+    def fork(self) -> PenaltyCounts:
+        """A copy that may read on by itself."""
+        other = copy(self)
+        other._slots, other._window_counts = dict(self._slots), list(self._window_counts)
+        other._ids, other._output_counts = self._ids.copy(), self._output_counts.copy()
+        return other
 
     @property
     def ids(self) -> Int32:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from kvarn.sampling.dry import Breakers, Dry, RepeatedRuns
 from kvarn.sampling.sampler import BANNED
 from kvarn.types import SamplingParams
 
+Encode = Callable[[str], Sequence[int]]
 _PLAIN_ROW = RowSampling()
 
 
@@ -58,15 +61,50 @@ class SamplingState:
         row = self._row_below_min_tokens if is_early else self._row
         if self.is_static:
             return row if row.temperature == 0.0 else row.at(position)  # nothing is drawn where it is 0
+        return row.at(position, **self._changes(row, request.token_ids, request.num_prompt))
+
+    def rows(self, request: Request, drafts: Sequence[int]) -> list[RowSampling]:
+        """row() of the next token, and of those after each of the drafts, as if they had been chosen."""
+        first, num_tokens = self.row(request, len(request.token_ids)), len(request.token_ids)
+        if self.is_static:
+            return [first, *[self.row(request, num_tokens + count) for count in range(1, len(drafts) + 1)]]
+        found, probe, token_ids = [first], self._fork(), list(request.token_ids)
+        for position, token_id in enumerate(drafts, num_tokens + 1):
+            token_ids.append(token_id)
+            is_early = position - request.num_prompt < request.params.min_tokens
+            row = self._row_below_min_tokens if is_early else self._row
+            found.append(row.at(position, **probe._changes(row, token_ids, request.num_prompt)))
+        return found
+
+    def num_valid(self, request: Request, drafts: Sequence[int]) -> int:
+        """How many of the drafts the answer's constraint takes."""
+        if self._matcher is None or not drafts:
+            return len(drafts)
+        return self._matcher.num_valid(request.token_ids, request.num_prompt, drafts)
+
+    def forced(self, request: Request) -> list[int]:
+        """The next tokens, where the answer's constraint leaves no choice."""
+        return [] if self._matcher is None else self._matcher.forced(request.token_ids, request.num_prompt)
+
+    def _changes(self, row: RowSampling, token_ids: Sequence[int], num_prompt: int) -> dict[str, Any]:
+        """Fields of a row that depend on the tokens before it."""
         changes: dict[str, Any] = {}
         if self._penalty_counts is not None:
-            self._penalty_counts.update(request.token_ids)
+            self._penalty_counts.update(token_ids)
             changes = {"seen_ids": self._penalty_counts.ids, "seen_counts": self._penalty_counts.counts}
         if self._dry is not None:
-            changes |= self._dry.changes(row, request)
+            changes |= self._dry.changes(row, token_ids)
         if self._matcher is not None:
-            changes["mask"] = self._matcher.mask_after(request.token_ids, request.num_prompt)  # None: all may follow
-        return row.at(position, **changes)
+            changes["mask"] = self._matcher.mask_after(token_ids, num_prompt)  # None: all may follow
+        return changes
+
+    def _fork(self) -> SamplingState:
+        """A state of its own at the same token, which may read drafts."""
+        other = copy(self)
+        other._penalty_counts = None if self._penalty_counts is None else self._penalty_counts.fork()
+        other._dry = None if self._dry is None else self._dry.fork()
+        other._matcher = None if self._matcher is None else self._matcher.fork()
+        return other
 
     @property
     def error(self) -> ConstraintError | None:
@@ -86,9 +124,14 @@ class DryBias:
         self._params = Dry(params.dry_multiplier, params.dry_base, params.dry_allowed_length, params.penalty_window)
         self._runs = RepeatedRuns(request.token_ids, breakers)
 
-    def changes(self, row: RowSampling, request: Request) -> dict[str, Any]:
-        """Fields of the row with the penalties of the request's tokens added."""
-        for token_id in request.token_ids[self._runs.num_tokens :]:
+    def fork(self) -> DryBias:
+        other = copy(self)
+        other._runs = self._runs.fork()
+        return other
+
+    def changes(self, row: RowSampling, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Fields of the row with the penalties of the tokens before it added."""
+        for token_id in token_ids[self._runs.num_tokens :]:
             self._runs.append(token_id)
         ids, values = self._runs.penalties(self._params)
         if not len(ids):
@@ -97,6 +140,18 @@ class DryBias:
             "bias_ids": np.concatenate([row.bias_ids, ids]),
             "bias_values": np.concatenate([row.bias_values, values]),
         }
+
+
+def breaker_tokens(encode: Encode, texts: Sequence[str]) -> Breakers:
+    """The tokens of each breaker, at the start of a text and after a word: some tokenisers tell them apart."""
+    word = list(encode("a"))
+    found: dict[tuple[int, ...], None] = {}
+    for text in texts:
+        after_word = list(encode("a" + text))
+        found[tuple(encode(text))] = None
+        if after_word[: len(word)] == word:
+            found[tuple(after_word[len(word) :])] = None
+    return tuple(sequence for sequence in found if sequence)
 
 
 def resolve(params: SamplingParams, defaults: SamplingDefaults) -> dict[str, Any]:

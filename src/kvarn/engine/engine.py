@@ -1,7 +1,4 @@
-"""The step: plan, copy blocks, forward, sample, apply, events. Owned by one thread at a time; holds no tensor.
-
-Where the backend runs ahead, a step is launched before the one before it is read.
-"""
+"""The step: plan, copy blocks, forward, sample, apply, events; launched ahead where a backend can. Holds no tensor."""
 
 from __future__ import annotations
 
@@ -123,6 +120,7 @@ class Engine:
             clock=self._clock,
             number=number,
             constraint=submission.constraint,
+            prediction_ids=submission.prediction_ids,
             slots=submission.slots,
             is_streamed=submission.is_streamed,
             token_ids=list(admitted.prompt_ids),
@@ -279,7 +277,8 @@ class Engine:
 
     def _compute_alone(self, entry: BatchEntry) -> Commit:
         try:
-            return self._forward(make_plan([entry]))[0]
+            (commit,) = self._forward(make_plan([entry.without_drafts()]))  # a guess is no reason to fail
+            return commit._replace(num_rejected=entry.span.num_drafts)
         except DeviceLost:
             raise  # no other request would fare better
         except Exception as error:
@@ -295,6 +294,6 @@ class Engine:
         (started_at, backend_s), now = self._step_started, (self._clock(), self._backend_s)
         seconds, backend_s, self._step_started = now[0] - started_at, now[1] - backend_s, now
         num_generated = sum(len(commit.tokens) for commit in commits) + num_plain
-        num_rows = sum(commit.num_computed for commit in commits) + num_plain
-        self._meter.add(StepTiming(seconds, backend_s, max(0, num_rows - num_generated), num_generated))
+        num_prompt = max(0, sum(commit.num_computed for commit in commits) + num_plain - num_generated)
+        self._meter.add(StepTiming(seconds, backend_s, num_prompt, num_generated, len(commits) + num_plain))
         self.scheduler.observe(plan, seconds, self._layerwise_s)

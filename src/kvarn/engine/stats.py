@@ -7,12 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvarn.decoding.decoder import Decoder
+from kvarn.decoding.speculation.speculation import DraftCounts
 from kvarn.engine.persistence.disk_prefixes import DiskStats
 from kvarn.engine.scheduling.scheduler import Scheduler
 from kvarn.kv.cache import KVCache
 from kvarn.observe.histogram import TOKENS, Histogram, HistogramSnapshot
 
 NUM_RECENT = 64  # steps that "recent" figures look back on
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """One step, measured."""
+
+    seconds: float
+    backend_s: float
+    prompt_tokens: int
+    generated_tokens: int
+    num_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +55,21 @@ class EngineStats:
     state_slots_total: int = 0  # of recurrent layers; 0: there are none
     state_slots_used: int = 0
     denoise_steps: int = 0  # passes that filled positions of a diffusion model's answers
+    drafts: int = 0  # times that guessed tokens of a request were computed
+    draft_tokens: int = 0  # so many of them
+    accepted_per_position: tuple[int, ...] = ()  # those that were right, by their place in the guess
+    recent_steps: tuple[StepTiming, ...] = ()  # the last ones, oldest first
     disk: DiskStats = field(default_factory=DiskStats)  # the prefix cache on disk; zeros where there is none
     distributions: Mapping[str, HistogramSnapshot] = field(default_factory=dict, repr=False)  # by metric name
 
-
-@dataclass(frozen=True, slots=True)
-class StepTiming:
-    """One step, measured."""
-
-    seconds: float
-    backend_s: float
-    prompt_tokens: int
-    generated_tokens: int
+    @property
+    def draft_totals(self) -> Mapping[str, float]:
+        """Of guessed tokens, by metric name."""
+        return {
+            "spec_decode_num_drafts": self.drafts,
+            "spec_decode_num_draft_tokens": self.draft_tokens,
+            "spec_decode_num_accepted_tokens": sum(self.accepted_per_position),
+        }
 
 
 class StepMeter:
@@ -76,6 +91,11 @@ class StepMeter:
         self._recent.append(step)
 
     @property
+    def recent(self) -> tuple[StepTiming, ...]:
+        """The last steps, oldest first."""
+        return tuple(self._recent)
+
+    @property
     def tokens_per_s(self) -> float:
         return sum(step.generated_tokens for step in self._recent) / self._seconds if self._recent else 0.0
 
@@ -95,6 +115,7 @@ class StepMeter:
 
 def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: StepMeter) -> EngineStats:
     """What an engine holds and how fast it is."""
+    drafts = DraftCounts() if decoder.speculation is None else decoder.speculation.counts
     kv, windows = cache.stats(), [cache.stats(group) for group in range(1, len(cache.groups))]
     return EngineStats(
         running=scheduler.num_running,
@@ -121,6 +142,10 @@ def engine_stats(scheduler: Scheduler, cache: KVCache, decoder: Decoder, meter: 
         state_slots_total=0 if cache.states is None else cache.states.num_slots,
         state_slots_used=0 if cache.states is None else cache.states.num_used,
         denoise_steps=decoder.num_denoise_steps,
+        drafts=drafts.num_drafts,
+        draft_tokens=drafts.num_draft_tokens,
+        accepted_per_position=tuple(drafts.accepted_per_position),
+        recent_steps=meter.recent,
         disk=scheduler.prefix_reuse.restores.stats(),
         distributions={"iteration_tokens_total": meter.step_tokens.snapshot(), **cache.histograms()},
     )

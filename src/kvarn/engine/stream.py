@@ -141,8 +141,8 @@ class Stream:
                 break
         if answer.is_deferred and finish is None:
             return commit
-        _, num_computed, _, prompt_logprobs, error, is_late, canvas, *_ = commit
-        told = (prompt_logprobs, error, is_late, canvas, tuple(texts), finish)
+        _, num_computed, _, prompt_logprobs, error, is_late, canvas, num_rejected, *_ = commit
+        told = (prompt_logprobs, error, is_late, canvas, num_rejected, tuple(texts), finish)
         return Commit(request, num_computed, tokens[: len(texts)], *told)
 
     def _deferred(self, commit: Commit, num_tokens: int) -> str:

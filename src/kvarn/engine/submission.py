@@ -32,6 +32,7 @@ class Submission:
     tenant: str = ""  # salts the prefix cache: tenants never share blocks
     visible_ids: frozenset[int] = frozenset()  # control tokens that count as text, such as the mark of a tool call
     constraint: Compiled | None = None  # params.constraint, compiled for the model's vocabulary
+    prediction_ids: tuple[int, ...] = ()  # of params.prediction
     slots: tuple[CanvasSlot, ...] = ()  # of a canvas, each with a constraint of its own
     is_streamed: bool = True  # somebody reads its tokens as they come
     is_polled: bool = False  # who takes them from the request

@@ -10,7 +10,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from kvarn.observe.histogram import LONG_SECONDS, Histogram, HistogramSnapshot
+
+FREE, CACHED, HELD, SHARED = range(4)  # what a block is used for, see BlockPool.states()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,13 @@ class BlockPool:
             "kv_block_idle_before_evict_seconds": self._idle_times.snapshot(),
             "kv_block_reuse_gap_seconds": self._reuse_gaps.snapshot(),
         }
+
+    def states(self) -> npt.NDArray[np.uint8]:
+        """What each block is used for now: FREE, CACHED, HELD by one sequence or SHARED by several."""
+        counts = np.array(self._counts, np.int64)
+        states = np.select([counts == 0, counts == 1], [FREE, HELD], SHARED).astype(np.uint8)
+        states[list(self._cached)] = CACHED
+        return states
 
     def check(self, references: Iterable[int]) -> None:
         """Assert that counts equal the given references and that free + referenced = total."""

@@ -18,6 +18,7 @@ SEARCH_MODES = ("hybrid", "dense", "sparse")
 PHASES = ("queued", "prefill", "decode")
 WAITING_REASONS = ("capacity", "prompt")
 HTTP_STATUSES = ("200", "400", "401", "403", "404", "408", "413", "429", "499", "500", "503")  # others when they occur
+DRAFT_POSITIONS = tuple(map(str, range(15)))
 MEMORY_PARTS = ("weights", "kv", "states", "scratch", "runtime")
 ENGINE_GAUGES = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
@@ -99,6 +100,16 @@ METRICS: tuple[MetricSpec, ...] = (
         "histogram",
         "From the last use of a cached block to the next.",
         bounds=LONG_SECONDS,
+    ),
+    MetricSpec("spec_decode_num_drafts", "counter", "Times that guessed tokens of a request were computed."),
+    MetricSpec("spec_decode_num_draft_tokens", "counter", "Guessed tokens computed."),
+    MetricSpec("spec_decode_num_accepted_tokens", "counter", "Those of them that were right."),
+    MetricSpec(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "counter",
+        "Those by their place in the guess.",
+        labels=(*MODEL, "position"),
+        values=DRAFT_POSITIONS,
     ),
     MetricSpec("num_aborted_requests", "counter", "Requests that their client cancelled or left.", in_vllm=False),
     MetricSpec(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from kvarn.observe.histogram import Histogram
+from kvarn.observe.histogram import Histogram, HistogramSnapshot
 from kvarn.observe.metric_definitions import METRICS, MetricSpec
 
 Labels = tuple[str, ...]
@@ -56,3 +56,22 @@ class MetricStore:
 
     def histograms(self, metric: MetricSpec) -> Iterator[tuple[Labels, Histogram]]:
         yield from self._histograms[metric.name].items()
+
+
+class LastPoll:
+    """The totals of one engine at the last poll; an engine with smaller totals has been restarted."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._snapshots: dict[str, HistogramSnapshot] = {}
+
+    def increase(self, name: str, total: float) -> float:
+        before = self._totals.get(name, 0.0)
+        self._totals[name] = total
+        return total - before if total >= before else total
+
+    def histogram_increase(self, name: str, snapshot: HistogramSnapshot) -> HistogramSnapshot:
+        before = self._snapshots.get(name)
+        self._snapshots[name] = snapshot
+        is_newer = before is not None and snapshot.num_observed >= before.num_observed
+        return snapshot - before if before is not None and is_newer else snapshot

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from kvarn.errors import BrokenScores
 from kvarn.machine import cpu_throttled_s
 from kvarn.observe.exposition import make_registry, render
 from kvarn.observe.histogram import Histogram, HistogramSnapshot
-from kvarn.observe.metric_definitions import ENGINE_GAUGES, MEMORY_PARTS
-from kvarn.observe.metric_store import MetricStore
+from kvarn.observe.metric_definitions import DRAFT_POSITIONS, ENGINE_GAUGES, MEMORY_PARTS
+from kvarn.observe.metric_store import LastPoll, MetricStore
 from kvarn.types import Completion, FinishReason, SamplingParams, Usage
 
 
@@ -48,6 +48,10 @@ class EngineStatsView(Protocol):
     def evictions(self) -> int: ...
     @property
     def denoise_steps(self) -> int: ...
+    @property
+    def draft_totals(self) -> Mapping[str, float]: ...
+    @property
+    def accepted_per_position(self) -> Sequence[int]: ...
     @property
     def disk(self) -> DiskStatsView: ...
     @property
@@ -101,7 +105,7 @@ class Metrics:
         """compat="vllm" also exposes the metrics vLLM has under vLLM's own names; version: Kvarn's own."""
         self._store = MetricStore()
         self._store.start_at_zero({"model_name": tuple(models), "tier": tuple(tiers)})
-        self._engines: dict[str, _LastPoll] = {}
+        self._engines: dict[str, LastPoll] = {}
         self._store.set("build_info", version, platform.python_version(), platform.machine(), to=1.0)
         self._throttled_at_start_s = cpu_throttled_s()
         self.registry = make_registry(self._store, with_vllm=compat == "vllm")
@@ -130,7 +134,7 @@ class Metrics:
 
     def update_grammars(self, model: str, compile_times: HistogramSnapshot, num_reused: int) -> None:
         """Update the grammar metrics from the totals since the model was loaded."""
-        last = self._engines.setdefault(model, _LastPoll())
+        last = self._engines.setdefault(model, LastPoll())
         name = "grammar_compilation_time_seconds"
         self._store.histogram(name, model).add(last.histogram_increase(name, compile_times))
         self._store.increment("num_grammar_cache_hit", model, by=last.increase("num_grammar_cache_hit", num_reused))
@@ -190,10 +194,13 @@ class Metrics:
 
     def update_engine(self, model: str, stats: EngineStatsView, memory: Mapping[str, int]) -> None:
         """Update the metrics of an engine; memory: planned bytes by part."""
-        last = self._engines.setdefault(model, _LastPoll())
+        last = self._engines.setdefault(model, LastPoll())
         store, now = self._store, _totals(stats)
         for name, total in now.items():
             store.increment(name, model, by=last.increase(name, total))
+        for position, total in zip(DRAFT_POSITIONS, stats.accepted_per_position, strict=False):
+            name = "spec_decode_num_accepted_tokens_per_pos"
+            store.increment(name, model, position, by=last.increase(f"{name} {position}", total))
         for name, snapshot in stats.distributions.items():
             store.histogram(name, model).add(last.histogram_increase(name, snapshot))
         store.set("num_requests_running", model, to=stats.running)
@@ -259,25 +266,6 @@ class Metrics:
             store.histogram("request_time_per_output_token_seconds", model).observe(mean_s)
 
 
-class _LastPoll:
-    """The totals of one engine at the last poll; an engine with smaller totals has been restarted."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, float] = {}
-        self._snapshots: dict[str, HistogramSnapshot] = {}
-
-    def increase(self, name: str, total: float) -> float:
-        before = self._totals.get(name, 0.0)
-        self._totals[name] = total
-        return total - before if total >= before else total
-
-    def histogram_increase(self, name: str, snapshot: HistogramSnapshot) -> HistogramSnapshot:
-        before = self._snapshots.get(name)
-        self._snapshots[name] = snapshot
-        is_newer = before is not None and snapshot.num_observed >= before.num_observed
-        return snapshot - before if before is not None and is_newer else snapshot
-
-
 def _phase(completion: Completion) -> str:
     """The phase in which a request was cancelled."""
     if completion.usage.completion_tokens:
@@ -292,6 +280,7 @@ def _totals(stats: EngineStatsView) -> dict[str, float]:
         "num_preemptions": stats.preemptions,
         "dllm_denoise_steps": stats.denoise_steps,
         "evicted_tokens": stats.evictions * stats.block_size,
+        **stats.draft_totals,
         "external_prefix_cache_queries": stats.disk.query_tokens,
         "external_prefix_cache_hits": stats.disk.hit_tokens,
         "prefix_disk_read_bytes": stats.disk.read_bytes,

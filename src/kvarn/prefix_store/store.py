@@ -107,7 +107,8 @@ class BlockStore:
             with self.folder.lock:
                 self._index.pop(digest, None)
             return None
-        self.num_read += 1
+        with self.folder.lock:
+            self.num_read += 1
         return content
 
     def touch(self, digests: Sequence[bytes]) -> None:

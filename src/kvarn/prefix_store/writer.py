@@ -28,6 +28,7 @@ class BlockWriter:
 
     def __init__(self, store: BlockStore, failures: FailureLog) -> None:
         self.num_dropped = 0
+        self.cpu_s = 0.0  # of its thread
         self._store = store
         self._failures = failures
         self._waiting: dict[bytes, str] = {}  # tenant by digest, in order
@@ -88,7 +89,9 @@ class BlockWriter:
                 self._failures.tell("blocks could not be copied", error)
                 with self._changed:
                     self._changed.wait(1.0)
-            self._rest(time.thread_time() - before)
+            spent_s = time.thread_time() - before
+            self.cpu_s += spent_s
+            self._rest(spent_s)
 
     def _wait(self) -> bool:
         """Until there is something to write; False: the end."""

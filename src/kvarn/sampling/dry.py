@@ -15,6 +15,7 @@ It is subtracted from the logit of t as a bias. Tokens that are breakers by them
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,12 @@ class RepeatedRuns:
         self._ids[: self.num_tokens] = token_ids
         self._runs[: max(self.num_tokens - 1, 0)] = _runs_of(list(token_ids))
         self._num_unbroken = _tokens_after_breakers(self._ids[: self.num_tokens], breakers)  # n - b
+
+    def fork(self) -> RepeatedRuns:
+        """A copy that may read on by itself."""
+        other = copy(self)
+        other._ids, other._runs = self._ids.copy(), self._runs.copy()
+        return other
 
     def append(self, token_id: int) -> None:
         n = self.num_tokens

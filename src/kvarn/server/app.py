@@ -30,6 +30,8 @@ from kvarn.server.direct_routes import DirectRoutes, Endpoint
 from kvarn.server.failures import failure_response
 from kvarn.server.http.cors import BrowserPolicy
 from kvarn.server.http.pipeline import GIVEN_FIELDS, LOG_FIELDS, REQUEST_ID, RequestPipeline
+from kvarn.server.live import routes as live
+from kvarn.server.models import adapter_routes
 from kvarn.server.models import routes as models
 from kvarn.server.openapi import describe
 from kvarn.server.page import routes as page
@@ -39,7 +41,7 @@ DOCUMENT = "/openapi.json"
 ROUTES = (
     *(chat_routes, completions_routes, infill_routes, responses, stored_routes, messages, embeddings_routes),
     *(fill, ollama, embed_routes, catalog_routes),
-    *(rerank_routes, collections, models, tokens, requests, health, metrics, about, page),
+    *(rerank_routes, collections, models, adapter_routes, tokens, requests, health, metrics, about, live, page),
 )
 
 

@@ -20,6 +20,7 @@ from kvarn.server.collections.chat_retrieval import RetrievalServices
 from kvarn.server.collections.collection_pool import CollectionPool
 from kvarn.server.http.pipeline import PRINCIPAL
 from kvarn.server.http.traffic import Traffic
+from kvarn.server.live.sampler import LiveSampler
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.models.no_room import NoRoomForModel
 from kvarn.server.process.lifecycle import Lifecycle
@@ -125,5 +126,6 @@ ServerLifecycle = Annotated[Lifecycle, _part(lambda state: state.lifecycle)]
 HttpTraffic = Annotated[Traffic, _part(lambda state: state.traffic)]
 Collections = Annotated[CollectionPool, _part(lambda state: state.collections)]
 Workers = Annotated[WorkerThreads, _part(lambda state: state.workers)]
+Live = Annotated[LiveSampler, _part(lambda state: state.live)]
 Responses = Annotated[ResponseStore, _part(lambda state: state.responses)]
 Retrieval = Annotated[RetrievalServices, _part(_retrieval)]

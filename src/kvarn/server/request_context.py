@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from kvarn.server.access.keys import Principal
     from kvarn.server.access.limits import Reservation
-    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.models.model_pool import ModelPool
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.process.lifecycle import Lifecycle
     from kvarn.server.process.settings import ServerConfig
     from kvarn.server.process.worker_threads import WorkerThreads

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvarn.server.collections.prefix_warmup import PrefixWarmup
     from kvarn.server.collections.storage_quota import StorageQuota
     from kvarn.server.http.traffic import Traffic
+    from kvarn.server.live.sampler import LiveSampler
     from kvarn.server.models.model_pool import ModelPool
     from kvarn.server.process.lifecycle import Lifecycle
     from kvarn.server.process.settings import ServerConfig
@@ -42,3 +43,4 @@ class ServerState:
     request_threads: WorkerThreads  # encode prompts and write answers
     body_thread: WorkerThreads  # checks large bodies
     responses: ResponseStore
+    live: LiveSampler

@@ -83,6 +83,15 @@ class Matcher(Protocol):
     def accept_token(self, token_id: int) -> bool:
         """Take a sampled token; whether the answer is complete and nothing more may follow."""
 
+    def fork(self) -> Matcher:
+        """A matcher of its own at the same token, which may read the drafts that num_valid() counted."""
+
+    def num_valid(self, token_ids: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> int:
+        """How many of the drafts may follow token_ids, one after the other."""
+
+    def forced(self, token_ids: Sequence[int], num_prompt: int) -> list[int]:
+        """The tokens after token_ids that have no alternative."""
+
 
 class Compiled(Protocol):
     """A constraint ready for one vocabulary."""

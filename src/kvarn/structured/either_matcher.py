@@ -6,6 +6,7 @@ llguidance cannot tell two grammars in one apart that begin with the same charac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,20 @@ class EitherMatcher:
         are_complete = {one: one.accept_token(token_id) for one in self._alive}
         self._leave_failed()
         return all(are_complete[one] for one in self._alive) and self.error is None
+
+    def fork(self) -> EitherMatcher:
+        """A matcher of its own at the same token."""
+        other = copy(self)
+        other._alive = [one.fork() for one in self._alive]
+        return other
+
+    def num_valid(self, token_ids: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> int:
+        """How many of the drafts may follow token_ids, one after the other."""
+        return max(one.num_valid(token_ids, num_prompt, drafts) for one in self._alive)
+
+    def forced(self, token_ids: Sequence[int], num_prompt: int) -> list[int]:
+        """The tokens after token_ids that have no alternative."""
+        return self._alive[0].forced(token_ids, num_prompt) if len(self._alive) == 1 else []
 
     def _leave_failed(self) -> None:
         left = [one for one in self._alive if one.error is None]

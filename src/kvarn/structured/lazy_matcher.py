@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from kvarn.errors import ConstraintError
-from kvarn.structured.matcher import UInt32, allowed_mask
+from kvarn.structured.matcher import GrammarMatcher, UInt32, allowed_mask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -72,10 +72,7 @@ class LazyMatcher:
 
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> UInt32 | None:
         """One bit per token that may follow; None: any may."""
-        if self._num_accepted > len(token_ids) - num_prompt:  # a step was undone
-            self._restart()
-        for token_id in token_ids[num_prompt + self._num_accepted :]:
-            self.accept_token(token_id)
+        self._advance_to(token_ids, num_prompt)
         if self._grammar is None:
             return None
         mask = allowed_mask(self._grammar, self._constraint.compiled.allowed)
@@ -93,6 +90,36 @@ class LazyMatcher:
             self._grammar = None
         max_calls = self._constraint.max_calls
         return max_calls is not None and self._watch.num_calls >= max_calls
+
+    def fork(self) -> GrammarMatcher:
+        """The grammar of the call under way alone, at the same token; only where num_valid() was above 0."""
+        assert self._grammar is not None
+        return GrammarMatcher(self._grammar, self._constraint.compiled.allowed, self._num_accepted)
+
+    def num_valid(self, token_ids: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> int:
+        """How many of the drafts may follow token_ids within the call under way; none in free text, whose watch has
+        to read every token before the next may be masked."""
+        self._advance_to(token_ids, num_prompt)
+        if self._grammar is None:
+            return 0
+        grammar = self._grammar.deep_copy()
+        for count, token_id in enumerate(drafts):
+            if grammar.validate_tokens([token_id]) != 1 or not grammar.consume_token(token_id):
+                return count
+            if grammar.is_accepting() or grammar.is_stopped():
+                return count
+        return len(drafts)
+
+    def forced(self, token_ids: Sequence[int], num_prompt: int) -> list[int]:
+        """The tokens after token_ids that have no alternative."""
+        self._advance_to(token_ids, num_prompt)
+        return [] if self._grammar is None else list(self._grammar.compute_ff_tokens())
+
+    def _advance_to(self, token_ids: Sequence[int], num_prompt: int) -> None:
+        if self._num_accepted > len(token_ids) - num_prompt:  # a step was undone
+            self._restart()
+        for token_id in token_ids[num_prompt + self._num_accepted :]:
+            self.accept_token(token_id)
 
     def _begin(self) -> None:
         """Start the grammar where a call has begun, once for each."""

@@ -6,6 +6,7 @@ The position is a function of the answer's tokens alone, so preemption, retries 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,16 +23,16 @@ UInt32 = npt.NDArray[np.uint32]
 
 
 class GrammarMatcher:
-    """Follows the tokens of one answer; start is a matcher at the beginning, which stays there.
+    """Follows the tokens of one answer; start is a matcher behind its first num_accepted tokens, which stays there.
 
     allowed: the ids that tokens have. A grammar may name any other by its number.
     """
 
-    def __init__(self, start: LLMatcher, allowed: UInt32) -> None:
+    def __init__(self, start: LLMatcher, allowed: UInt32, num_accepted: int = 0) -> None:
         self._start = start
         self._allowed = allowed
         self._matcher = start.deep_copy()
-        self._num_accepted = 0
+        self._num_accepted = num_accepted
         self.error: ConstraintError | None = None  # why nothing may follow
 
     def mask_after(self, token_ids: Sequence[int], num_prompt: int) -> UInt32:
@@ -51,6 +52,26 @@ class GrammarMatcher:
             self._fail()
             return False
         return self._matcher.is_stopped()
+
+    def fork(self) -> GrammarMatcher:
+        """A matcher of its own at the same token."""
+        other = copy(self)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    def num_valid(self, token_ids: Sequence[int], num_prompt: int, drafts: Sequence[int]) -> int:
+        """How many of the drafts may follow token_ids, one after the other."""
+        self._advance_to(token_ids, num_prompt)
+        if self.error is not None or self._matcher.is_stopped():
+            return 0
+        return max(0, self._matcher.validate_tokens(list(drafts)))
+
+    def forced(self, token_ids: Sequence[int], num_prompt: int) -> list[int]:
+        """The tokens after token_ids that have no alternative."""
+        self._advance_to(token_ids, num_prompt)
+        if self.error is not None or self._matcher.is_stopped():
+            return []
+        return list(self._matcher.compute_ff_tokens())
 
     def _advance_to(self, token_ids: Sequence[int], num_prompt: int) -> None:
         if self._num_accepted > len(token_ids) - num_prompt:  # a step was undone: start again

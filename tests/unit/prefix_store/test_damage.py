@@ -14,10 +14,11 @@ from tests.conftest import Size
 from tests.unit.prefix_store.stores import blocks, closed, digest, has, opened, packs
 
 KILLED = 9
+SMALL = 400_000  # packs of 12 blocks
 
 
 def one_pack(folder: Path, count: int = 5) -> Path:
-    store = opened(folder)
+    store = opened(folder, SMALL)
     store.append(blocks(range(count)))
     closed(store)
     (path,) = packs(folder)
@@ -26,7 +27,7 @@ def one_pack(folder: Path, count: int = 5) -> Path:
 
 def found_after(folder: Path, count: int = 5) -> list[bool]:
     """Which blocks come back in a new process; that none is another one is asserted by has()."""
-    store = opened(folder)
+    store = opened(folder, SMALL)
     try:
         return [has(store, number) for number in range(count)]
     finally:
@@ -36,8 +37,9 @@ def found_after(folder: Path, count: int = 5) -> list[bool]:
 def test_a_flipped_byte_costs_at_most_the_pack_and_never_gives_another_block(tmp_path: Path, size: Size) -> None:
     path = one_pack(tmp_path, 3)
     content = path.read_bytes()
+    assert len(content) < 1 << 16
     lost = 0
-    for position in range(0, len(content), size(499, 1)):
+    for position in range(0, len(content), size(97, 1)):
         with path.open("r+b") as file:
             file.seek(position)
             file.write(bytes([content[position] ^ (1 << position % 8)]))

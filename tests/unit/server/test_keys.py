@@ -15,7 +15,7 @@ import pytest
 
 from kvarn.errors import AuthError, ConfigError
 from kvarn.server.access import keys as keys_module
-from kvarn.server.access.keyfile import KeyEntry, draw_key, editing, write_keys
+from kvarn.server.access.keyfile import draw_key, editing, valid_keys, write_keys
 from kvarn.server.access.keys import ANONYMOUS, KeyRing
 from kvarn.server.access.tiers import DEFAULT_TIERS, UNLIMITED, Tier
 from tests.conftest import Size
@@ -59,7 +59,7 @@ def test_a_missing_key_is_told_apart_from_a_wrong_one(file: Path) -> None:
 def test_revoked_expired_and_unknown_keys_are_refused_in_the_same_words(file: Path) -> None:
     revoked, expired = add(file, "revoked"), add(file, "expired", expires=datetime.now(UTC) - timedelta(seconds=1))
     with editing(file) as entries:
-        entries[0] = KeyEntry(*[getattr(entries[0], n) for n in KeyEntry.__slots__[:-1]], revoked=datetime.now(UTC))
+        entries[0] = replace(valid_keys(entries)[0], revoked=datetime.now(UTC))
     ring = KeyRing(file)
     refusals = {str(refusal(ring, bearer(key))) for key in (revoked, expired, "sk-kvarn-never-was-one")}
     assert len(refusals) == 1
@@ -251,3 +251,16 @@ def test_a_file_that_opens_nothing_is_told_at_the_start(file: Path, caplog: pyte
     add(file, "alice")
     KeyRing(file)
     assert "no key in" not in caplog.text
+
+
+def test_a_key_is_an_admins_only_where_the_file_says_so(file: Path) -> None:
+    key, entry = draw_key("root", "pro", is_admin=True)
+    plain = add(file, "plain")
+    with editing(file) as entries:
+        entries.append(entry)
+    ring = KeyRing(file)
+    assert ring.authenticate(bearer(key)).is_admin
+    assert not ring.authenticate(bearer(plain)).is_admin
+    assert not ANONYMOUS.is_admin
+    file.write_text(file.read_text().replace("admin = true", "admin = 1"))
+    assert refusal(KeyRing(file), bearer(key))

@@ -17,7 +17,8 @@ import pytest
 from kvarn.config import EngineConfig
 from kvarn.errors import CapacityError, ConfigError, DoesNotFit, ModelError, ModelNotFound
 from kvarn.server.models.catalog import MemoryRoom, plan_load
-from kvarn.server.models.model_pool import ModelPool, ServedModel
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.served_model import ServedModel
 from kvarn.server.process.settings import ServerConfig, default_engine
 from kvarn.types import SamplingParams
 from tests.chat_model import CONTEXT, write_chat_model

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from kvarn.cli.terminal.options import ApiKey, EngineOptions, SamplingOptions, System, open_llm, stats_line
+from kvarn.cli.terminal.options import (
+    ApiKey,
+    EngineOptions,
+    Lora,
+    SamplingOptions,
+    System,
+    load_lora,
+    open_llm,
+    stats_line,
+)
 from kvarn.cli.terminal.text import Writer, os_error_text, printable, require_utf8
 from kvarn.config import DEFAULT_MODEL, client_key
 from kvarn.errors import ConfigError, InvalidParameter, PromptTooLong, RequestError
@@ -23,6 +32,7 @@ from kvarn.types import FinishReason, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from kvarn.cli.generate.remote import RemoteModel
+    from kvarn.llm import LLM
 
 PROMPT = "> "
 CONTINUATION = ". "
@@ -51,6 +61,7 @@ def chat(
     ] = None,
     api_key: ApiKey = None,
     system: System = None,
+    lora: Lora = None,
     sampling: SamplingOptions,
     engine: EngineOptions,
 ) -> None:
@@ -59,6 +70,8 @@ def chat(
     if system is not None:
         require_utf8(system, "--system")
     if url is not None:
+        if lora is not None:
+            raise ConfigError("--lora is for a model loaded here; a server's adapter is named with --model")
         remote = _connect(url, model, api_key, engine)
         session = ChatSession(remote, params, system)
         session.print_banner(remote.name, remote.context)
@@ -67,7 +80,7 @@ def chat(
     if api_key is not None:
         raise ConfigError("--api-key is for a server; give its --url too")
     with open_llm(model or DEFAULT_MODEL, engine) as llm:
-        session = ChatSession(llm, params, system)
+        session = ChatSession(AdaptedChat(llm, load_lora(llm, lora)), params, system)
         session.require_chat_support()
         session.print_banner(llm.spec.name, llm.context)
         session.run()
@@ -96,6 +109,17 @@ class ChatModel(Protocol):
     """What a session talks with: a model loaded here, or one behind a URL."""
 
     def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Reply: ...
+
+
+class AdaptedChat:
+    """A model loaded here, with an adapter or without."""
+
+    def __init__(self, llm: LLM, lora: str | None) -> None:
+        self._llm = llm
+        self._lora = lora
+
+    def stream(self, messages: list[dict[str, str]], params: SamplingParams, /) -> Reply:
+        return self._llm.stream(messages, params, lora=self._lora)
 
 
 class ChatSession:

@@ -59,30 +59,36 @@ class RemoteModel:
     def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        address = self._address
-        connection_class = HTTPSConnection if address.is_secure else HTTPConnection
-        connection = connection_class(address.host, address.port, timeout=CONNECT_TIMEOUT_S)
-        headers = {"user-agent": "kvarn-chat"}
-        if body is not None:
-            headers["content-type"] = "application/json"
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
-        try:
-            connection.connect()
-            connection.sock.settimeout(READ_TIMEOUT_S)
-            content = None if body is None else json.dumps(body).encode()
-            connection.request(method, address.prefix + path, content, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise _refusal(response)
-        except (OSError, HTTPException, ValueError) as error:
-            connection.close()
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise RequestError(f"{address.host_header} did not answer: {reason}; is a server running there?") from None
-        except RequestError:
-            connection.close()
-            raise
-        return connection, response
+        return open_response(self._address, self._key, method, path, body)
+
+
+def open_response(
+    address: Address, key: str | None, method: str, path: str, body: dict[str, Any] | None = None
+) -> tuple[HTTPConnection, HTTPResponse]:
+    """Ask a server; the response is to be read, and the connection closed. RequestError: why it did not answer."""
+    connection_class = HTTPSConnection if address.is_secure else HTTPConnection
+    connection = connection_class(address.host, address.port, timeout=CONNECT_TIMEOUT_S)
+    headers = {"user-agent": "kvarn-chat"}
+    if body is not None:
+        headers["content-type"] = "application/json"
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    try:
+        connection.connect()
+        connection.sock.settimeout(READ_TIMEOUT_S)
+        content = None if body is None else json.dumps(body).encode()
+        connection.request(method, address.prefix + path, content, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise _refusal(response)
+    except (OSError, HTTPException, ValueError) as error:
+        connection.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise RequestError(f"{address.host_header} did not answer: {reason}; is a server running there?") from None
+    except RequestError:
+        connection.close()
+        raise
+    return connection, response
 
 
 class RemoteStream:

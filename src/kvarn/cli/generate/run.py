@@ -9,7 +9,16 @@ import typer
 
 from kvarn.cli.generate.canvas_view import watch_canvas
 from kvarn.cli.generate.diffusion_options import diffusion_params
-from kvarn.cli.terminal.options import EngineOptions, Model, SamplingOptions, System, open_llm, stats_line
+from kvarn.cli.terminal.options import (
+    EngineOptions,
+    Lora,
+    Model,
+    SamplingOptions,
+    System,
+    load_lora,
+    open_llm,
+    stats_line,
+)
 from kvarn.cli.terminal.text import Writer, read_prompt, require_utf8
 from kvarn.config import DEFAULT_MODEL
 from kvarn.errors import TemplateError
@@ -28,6 +37,7 @@ def run(
     *,
     model: Model = DEFAULT_MODEL,
     system: System = None,
+    lora: Lora = None,
     sampling: SamplingOptions,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     suffix: Annotated[
@@ -52,7 +62,7 @@ def run(
         request: Asked = Infill(text, require_utf8(suffix, "--suffix"))
     else:
         request = text if raw else _messages(text, system)
-    with open_llm(model, engine) as llm, _stream(llm, request, params) as events:
+    with open_llm(model, engine) as llm, _stream(llm, request, params, load_lora(llm, lora)) as events:
         if watch:
             completion = watch_canvas(events, llm.tokenizer)
         else:
@@ -60,14 +70,14 @@ def run(
     print(stats_line(completion), file=sys.stderr)
 
 
-def _stream(llm: LLM, request: Asked, params: SamplingParams) -> EventStream:
+def _stream(llm: LLM, request: Asked, params: SamplingParams, lora: str | None) -> EventStream:
     if isinstance(request, list) and llm.tokenizer.chat_template is None:
         raise TemplateError("the model has no chat template; add --raw: it continues your text as it is")
     if not isinstance(request, Infill):
-        return llm.stream(request, params)
+        return llm.stream(request, params, lora=lora)
     from kvarn.engine.client import EventStream
 
-    return EventStream(llm.client.submit(llm.submissions.of_infill(request, params, llm.context)))
+    return EventStream(llm.client.submit(llm.submissions.of_infill(request, params, llm.context, lora=lora)))
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

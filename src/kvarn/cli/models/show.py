@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,16 +26,22 @@ def show(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Path, alias, pypi:package or hf:org/repo.")],
     context: Context = None,
 ) -> None:
-    """Print a model's metadata, resolved spec, tensor types and memory plan."""
+    """Print a model's metadata, resolved spec, tensor types and memory plan; of a LoRA adapter, rank and targets."""
+    from kvarn.adapters.files import is_adapter
     from kvarn.cli.terminal.progress import download_bar
     from kvarn.config import is_offline
     from kvarn.formats.open import open_weights
     from kvarn.hub import resolve
     from kvarn.models.describe import describe
 
+    if is_adapter(model):
+        return show_adapter(model)
     with download_bar() as on_progress:
         path = resolve(model, offline=is_offline(), on_progress=on_progress)
     source = open_weights(path)
+    if source.metadata.get("general.type") == "adapter":
+        source.close()
+        return show_adapter(path)
     try:
         description = describe(source, context)
         _section("file", [("path", source.path)])
@@ -44,6 +51,28 @@ def show(
         _section("memory", memory_lines(description.spec, description.weights, context))
     finally:
         source.close()
+
+
+def show_adapter(path: str | Path) -> None:
+    """Print what a LoRA adapter changes, and what it was made for."""
+    from kvarn.adapters.files import open_adapter
+    from kvarn.models.memory_plan import show_bytes
+
+    file = open_adapter(path)
+    found = file.description
+    scales = sorted({round(one.pair.scale, 6) for one in file.pairs})
+    lines = [
+        ("path", found.path),
+        ("format", found.format),
+        ("base", found.base or "not told"),
+        ("architecture", found.architecture or "not told"),
+        ("rank", ", ".join(map(str, found.ranks))),
+        ("scale", ", ".join(f"{scale:g}" for scale in scales[:MAX_SEQUENCE_ITEMS])),
+        ("targets", ", ".join(found.targets)),
+        ("pairs", f"{len(file.pairs):,}"),
+        ("memory", f"{show_bytes(2 * found.num_values)} as f16, {show_bytes(4 * found.num_values)} as f32"),
+    ]
+    _section("adapter", lines)
 
 
 def spec_lines(spec: ModelSpec) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,7 @@ def new_key(
     group: Annotated[
         str | None, typer.Option("--group", help="Keys of one group share a prefix cache. [default: the name]")
     ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May load and unload adapters.")] = False,
     days: Annotated[float | None, typer.Option("--days", help="Valid for so long. [default: for ever]")] = None,
     config: Config = None,
 ) -> None:
@@ -51,7 +52,7 @@ def new_key(
 
     _require_tier(tier, config)
     file = _key_file(keys, config)
-    key, entry = draw_key(name, tier, group, _expiry(days))
+    key, entry = draw_key(name, tier, group, _expiry(days), is_admin=admin)
     with editing(file) as entries:
         if any(other.name == name for other in entries):
             raise ConfigError(f"there is a key {name!r:.80} already; choose another name")

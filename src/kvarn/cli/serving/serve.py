@@ -31,6 +31,13 @@ class ServeOptions:
     """Flags of the server; those that are not given leave the setting to sources of lower precedence."""
 
     model: Models = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="NAME=PATH", help="Adapter of the first model, PEFT or GGUF; repeatable."),
+    ] = None
+    lora_dir: Annotated[
+        Path | None, typer.Option(readable=False, help="Folder from which keys with admin = true may load more.")
+    ] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8000]")] = None
     keys: Annotated[
@@ -88,6 +95,8 @@ class ServeOptions:
         """Values of the flags by the names of ServerConfig; None where a flag was not given."""
         return {
             "models": tuple(self.model) if self.model else None,
+            "loras": tuple(self.lora) if self.lora else None,
+            "lora_dir": self.lora_dir,
             "host": self.host,
             "port": self.port,
             "keys": self.keys,

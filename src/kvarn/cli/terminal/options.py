@@ -40,6 +40,11 @@ BackendName = Annotated[
 ]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens of prompt and answer. [default: the model's]")]
 
+Lora = Annotated[
+    Path | None,
+    typer.Option("--lora", readable=False, help="Answer with this adapter: a PEFT folder or a GGUF adapter."),
+]
+
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -77,6 +82,15 @@ class EngineOptions:
     device: Annotated[str | None, typer.Option(help="Of torch: cuda:1, cpu. [default: the first GPU, else cpu]")] = None
     tensor_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that share every layer.")] = None
     pipeline_parallel: Annotated[int | None, typer.Option(metavar="N", help="GPUs that divide the layers.")] = None
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            "--speculate",
+            metavar="off|auto|METHODS",
+            help="Guess tokens and check several at once: same text, sooner. auto: prediction, ngram and grammar, each "
+            "only while it pays; or a list, also with suffix (remembers each tenant's answers). [default: off]",
+        ),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """The fields of EngineConfig whose options were given."""
@@ -130,6 +144,11 @@ def open_llm(model: str, options: EngineOptions) -> Iterator[LLM]:
         llm = LLM(model, config=config, progress=on_progress)
     with llm:
         yield llm
+
+
+def load_lora(llm: LLM, path: Path | None) -> str | None:
+    """Load an adapter, if one was given; its name for requests."""
+    return None if path is None else llm.load_lora(path, "lora").name
 
 
 def stats_line(completion: Completion) -> str:

@@ -47,11 +47,11 @@ class CommitApplier:
         live.layerwise.leave(request)
         request.num_computed += commit.num_computed
         request.prompt_logprobs.extend(commit.prompt_logprobs)
-        if request.id in live.running:  # else it was preempted with this token under way
-            self._prefix_reuse.publish(request)
-            if commit.is_late:
-                live.kv.trim(request.id, request.num_computed + request.num_launched)
         if len(commit.tokens) > 1 and request.num_output == 0:
             request.num_first = len(commit.tokens)
         for token in commit.tokens:
             request.append(token.token_id, token.logprob)
+        if request.id in live.running:  # else it was preempted with this token under way
+            if commit.is_late or commit.num_rejected:
+                live.kv.trim(request.id, request.num_computed + request.num_launched)
+            self._prefix_reuse.publish(request)  # no further than its tokens: what was guessed wrong is never found

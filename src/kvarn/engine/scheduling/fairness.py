@@ -6,12 +6,13 @@ Knows priorities and times; knows no block.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvarn.config import EngineConfig
-from kvarn.decoding.decoder import Span
+from kvarn.decoding.decoder import Decoder, Span
+from kvarn.engine.scheduling.live_requests import LiveRequests
 from kvarn.engine.scheduling.pacing import BackgroundShare, Pacer, RecentPriority
 from kvarn.engine.scheduling.plan import StepPlan, count_rows
 from kvarn.engine.scheduling.policy import Policy
@@ -33,8 +34,10 @@ class StepShares:
 class FairShare:
     """Divides steps between running requests, and learns from each step."""
 
-    def __init__(self, policy: Policy, pacer: Pacer, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, policy: Policy, pacer: Pacer, config: EngineConfig, clock: Clock, decoder: Decoder) -> None:
         self._policy = policy
+        self._decoder = decoder
+        self._max_rows = config.max_batch_tokens
         self._pacer = pacer
         self._clock = clock
         self._share = BackgroundShare(config.background_share, config.prefill_ms / 1000)
@@ -69,6 +72,15 @@ class FairShare:
             prompts = low_prompts  # prompts of higher priorities wait for one step: else these would never get a row
         num_paced = num_disturbed if any(request.is_streamed for request in decodes[:num_disturbed]) else 0
         return StepShares(sorted(decodes, key=_served_in), prompts, num_disturbed, num_paced)
+
+    def num_drafts(self, shares: StepShares, live: LiveRequests) -> Mapping[str, int]:
+        """Guessed tokens beside the decodes, by request: only where no prompt, no other rank and nobody who waits would
+        find the step longer, and in blocks that nobody else will need."""
+        speculation = self._decoder.speculation
+        is_shared = shares.prompts or live.num_waiting or shares.num_disturbed < len(shares.decodes)
+        if speculation is None or is_shared:
+            return {}
+        return speculation.plan(shares.decodes, min(live.num_spare_slots, self._max_rows - len(shares.decodes)))
 
     def prompt_rows(self, shares: StepShares) -> int:
         """How many prompt rows a step may have, by the time they take from others."""
@@ -134,8 +146,11 @@ class FairShare:
             if layerwise is not None and layerwise.id in self._background:
                 background_s += layerwise_s
             self._share.settle(seconds, background_s)
-        if requests:
-            self._pacer.observe(*plan.row_counts, seconds - layerwise_s, steers=not is_mixed)
+        num_drafts, (num_decodes, num_prompt_rows) = plan.num_drafts, plan.row_counts
+        if requests and not num_drafts:  # a step with drafts is longer than those that prompts are measured against
+            self._pacer.observe(num_decodes, num_prompt_rows, seconds - layerwise_s, steers=not is_mixed)
+        if num_decodes and not num_prompt_rows and layerwise is None and self._decoder.speculation is not None:
+            self._decoder.speculation.observe(num_decodes + num_drafts, seconds)
 
     def _background_part(self, has_prompts: bool, num_disturbed: int, has_low_decodes: bool) -> Part | None:
         """What low priorities may do in this step beside higher ones; None: they sit it out.

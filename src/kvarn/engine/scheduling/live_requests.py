@@ -47,6 +47,11 @@ class LiveRequests:
         """How long there is nothing to do but to wait for the disk."""
         return POLL_S if self.restores and not (self.waiting or self.running) else 0.0
 
+    @property
+    def num_spare_slots(self) -> int:
+        """Of the cache: beside those that running requests may take with their next tokens and copies."""
+        return (min(group.pool.num_free for group in self.kv.groups) - 3 * len(self.running)) * self.kv.block_size
+
     def add(self, request: Request) -> None:
         """Queue a request; one that forks another waits for that one's prompt."""
         leader = request.fork_of

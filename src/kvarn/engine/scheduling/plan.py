@@ -43,6 +43,15 @@ class BatchEntry(NamedTuple):
     window_table: Int32 | None = None  # where some layers keep a window only
     states: EntryStates | None = None  # where the model has recurrent layers
 
+    def without_drafts(self) -> BatchEntry:
+        """The rows of what is known."""
+        span = self.span
+        if not span.num_drafts:
+            return self
+        num_known = len(span.token_ids) - span.num_drafts
+        known = span._replace(token_ids=span.token_ids[:num_known], outputs=span.outputs[:num_known], num_drafts=0)
+        return self._replace(span=known)
+
 
 Draft = dict[str, BatchEntry]  # a step being planned: by request id, in the order of planning
 
@@ -93,6 +102,11 @@ class StepPlan:
         return count_rows(self.spans) if self.decodes is None else (len(self.decodes.requests), 0)
 
     @property
+    def num_drafts(self) -> int:
+        """Rows of guessed tokens."""
+        return sum([entry.span.num_drafts for entry in self.made])
+
+    @property
     def is_empty(self) -> bool:
         return self.batch is None and self.layerwise is None
 
@@ -107,8 +121,8 @@ class StepPlan:
 
 
 def count_rows(spans: Iterable[Span]) -> tuple[int, int]:
-    """Decodes and prompt rows; a single row from which nothing is chosen belongs to a prompt."""
-    lengths = [(len(span.token_ids), bool(span.outputs)) for span in spans]
+    """Decodes and prompt rows; a single row from which nothing is chosen belongs to a prompt. Drafts are neither."""
+    lengths = [(len(span.token_ids) - span.num_drafts, bool(span.outputs)) for span in spans]
     num_decodes = lengths.count((1, True))
     return num_decodes, sum(length for length, _ in lengths) - num_decodes
 

@@ -48,7 +48,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._policy = make_policy(config, self.pacer.seconds_for)
-        self._fairness = FairShare(self._policy, self.pacer, config, clock)
+        self._fairness = FairShare(self._policy, self.pacer, config, clock, decoder)
         self._layerwise = LayerwisePrefill(config.max_batch_tokens)
         self._live = LiveRequests(decoder, kv, self._layerwise, self._policy.order, self.prefix_reuse.restores)
         self._row_budget = RowBudget(config.max_batch_tokens)
@@ -134,8 +134,9 @@ class Scheduler:
             return make_plan(list(draft.values()))
         if newest is not None and (steady := self._steady_plan(newest, shares)) is not None:
             return steady
+        num_drafts = self._fairness.num_drafts(shares, self._live)
         for request in shares.decodes[: self._config.max_batch_tokens]:
-            self._place(draft, request, 1)
+            self._place(draft, request, 1 + num_drafts.get(request.id, 0))
         # A chunk whose low-priority request sits this step out must not hold back other prompts.
         gives_way = self._layerwise.gives_way or not self._layerwise.is_open_to(shares.prompts)
         has_prompt_rows = gives_way and self._place_prompts(draft, shares)

@@ -8,6 +8,7 @@ tier = "pro"
 group = "team-a"            # keys of one group share a prefix cache; default: the name
 expires = 2027-01-31T00:00:00Z      # optional
 revoked = 2026-11-01T12:00:00Z      # optional
+admin = true                # optional: may load and unload adapters
 
 A table that is wrong is skipped, with the reason, and the others count; only what is no TOML is refused as a whole.
 """
@@ -38,7 +39,7 @@ MAX_FILE_BYTES = 32 << 20
 MAX_NAME = 128
 DIGEST = re.compile(r"[0-9a-f]{64}")
 BARE_NAME = re.compile(r"[A-Za-z0-9_-]+")
-FIELDS = ("name", "sha256", "prefix", "tier", "group", "expires", "revoked")
+FIELDS = ("name", "sha256", "prefix", "tier", "group", "expires", "revoked", "admin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class KeyEntry:
     group: str
     expires: datetime | None = None
     revoked: datetime | None = None
+    is_admin: bool = False  # may change what the server offers
 
     @property
     def is_revoked(self) -> bool:
@@ -73,11 +75,14 @@ class SkippedEntry:
 AnyEntry = KeyEntry | SkippedEntry
 
 
-def draw_key(name: str, tier: str, group: str | None = None, expires: datetime | None = None) -> tuple[str, KeyEntry]:
+def draw_key(
+    name: str, tier: str, group: str | None = None, expires: datetime | None = None, *, is_admin: bool = False
+) -> tuple[str, KeyEntry]:
     """Draw a key; the first of the two is for its owner and is stored nowhere."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     digest = hashlib.sha256(key.encode()).digest()
-    return key, KeyEntry(name, digest, key[:SHOWN_CHARACTERS], tier, name if group is None else group, expires)
+    shown = key[:SHOWN_CHARACTERS]
+    return key, KeyEntry(name, digest, shown, tier, group if group is not None else name, expires, is_admin=is_admin)
 
 
 def read_keys(path: Path) -> list[AnyEntry]:
@@ -210,6 +215,7 @@ def _entry(number: int, table: dict[str, Any]) -> KeyEntry:
         group=_text(where, table, "group", default=name),
         expires=_moment(where, table, "expires"),
         revoked=_moment(where, table, "revoked"),
+        is_admin=_flag(where, table, "admin"),
     )
 
 
@@ -217,6 +223,13 @@ def _text(where: str, table: dict[str, Any], field: str, default: str | None = N
     value = table.get(field, default)
     if not isinstance(value, str) or len(value) > MAX_NAME or not value.isprintable() or (not value and default != ""):
         raise ConfigError(f"{field} of {where} is {value!r:.60}; give up to {MAX_NAME} printable characters")
+    return value
+
+
+def _flag(where: str, table: dict[str, Any], field: str) -> bool:
+    value = table.get(field, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field} of {where} is {value!r:.60}; give true or false")
     return value
 
 
@@ -233,7 +246,8 @@ def _fields(entry: AnyEntry) -> Iterator[tuple[str, Any]]:
     if isinstance(entry, SkippedEntry):
         yield from entry.table.items()
         return
-    values = (entry.name, entry.digest.hex(), entry.prefix, entry.tier, entry.group, entry.expires, entry.revoked)
+    moments, admin = (entry.expires, entry.revoked), entry.is_admin or None
+    values = (entry.name, entry.digest.hex(), entry.prefix, entry.tier, entry.group, *moments, admin)
     for field, value in zip(FIELDS, values, strict=True):
         if value is not None:
             yield field, value

@@ -39,6 +39,7 @@ class Principal:
     tier: Tier
     tenant: str  # salts the prefix cache: keys of one group share what they computed, others do not
     fingerprint: str = ""  # of this very key: another one of the same name has another; "": there are no keys
+    is_admin: bool = False  # may change what the server offers
 
     @property
     def claim(self) -> Claim:
@@ -88,7 +89,7 @@ class KeyRing:
         tier = self._tiers.get(entry.tier)
         if tier is None:
             raise AuthError(f"tier {entry.tier!r:.80} of this key is not served here", reason="forbidden")
-        return Principal(entry.name, tier, entry.group, entry.digest.hex())
+        return Principal(entry.name, tier, entry.group, entry.digest.hex(), entry.is_admin)
 
     def refresh(self) -> None:
         """Read the file again if it has changed; one that cannot be read leaves the keys as they were."""

@@ -12,7 +12,7 @@ from kvarn.server.chat.reasoning import Effort
 from kvarn.types import SamplingParams
 
 if TYPE_CHECKING:
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kvarn.server.access.keys import Principal
     from kvarn.server.chat.output.harmony_stream import AnswerReader
     from kvarn.server.chat.output.output_plan import OutputPlan
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.process.worker_threads import WorkerThreads
     from kvarn.server.request_context import RequestContext
 
@@ -68,7 +68,7 @@ class Generations:
         self, request: RequestContext, model: ServedModel, prepare: Sequence[Prepare], options: RequestOptions
     ) -> Generation:
         """Prepare each prompt, check, reserve and submit; refusals are raised here, before any byte of a response."""
-        check = partial(make_plan, request, model.llm.llm, prepare, options, self._queue_limit)
+        check = partial(make_plan, request, model, prepare, options, self._queue_limit)
         plan = check() if options.is_short else await request.in_thread(check)
         if plan.warning is not None:
             request.warn(plan.warning)
@@ -105,9 +105,13 @@ class Generations:
             raise UnknownRequest("no request with this id is running; it may have ended")
         return generation
 
+    def of(self, principal: Principal) -> list[Generation]:
+        """Those of one key that run, oldest first."""
+        return [one for (fingerprint, _), one in self._running.items() if fingerprint == principal.fingerprint]
+
     def left_s(self, model_id: str) -> float | None:
         """How long the answers of a model will still take at most, going by what they did so far; None: not known."""
-        running = [one for one in self._running.values() if one.model.id == model_id]
+        running = [one for one in self._running.values() if one.model.base_id == model_id]
         known = [one.left_s for one in running]
         return None if not known or None in known else max(filter(None, known), default=0.0)
 
@@ -134,7 +138,7 @@ class Generation:
         self._is_quiet = False  # events are not read, only the results count
         self._is_accepted = False  # by the engine
         self._is_closed = False
-        self._gaps = TokenGaps(generations.metrics.token_gaps(model.id))
+        self._gaps = TokenGaps(generations.metrics.token_gaps(model.base_id))
         client, number = model.llm.llm.client, len(plan.submissions)
         self._answers = client.stream_async(number, self._on_arrival, polls_tokens=True)
         self._watch = asyncio.create_task(self._watch_client())
@@ -156,6 +160,11 @@ class Generation:
     @property
     def phase(self) -> GenerationPhase:
         return "finished" if self._answers.num_open == 0 or self._is_closed else phase_of(self._requests)
+
+    @property
+    def engine_ids(self) -> list[str]:
+        """What the engine calls its requests."""
+        return [request.id for request in self._requests]
 
     @property
     def priority(self) -> int:
@@ -240,9 +249,11 @@ class Generation:
 
     def _count(self, phase: GenerationPhase) -> None:
         """Tell metrics and the log how it ended."""
-        metrics, model, usage = self._generations.metrics, self.model.id, self.usage()
+        metrics, model, usage = self._generations.metrics, self.model.base_id, self.usage()
         log_fields, latency_s = self.request.log_fields, time.monotonic() - self.request.received_at
-        log_fields.update(model=model, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+        log_fields.update(
+            model=self.model.id, prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens
+        )
         log_fields["cached_tokens"] = usage.cached_tokens
         collectors = self._answers.collectors
         left = [collector for collector in collectors if not collector.is_settled]  # read once: the engine goes on

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvarn.server.access.keys import Principal
     from kvarn.server.chat.conversation import Conversation
     from kvarn.server.chat.output.output_plan import OutputPlan
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.request_context import RequestContext
     from kvarn.structured.constraints import Constraint
     from kvarn.types import SamplingParams
@@ -74,10 +74,10 @@ class GenerationPlan:
 
 
 def make_plan(
-    request: RequestContext, llm: LLM, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
+    request: RequestContext, model: ServedModel, prepare: Sequence[Prepare], options: RequestOptions, queue_limit: int
 ) -> GenerationPlan:
     """Prepare each prompt, then check every number against the model."""
-    principal = request.principal
+    principal, llm = request.principal, model.llm.llm
     admitted = []
     for index, make in enumerate(request.while_wanted(prepare)):
         with item_at_fault(name_of_item("prompt", index, len(prepare))):
@@ -91,7 +91,10 @@ def make_plan(
         "deadline_s": max(request.deadline.left_s, 1e-3),
         "priority": principal.tier.clamp(options.priority),
     }
-    ready = tuple(replace(one, params=one.params.replace(**changes), tenant=tenant) for one in submissions)
+    ready = tuple(
+        replace(one, params=one.params.replace(**changes), tenant=tenant, adapters=model.adapters)
+        for one in submissions
+    )
     ready = found(ready, llm.submissions.constraints)
     num_tokens, open_ended = 0, []
     for one, (num_prompt, room), is_open in zip(ready, lengths, is_open_ended, strict=True):
@@ -112,7 +115,8 @@ def chat_submission(model: ServedModel, chat: Conversation, plan: OutputPlan) ->
             llm.admission.check_length(len(ids), llm.context - 1)
     wanted, pending = _constraint_of_chat(llm, ids, chat, plan)
     params = chat.params.replace(constraint=wanted)
-    return Submission(ids, params, starts_text=True, visible_ids=plan.visible_ids, constraint=pending)
+    predicted = llm.submissions.prediction(params)
+    return Submission(ids, params, True, visible_ids=plan.visible_ids, constraint=pending, prediction_ids=predicted)
 
 
 def prompt_ids_of(model: ServedModel, chat: Conversation, plan: OutputPlan) -> list[int]:

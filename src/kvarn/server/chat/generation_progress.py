@@ -70,6 +70,8 @@ def usage_of(requests: Sequence[Request]) -> Usage:
         prompt_tokens=sum(request.num_prompt for request in firsts),
         completion_tokens=sum(request.num_output for request in requests),
         cached_tokens=sum(request.num_cached or 0 for request in firsts),
+        accepted_prediction_tokens=sum(request.num_accepted_prediction for request in requests),
+        rejected_prediction_tokens=sum(request.num_rejected_prediction for request in requests),
     )
 
 

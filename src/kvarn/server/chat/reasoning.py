@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from kvarn.server.chat.conversation import Conversation
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.request_context import RequestContext
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from kvarn.server.collections.prefix_warmup import FrequentChat, PrefixWarmup
     from kvarn.server.collections.schema import HowBody, RetrievalBody, SearchBody
     from kvarn.server.collections.storage_quota import StorageQuota
-    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.models.model_pool import ModelPool
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.process.worker_threads import TokenMeter, WorkerThreads
     from kvarn.server.request_context import RequestContext
     from kvarn.types import Citation, Grounded

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from kvarn.server.access.keys import Principal
     from kvarn.server.chat.conversation import Conversation
     from kvarn.server.collections.collection_pool import CollectionPool
-    from kvarn.server.models.model_pool import ModelPool, ServedModel
+    from kvarn.server.models.model_pool import ModelPool
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.process.lifecycle import Lifecycle
 
 log = logging.getLogger("kvarn.server.retrieval")
@@ -146,4 +147,5 @@ def _submission(served: ServedModel, chat: FrequentChat, collection: Collection)
     submission = chat_submission(served, conversation, conversation.output_plan(served))
     plain = submission.params.replace(n=1, logprobs=None, prompt_logprobs=None, constraint=None)
     params = plain.replace(prefill_only=True, priority=PRIORITY)
-    return replace(submission, params=params, tenant=tenant_of(chat.principal, chat.cache_salt), constraint=None)
+    tenant = tenant_of(chat.principal, chat.cache_salt)
+    return replace(submission, params=params, tenant=tenant, adapters=served.adapters, constraint=None)

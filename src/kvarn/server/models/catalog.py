@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kvarn.backends.select import device_share, device_weights, is_gpu, kv_dtype, window_step
 from kvarn.config import EngineConfig, is_offline
@@ -23,7 +23,7 @@ from kvarn.hub.names import LocalName, parse_remote, split_id
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
-from kvarn.models.spec import Encoder, ModelSpec
+from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
 ENOUGH_CONTEXT = 4096  # a model that would get less than this from its equal share may take more
@@ -54,7 +54,10 @@ class CatalogEntry:
     digest: str | None = None  # sha256 of the weights' file; None before the first load of a local one
     is_loaded: bool = False
     is_pinned: bool = False
+    parent: str | None = None  # of an adapter: the model's id
     file: CatalogFile = CatalogFile()
+    is_diffusion: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # what the model's authors recommend
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,8 @@ def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -
         needed_bytes=plan.needed_bytes,
         digest=_recorded_digest(name),
         file=file,
+        is_diffusion=isinstance(spec.generation, MaskedDiffusion),
+        sampling=description.recommended,
     )
     return LoadPlan(entry, path, _settled(engine, spec, plan))
 

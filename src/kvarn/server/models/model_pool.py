@@ -13,17 +13,16 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvarn.async_llm import AsyncLLM
 from kvarn.backends.select import device_memory
 from kvarn.errors import CapacityError, ConfigError, ModelError, ModelNotFound
 from kvarn.models.memory_plan import show_bytes
 from kvarn.observe.logs import with_fields
-from kvarn.server.chat.output.formats import OutputFormat, detect_format
+from kvarn.server.models.adapters import ServedAdapters, named_path
 from kvarn.server.models.catalog import (
     CatalogEntry,
     LoadPlan,
@@ -32,12 +31,11 @@ from kvarn.server.models.catalog import (
     model_ids,
     plan_beside,
     plan_load,
-    with_digest,
     with_process_choice,
 )
 from kvarn.server.models.model_slot import ModelSlot
 from kvarn.server.models.no_room import RETRY_AFTER_S, NoRoomForModel
-from kvarn.types import SamplingParams
+from kvarn.server.models.served_model import ServedModel, load_served
 
 if TYPE_CHECKING:
     from kvarn.server.process.settings import ServerConfig
@@ -45,17 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvarn.server")
 
 MAX_NAME_SHOWN = 80
-WARM_UP_TEXT = "Hello"
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A loaded model, for as long as a request uses it."""
-
-    id: str
-    llm: AsyncLLM
-    entry: CatalogEntry
-    output_format: OutputFormat
 
 
 class ModelPool:
@@ -63,6 +50,7 @@ class ModelPool:
 
     def __init__(self, config: ServerConfig) -> None:
         self._names = model_ids(config.models)
+        self.adapters, self._loras = ServedAdapters(), config.loras
         self._pinned = frozenset(_pinned_id(self._names, name) for name in config.pinned)
         self._engine = config.engine
         self._budget_bytes = config.memory_bytes
@@ -74,7 +62,11 @@ class ModelPool:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Ids of all configured models, loaded or not."""
+        """Ids of all configured models, loaded or not, and of their adapters."""
+        return (*self._names, *self.adapters.names)
+
+    @property
+    def model_ids(self) -> tuple[str, ...]:
         return tuple(self._names)
 
     @property
@@ -107,31 +99,38 @@ class ModelPool:
         for model_id in dict.fromkeys((*sorted(pinned, key=self.ids.index), self.default_id)):
             report("load", model_id)
             await self._load_now(self._slots[model_id])
+        for given in self._loras:
+            await self.adapters.load(self, *named_path(given), self.default_id, replaces=False)
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[ServedModel]:
         """Keep a model loaded while the block runs, loading it first if need be; ModelNotFound for other names."""
         slot = self._slot(name)
+        is_adapter = self.adapters.get(name) is not None
         slot.num_users += 1  # before waiting, so that it is not unloaded between its load and its use
         try:
             model = slot.model or await self._load(slot)
-            yield model if model.id == name else replace(model, id=name, entry=replace(model.entry, id=name))
+            if is_adapter:
+                yield await self.adapters.served(model, name)
+            else:
+                yield model if model.id == name else replace(model, id=name, entry=replace(model.entry, id=name))
         finally:
             slot.num_users -= 1
             slot.used_at = next(self._ticks)
 
     def is_loaded(self, name: str) -> bool:
         """Whether a use of this name need not wait."""
-        slot = self._slots.get(self._first_ids.get(name, ""))
+        slot = self._slots.get(self._first_ids.get(self._model_of(name), ""))
         return slot is not None and slot.model is not None
 
     def entries(self) -> tuple[CatalogEntry, ...]:
         """All models in the order of the configuration."""
-        return tuple(self.entry(model_id) for model_id in self._names)
+        return tuple(self.entry(model_id) for model_id in self.ids)
 
     def entry(self, name: str) -> CatalogEntry:
-        slot = self._slot(name)
-        return replace(slot.plan.entry, id=name, is_loaded=slot.model is not None)
+        slot, adapter = self._slot(name), self.adapters.get(name)
+        entry = replace(slot.plan.entry, id=name, is_loaded=slot.model is not None)
+        return entry if adapter is None else adapter.entry(entry)
 
     def path(self, name: str) -> Path:
         """Where the files of a model lie, loaded or not."""
@@ -144,13 +143,17 @@ class ModelPool:
             for slot in self._slots.values():
                 await slot.unload()
 
+    def _model_of(self, name: str) -> str:
+        adapter = self.adapters.get(name)
+        return name if adapter is None else adapter.base_id
+
     def _slot(self, name: str) -> ModelSlot:
-        if name not in self._names:
-            offered = ", ".join(self._names)
+        if name not in self.ids:
+            offered = ", ".join(self.ids)
             raise ModelNotFound(f"no model here is called {name[:MAX_NAME_SHOWN]!r}; this server has {offered}")
         if self._is_closed:
             raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
-        first_id = self._first_ids.get(name)
+        first_id = self._first_ids.get(self._model_of(name))
         if first_id not in self._slots:
             raise CapacityError("the server is still looking for its models; try again", retry_after_s=RETRY_AFTER_S)
         return self._slots[first_id]
@@ -199,7 +202,7 @@ class ModelPool:
                     raise CapacityError("the server is shutting down; ask another one", retry_after_s=RETRY_AFTER_S)
                 await self._make_room(slot)
                 started = time.monotonic()
-                slot.plan, model = await _load_model(slot.plan)
+                slot.plan, model = await load_served(slot.plan)
                 slot.remember_digest()
                 slot.model = model
                 seconds = round(time.monotonic() - started, 3)
@@ -250,33 +253,6 @@ class ModelPool:
             wanted.needed_bytes - free,
             {slot.id: slot.needed_bytes for slot in loaded if slot.num_users and not slot.is_pinned},
         )
-
-
-async def _load_model(plan: LoadPlan) -> tuple[LoadPlan, ServedModel]:
-    """Load a model and have it compute once; the plan comes back with the digest."""
-    llm = AsyncLLM(str(plan.path), config=plan.engine)
-    hashed = asyncio.create_task(asyncio.to_thread(with_digest, plan))
-    try:
-        await llm.load()
-        plan = await hashed
-        await _warm_up(llm, plan.entry)
-        tokenizer = llm.llm.tokenizer
-        output_format = detect_format(tokenizer.chat_template, tokenizer)
-    except BaseException:
-        hashed.cancel()
-        await llm.close()
-        raise
-    return plan, ServedModel(plan.entry.id, llm, replace(plan.entry, is_loaded=True), output_format)
-
-
-async def _warm_up(llm: AsyncLLM, entry: CatalogEntry) -> None:
-    if entry.kind == "embed":
-        await llm.embed(WARM_UP_TEXT)
-    elif entry.kind == "rerank":
-        await asyncio.to_thread(llm.llm.classify, [(WARM_UP_TEXT, WARM_UP_TEXT)])
-    else:
-        await asyncio.to_thread(llm.llm.tokenizer.prepare_chat)
-        await llm.generate(WARM_UP_TEXT, SamplingParams(max_tokens=1, temperature=0.0))
 
 
 def _pinned_id(names: Mapping[str, str], wanted: str) -> str:

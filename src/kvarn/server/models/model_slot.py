@@ -13,7 +13,7 @@ from kvarn.server.models.catalog import LoadPlan
 from kvarn.server.process.interpreter import collect_everything_again
 
 if TYPE_CHECKING:
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
 
 log = logging.getLogger("kvarn.server")
 

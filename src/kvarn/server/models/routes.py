@@ -46,4 +46,8 @@ def _fields(entry: CatalogEntry) -> dict[str, Any]:
         "max_model_len": entry.context,
         "digest": entry.digest,
         "is_loaded": entry.is_loaded,
+        "root": entry.parent or entry.id,
+        "parent": entry.parent,
+        "is_diffusion": entry.is_diffusion,
+        "sampling": dict(entry.sampling),
     }

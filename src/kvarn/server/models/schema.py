@@ -27,6 +27,10 @@ class ModelCard(Answer):
     max_model_len: int
     digest: str | None  # sha256 of the weights; null before the first load of a local file
     is_loaded: bool
+    root: str  # the model itself
+    parent: str | None  # of an adapter: the model that it changes
+    is_diffusion: bool
+    sampling: dict[str, Any]  # what the model's authors recommend, by the names of requests
 
 
 class ModelList(Answer):

@@ -20,6 +20,7 @@ NAMES = (
     *("page.css", "markdown.css", "live.css", "icon.svg"),
     *("app.js", "api.js", "state.js", "store.js", "conversations.js", "ask.js", "icons.js", "base.js"),
     *("sidebar.js", "chat.js", "message.js", "composer.js", "settings.js", "fields.js", "key.js", "markdown.js"),
+    *("live.js", "tokens.js", "documents.js"),
     *(f"vendor/{name}.js" for name in ("preact", "hooks", "signals-core", "signals", "htm", "marked", "purify")),
     *(f"vendor/{name}.js" for name in ("temml", "highlight", *(f"highlight-{one}" for one in LANGUAGES))),
 )

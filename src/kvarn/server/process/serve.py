@@ -37,6 +37,7 @@ from kvarn.server.collections.prefix_warmup import PrefixWarmup
 from kvarn.server.collections.storage_quota import StorageQuota
 from kvarn.server.http.connections import Listener
 from kvarn.server.http.traffic import Traffic
+from kvarn.server.live.sampler import LiveSampler
 from kvarn.server.models.model_pool import ModelPool
 from kvarn.server.process.http_server import make_http_server
 from kvarn.server.process.interpreter import tune_for_serving
@@ -281,6 +282,7 @@ def make_state(config: ServerConfig) -> ServerState:
         request_threads=WorkerThreads(),
         body_thread=WorkerThreads(num_threads=1, num_reserved=0, max_per_key=None),
         responses=ResponseStore(config.response_store, config.response_store_bytes),
+        live=LiveSampler(models),
     )
 
 

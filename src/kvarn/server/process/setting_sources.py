@@ -17,6 +17,7 @@ from kvarn.checks import why_unreadable
 from kvarn.config import EngineConfig, prefix_folder, server_environment
 from kvarn.errors import ConfigError
 from kvarn.hub.locate import begun_at, model_begun_at
+from kvarn.hub.names import split_id
 from kvarn.server.process.settings import PATHS, ServerConfig, make_config, meant
 
 MAX_FILE_BYTES = 1 << 20
@@ -97,6 +98,8 @@ def file_settings(path: Path) -> dict[str, Any]:
     placed: dict[str, Any] = {
         name: begun_at(folder, tables[name]) for name in PATHS if isinstance(tables.get(name), str)
     }
+    if isinstance(loras := tables.get("loras"), list):
+        placed["loras"] = [_lora_begun_at(folder, one) if isinstance(one, str) else one for one in loras]
     engine = tables.get("engine", {})
     if isinstance(prefixes := engine.get("prefix_cache_dir"), str):
         placed["engine"] = engine | {"prefix_cache_dir": begun_at(folder, prefixes)}
@@ -107,6 +110,12 @@ def file_settings(path: Path) -> dict[str, Any]:
             if isinstance(listed := tables.get(name), list):
                 placed[name] = [moved.get(one, one) if isinstance(one, str) else one for one in listed]
     return tables | placed
+
+
+def _lora_begun_at(folder: Path, given: str) -> str:
+    name, path = split_id(given, folder)
+    placed = begun_at(folder, path)
+    return placed if name is None else f"{name}={placed}"
 
 
 def _require_numbers(path: Path, value: object, name: str = "") -> None:

@@ -54,8 +54,9 @@ PATHS = {
     "tls_cert": "the path of a PEM file",
     "tls_key": "the path of a PEM file",
     "response_store": "the path of an SQLite file",
+    "lora_dir": "the path of a folder with adapters",
 }
-_TEXTS = ("models", "pinned", "cors_origins", "allowed_hosts")
+_TEXTS = ("models", "pinned", "loras", "cors_origins", "allowed_hosts")
 _check = replace(check_setting, number_format=",", booleans="true or false", quotes_choices=True)
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?|[0-9A-Fa-f:.]{2,45}")
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
@@ -104,6 +105,8 @@ class ServerConfig:
     ping_s: float = 15.0  # between comments that keep a silent stream open
     memory_bytes: int | None = None  # for all models together; None: what the machine has
     pinned: tuple[str, ...] = ()  # models loaded at start and never unloaded
+    loras: tuple[str, ...] = ()  # adapters of the first model, NAME=PATH each: loaded at start
+    lora_dir: Path | None = None  # from which keys with admin = true may load more
     cors_origins: tuple[str, ...] = ()  # of browsers that may ask; none by default
     allowed_hosts: tuple[str, ...] = ()  # extra names in the Host header while bound to loopback
     metrics_compat: str = ""  # vllm: its metric names in addition to ours

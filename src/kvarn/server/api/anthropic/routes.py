@@ -28,7 +28,7 @@ from kvarn.server.chat.reasoning import with_effort
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.failures import Failure
 from kvarn.server.http.sse import EventStreamResponse, StreamFormat
-from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.models.served_model import ServedModel
 from kvarn.server.request_context import RequestContext
 from kvarn.types import Completion, FinishReason
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvarn.engine.submission import Submission
     from kvarn.fill.layout import CanvasLayout
     from kvarn.fill.template import Parts
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
 
 router = APIRouter(tags=["fill"])
 _SAME = ("temperature", "top_k", "top_p", "min_p", "seed")

@@ -42,12 +42,6 @@ def _false(value: bool) -> bool:
     return value
 
 
-def _none(value: list[Any]) -> list[Any]:
-    if value:
-        raise ValueError("there are no adapters here; leave it out or give an empty list")
-    return value
-
-
 def _biases(given: Any) -> Biases | None:
     """[[token, bias], ...] or {token: bias}; a token is an id or a text, false as a bias bans it."""
     if given is None:
@@ -109,7 +103,6 @@ _SAMPLERS_SCHEMA = {"anyOf": [_NAMES, {"type": "string"}, {"type": "null"}]}
 Off = Annotated[float, AfterValidator(_off), Field(description="Not supported: 0 or less")]
 LeastOne = Annotated[int, AfterValidator(_least_one), Field(description="More than 1 is not supported")]
 Never = Annotated[bool, AfterValidator(_false), Field(description="Not supported: false")]
-Nothing = Annotated[list[Any], AfterValidator(_none), Field(max_length=64, description="Not supported: empty")]
 
 
 class InfillFile(Body):
@@ -118,6 +111,13 @@ class InfillFile(Body):
     INERT: ClassVar[frozenset[str]] = frozenset({"time"})
     text: str
     filename: str | None = Field(None, max_length=MAX_NAME)
+
+
+class LoraFactor(Body):
+    """One adapter of a request and what it is multiplied by."""
+
+    id: int = Field(ge=0, le=2**31 - 1)
+    scale: float = Field(ge=-1000, le=1000)
 
 
 class InfillBody(Body):
@@ -177,7 +177,9 @@ class InfillBody(Body):
     json_schema: dict[str, Any] | None = None
     grammar_lazy: Never | None = None
     post_sampling_probs: Never | None = None
-    lora: Nothing | None = None
+    lora: Annotated[list[LoraFactor], Field(max_length=8)] | None = Field(
+        None, description="Adapters by the ids of /lora-adapters; an empty list is the base"
+    )
     mirostat: Off | None = None
     top_n_sigma: Off | None = None
     dynatemp_range: Off | None = None

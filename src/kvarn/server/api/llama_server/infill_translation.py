@@ -15,7 +15,7 @@ from kvarn.types import MAX_LOGIT_BIAS, SamplingParams
 if TYPE_CHECKING:
     from kvarn.engine.submission import Submission
     from kvarn.server.api.llama_server.infill_schema import InfillBody
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.tokenizer.tokenizer import Tokenizer
 
 MAX_GRAMMAR_BYTES = 16 << 10  # of GBNF: its translation goes over all rules once for each of them

@@ -34,7 +34,8 @@ from kvarn.server.chat.generation import Generation, Generations
 from kvarn.server.chat.generation_plan import RequestOptions, chat_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
-from kvarn.server.models.model_pool import ModelPool, ServedModel
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.served_model import ServedModel
 from kvarn.server.process.settings import ServerConfig
 from kvarn.server.request_context import RequestContext
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from kvarn.server.api.openai.message_schema import ChatMessage
+from kvarn.server.api.openai.message_schema import ChatMessage, Content
 from kvarn.server.api.openai.sampling_schema import INT31, SamplingBody, TopLogprobs, UsageAnswer
 from kvarn.server.api.schema import Answer, Body
 from kvarn.server.chat.output.tools import MAX_DESCRIPTION_CHARACTERS, MAX_TOOLS, TOOL_NAME
@@ -90,12 +90,22 @@ class SchemaFormat(Body):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
+class PredictionBody(Body):
+    """What the answer is expected to be, as when a text is edited."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatBody(SamplingBody):
     """A conversation, and how to go on with it."""
 
     INERT: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-        | {"prediction"}  # would make the answer come faster, not different
     )
     HINTS: ClassVar[frozenset[str]] = frozenset({"verbosity", "prompt_cache_options"})
     REFUSED: ClassVar[frozenset[str]] = frozenset(
@@ -116,6 +126,7 @@ class ChatBody(SamplingBody):
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     store: Never | None = None
     retrieval: RetrievalBody | None = None
+    prediction: PredictionBody | None = Field(None, description="It comes faster where it comes so, never different")
 
 
 class ChatTopLogprob(Answer):

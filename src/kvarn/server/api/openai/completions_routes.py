@@ -20,7 +20,7 @@ from kvarn.server.chat.generation import Generation
 from kvarn.server.chat.generation_plan import Prepare, check_answers, infill_submission, text_submission
 from kvarn.server.dependencies import Charged, Models, RunningGenerations, Settings
 from kvarn.server.http.sse import EventStreamResponse
-from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.models.served_model import ServedModel
 from kvarn.tokenizer.fim import Infill
 from kvarn.types import SamplingParams
 

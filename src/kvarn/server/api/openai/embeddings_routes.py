@@ -27,7 +27,7 @@ from kvarn.vectors import Float32
 if TYPE_CHECKING:
     from kvarn.llm import LLM
     from kvarn.observe.metrics import Metrics
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
     from kvarn.server.request_context import RequestContext
 
 router = APIRouter(tags=["embeddings"])

@@ -11,7 +11,7 @@ from kvarn.types import FinishReason, Usage
 
 if TYPE_CHECKING:
     from kvarn.server.chat.generation import Generation
-    from kvarn.server.models.model_pool import ServedModel
+    from kvarn.server.models.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
+        },
     }
 
 

@@ -61,6 +61,7 @@ class SamplingBody(Body):
     truncate: Literal["left"] | None = Field(None, description="Drop the oldest prompt tokens that do not fit")
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Clamped to what the key may")
     cache_salt: str | None = Field(None, min_length=1, max_length=256, description="Shares cached prefixes with itself")
+    speculate: bool | None = Field(None, description="false: no guessed tokens, one at a time")
     diffusion: DiffusionBody | None = Field(None, description="How a diffusion model denoises")
     guided_json: dict[str, Any] | Annotated[str, Field(min_length=1)] | None = None
     guided_regex: str | None = Field(None, min_length=1)
@@ -73,6 +74,13 @@ class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answer):
+    """Tokens of a prediction that were computed ahead: right ones are in the answer, wrong ones are not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class UsageAnswer(Answer):
     """Tokens read and written; a prompt counts once, whatever n is."""
 
@@ -80,3 +88,4 @@ class UsageAnswer(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails

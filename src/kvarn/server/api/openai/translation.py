@@ -29,7 +29,7 @@ _SAME = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "top_k", "min_p"),
     *("typical_p", "repetition_penalty", "penalty_window", "dry_multiplier", "dry_base", "dry_allowed_length"),
     *("dry_sequence_breakers", "xtc_probability", "xtc_threshold", "min_tokens", "ignore_eos", "stop_token_ids"),
-    *("prompt_logprobs", "truncate"),
+    *("prompt_logprobs", "truncate", "speculate"),
 )
 
 
@@ -65,6 +65,7 @@ def conversation_of(body: ChatBody, max_n: int) -> Conversation:
         max_tokens=_max_tokens(body),
         constraint=constraint,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prediction=None if body.prediction is None else body.prediction.text,
     )
     messages = [message.model_dump(exclude_none=True, exclude_unset=True) for message in body.messages]
     return Conversation(

@@ -15,7 +15,7 @@ from kvarn.errors import KvarnError
 from kvarn.observe.exposition import CONTENT_TYPE
 from kvarn.observe.metrics import Metrics
 from kvarn.server.dependencies import Collections, HttpTraffic, Models, ServerLifecycle, ServerMetrics
-from kvarn.server.models.model_pool import ServedModel
+from kvarn.server.models.served_model import ServedModel
 
 log = logging.getLogger("kvarn.server")
 router = APIRouter()

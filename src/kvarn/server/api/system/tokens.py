@@ -22,7 +22,8 @@ from kvarn.server.api.system.tokens_schema import (
 from kvarn.server.chat.output.output_plan import OutputPlan
 from kvarn.server.chat.prompt_limits import check_bounded, tools_at_fault
 from kvarn.server.dependencies import Charged, Models
-from kvarn.server.models.model_pool import ModelPool, ServedModel
+from kvarn.server.models.model_pool import ModelPool
+from kvarn.server.models.served_model import ServedModel
 from kvarn.server.request_context import RequestContext
 from kvarn.tokenizer.chat.template import ChatRequest, encode_chat, render_chat
 

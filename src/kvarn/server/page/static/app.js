@@ -3,12 +3,13 @@ import { html, render, useEffect, useRef } from "./base.js";
 import { isReachable, needsKey } from "./api.js";
 import * as ask from "./ask.js";
 import { Chat } from "./chat.js";
-import { refuseImages } from "./composer.js";
 import * as conversations from "./conversations.js";
+import { addFiles } from "./documents.js";
 import { KeyDialog } from "./key.js";
+import { Live } from "./live.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
-import { isHelpOpen, isSettingsOpen, isSidebarOpen, loadModels } from "./state.js";
+import { isHelpOpen, isSettingsOpen, isSidebarOpen, loadModels, view } from "./state.js";
 import { storageProblem } from "./store.js";
 
 const KEYS = [
@@ -20,13 +21,13 @@ function App() {
   useEffect(() => {
     document.title = conversations.current.value?.head ? `${conversations.current.value.title} · Kvarn` : "Kvarn";
   }, [conversations.current.value?.title, conversations.current.value?.head]);
-  return html`<div class="app" data-settings=${isSettingsOpen.value}>
+  return html`<div class="app" data-settings=${isSettingsOpen.value && view.value === "chat"}>
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("#ask")?.focus(); }}>Skip to the message box</a>
     <${Sidebar} />
     ${isSidebarOpen.value && html`<div class="shade" onClick=${() => (isSidebarOpen.value = false)} />`}
     <${Banner} />
-    <${Chat} />
-    ${isSettingsOpen.value && html`<${Settings} />`}
+    ${view.value === "live" ? html`<${Live} />` : html`<${Chat} />`}
+    ${isSettingsOpen.value && view.value === "chat" && html`<${Settings} />`}
     ${needsKey.value !== null && html`<${KeyDialog} />`}
     ${isHelpOpen.value && html`<${Help} />`}
   </div>`;
@@ -77,7 +78,10 @@ async function start() {
   render(html`<${App} />`, document.querySelector("#app"));
   addEventListener("keydown", onKey);
   addEventListener("dragover", (event) => event.preventDefault());
-  addEventListener("drop", refuseImages);
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    addFiles([...event.dataTransfer.files]);
+  });
   loadModels();
   await conversations.refresh();
   const last = sessionStorage.getItem("kvarn.open");

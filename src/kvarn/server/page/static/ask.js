@@ -1,9 +1,11 @@
 // Asking the model: the conversation becomes a request, its events become a message. Knows no element.
 import { signal } from "./base.js";
-import { events, Failure, request } from "./api.js";
+import { events, Failure, getJson, request } from "./api.js";
 import * as conversations from "./conversations.js";
-import { parsedFields } from "./fields.js";
-import { loadModels, modelsProblem } from "./state.js";
+import { passages, retrievalField } from "./documents.js";
+import { ALTERNATIVES, parsedFields } from "./fields.js";
+import { loadModels, modelsProblem, say } from "./state.js";
+import { Frames, textOf, tokensOf } from "./tokens.js";
 
 const SAVE_MS = 2000; // a page that is closed in mid-answer loses at most this much
 const running = signal(new Map()); // message id -> {abort, requestId}
@@ -68,6 +70,7 @@ export async function generate(parent, fields, begin) {
     run.requestId = response.headers.get("x-request-id");
     writer.warn(response.headers.get("x-kvarn-warning"));
     for await (const event of events(response)) writer.take(event);
+    await writer.cited;
     writer.end();
   } catch (error) {
     writer.fail(error);
@@ -81,22 +84,47 @@ export async function generate(parent, fields, begin) {
 
 function chatBody(head) {
   const { settings, modelId, model } = conversations;
+  const body = {
+    model: modelId.value,
+    messages: wireMessages(head),
+    stream: true,
+    stream_options: { include_usage: true },
+    ...parsedFields(settings.value, model.value),
+    ...retrievalField(settings.value),
+  };
+  if (!body.model) throw new Failure(modelsProblem.value ?? "This server has no model that chats.");
+  return body;
+}
+
+// The conversation up to a message, as the API takes it.
+export function wireMessages(head) {
   const messages = [];
   for (let id = head; id; ) {
     const message = conversations.messageOf(id).value;
     messages.push(wireMessage(message));
     id = message.parent;
   }
-  if (settings.value.system?.trim()) messages.push({ role: "system", content: settings.value.system });
-  const body = {
-    model: modelId.value,
-    messages: messages.reverse(),
-    stream: true,
-    stream_options: { include_usage: true },
-    ...parsedFields(settings.value, model.value),
-  };
-  if (!body.model) throw new Failure(modelsProblem.value ?? "This server has no model that chats.");
-  return body;
+  const { system } = conversations.settings.value;
+  if (system?.trim()) messages.push({ role: "system", content: system });
+  return messages.reverse();
+}
+
+// Another answer that begins as this one does up to a token, and goes on with another one in its place.
+export async function branch(message, index, chosen) {
+  const tokens = [...message.tokens.slice(0, index), { ...chosen, a: message.tokens[index].a }];
+  const prefix = textOf(tokens);
+  if (prefix === null) return say("The text ends in the middle of a character here; branch one token earlier or later.");
+  const { model } = message;
+  return generate(message.parent, { model, content: prefix, tokens, branchedAt: index }, async (abort) => {
+    const fields = parsedFields(conversations.settings.value, conversations.model.value);
+    for (const name of ["logprobs", "top_logprobs", "chat_template_kwargs", "reasoning_effort"]) delete fields[name];
+    const asked = await getJson("tokenize", { body: { model, messages: wireMessages(message.parent) }, signal: abort });
+    const begun = await getJson("tokenize", { body: { model, prompt: prefix, add_special_tokens: false }, signal: abort });
+    const prompt = [...asked.tokens, ...begun.tokens];
+    const left = asked.max_model_len - prompt.length;
+    const body = { ...fields, model, prompt, max_tokens: Math.max(1, Math.min(left, fields.max_tokens ?? left)), logprobs: ALTERNATIVES };
+    return request("v1/completions", { body: { ...body, stream: true, stream_options: { include_usage: true } }, signal: abort });
+  });
 }
 
 function wireMessage(message) {
@@ -133,9 +161,28 @@ class AnswerWriter {
     if (text) this.fields.content += text;
     if (delta.reasoning_content) this.fields.reasoning = (this.fields.reasoning ?? "") + delta.reasoning_content;
     for (const call of delta.tool_calls ?? []) this.call(call);
+    const tokens = tokensOf(choice?.logprobs);
+    if (tokens.length) this.fields.tokens = [...(this.fields.tokens ?? []), ...tokens];
+    if (event.retrieval?.citations.length) this.cite(event.retrieval.citations);
+    if (event.diffusion) this.denoise(event.diffusion);
     if (choice?.finish_reason) this.fields.finish = choice.finish_reason;
     if (event.usage) this.fields.usage = event.usage;
     this.draw();
+  }
+
+  // The texts of the passages come beside the answer; without them their names are shown.
+  cite(citations) {
+    this.fields.sources = citations.map(({ number, source, document }) => ({ number, source: source || document, text: "" }));
+    const { collection } = conversations.settings.value;
+    const question = conversations.messageOf(this.fields.parent)?.value.content ?? "";
+    this.cited = passages(citations, collection, question).then((found) => (this.fields.sources = found), () => {});
+  }
+
+  denoise(step) {
+    this.touch();
+    this.frames ??= new Frames();
+    this.frames.add(step);
+    this.fields.frames = this.frames.list;
   }
 
   touch() {

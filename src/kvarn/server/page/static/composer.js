@@ -2,8 +2,9 @@
 import { html, useEffect, useRef } from "./base.js";
 import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
+import { addFiles, FileList } from "./documents.js";
 import { Icon } from "./icons.js";
-import { say, toast } from "./state.js";
+import { toast } from "./state.js";
 
 const MAX_ROWS_PX = 280;
 const DRAFT = "kvarn.draft";
@@ -40,23 +41,21 @@ export function Composer() {
     }
   };
   const onPaste = (event) => {
-    const images = [...event.clipboardData.files].filter((file) => file.type.startsWith("image/"));
-    if (images.length) refuseImages(event);
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    addFiles([...event.clipboardData.files]);
   };
   return html`<div class="composer-box">
     ${toast.value && html`<div class="toast" role="status">${toast.value.text}${toast.value.action && html`<button type="button" onClick=${() => { toast.value.onAction(); toast.value = null; }}>${toast.value.action}</button>`}</div>`}
+    <${FileList} />
     <form class="composer" onSubmit=${(event) => { event.preventDefault(); send(); }}>
+      <label class="icon-button attach" title="Add files to look things up in"><${Icon} name="clip" /><input type="file" multiple class="visually-hidden" aria-label="Add files" onChange=${(event) => { addFiles([...event.target.files]); event.target.value = ""; }} /></label>
       <textarea id="ask" ref=${area} rows="1" dir="auto" placeholder="Ask anything" aria-label="Your message" onInput=${onInput} onKeyDown=${onKey} onPaste=${onPaste}></textarea>
       ${id ? html`<button type="button" class="send stop" aria-label="Stop" title="Stop (Esc)" onClick=${() => ask.stop(id)}><${Icon} name="stop" /></button>`
         : html`<button type="submit" class="send" aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
     </form>
     <p class="hint">Enter sends, Shift+Enter begins a line. Answers may be wrong.</p>
   </div>`;
-}
-
-export function refuseImages(event) {
-  event.preventDefault();
-  say("Images cannot be read here: no model of this server sees. Send text instead.");
 }
 
 function grow(area) {

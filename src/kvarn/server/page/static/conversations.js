@@ -37,6 +37,7 @@ export const modelId = computed(() => {
 export const model = computed(() => chatModels.value.find((one) => one.id === modelId.value));
 
 const LAST = "kvarn.settings";
+let saving = 0;
 
 function lastSettings() {
   try {
@@ -82,7 +83,8 @@ export function change(fields) {
 export function set(fields) {
   change({ settings: { ...settings.value, ...fields } });
   localStorage.setItem(LAST, JSON.stringify(settings.value));
-  if (path.value.length) persist();
+  clearTimeout(saving); // once for several keystrokes
+  saving = setTimeout(() => path.value.length && persist(), 300);
 }
 
 export function add(fields) {

@@ -48,6 +48,8 @@ export const DIFFUSION = ["Diffusion", [
   ["diffusion.alg_temp", "Order temperature", "number", "0", "Noise on the order of filling."],
 ]];
 
+export const ALTERNATIVES = 5; // shown beside each token
+
 export const fieldsFor = (model) => [...GROUPS, ...(model?.is_diffusion ? [DIFFUSION] : [])];
 
 // The value of one field, from what was typed; an error names it.
@@ -85,6 +87,8 @@ export function parsedFields(settings, model) {
       else body[first] = value;
     }
   }
+  if (model?.is_diffusion) (body.diffusion ??= {}).events = true;
+  else if (settings.inspect) Object.assign(body, { logprobs: true, top_logprobs: ALTERNATIVES });
   if (settings.schema?.trim()) {
     const schema = fromJson("The JSON schema", settings.schema);
     body.response_format = { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };

@@ -2,8 +2,10 @@
 import { Fragment, html, memo, plural, seconds, useEffect, useRef, useState } from "./base.js";
 import * as ask from "./ask.js";
 import * as conversations from "./conversations.js";
+import { Sources } from "./documents.js";
 import { CopyButton, IconButton } from "./icons.js";
 import { Markdown } from "./markdown.js";
+import { Canvas, PromptDialog, Replay, Tokens } from "./tokens.js";
 
 export const Message = memo(({ id }) => {
   const held = conversations.messageOf(id);
@@ -48,17 +50,26 @@ function Editor({ message, onEnd }) {
 }
 
 function Answer({ message }) {
+  const [view, setView] = useState("text"); // or tokens, replay
   const isWriting = message.state === "writing";
-  const isWaiting = isWriting && !message.content && !message.reasoning && !message.calls?.length;
+  const isWaiting = isWriting && !message.content && !message.reasoning && !message.calls?.length && !message.frames;
   return html`<article class="message assistant" aria-busy=${isWriting}><h2 class="visually-hidden">Answer</h2>
     ${message.reasoning && html`<${Reasoning} text=${message.reasoning} isOpen=${isWriting && !message.content} />`}
     ${isWaiting && html`<p class="waiting" role="status"><span class="visually-hidden">Waiting for the first token</span><i></i><i></i><i></i></p>`}
-    ${message.content && html`<${Markdown} text=${message.content} />`}
+    <${Body} message=${message} view=${isWriting ? "text" : view} onEnd=${() => setView("text")} />
+    ${message.sources && !isWriting && html`<${Sources} sources=${message.sources} text=${message.content} />`}
     ${message.calls?.length > 0 && html`<${Calls} message=${message} />`}
     ${message.error && html`<${Problem} message=${message} />`}
     ${message.state === "lost" && !message.error && html`<p class="problem" role="alert">The page was closed in the middle of this answer. Regenerate to ask again.</p>`}
-    ${!isWriting && html`<${Foot} message=${message} />`}
+    ${!isWriting && html`<${Foot} message=${message} view=${view} onView=${(next) => setView(next === view ? "text" : next)} />`}
   </article>`;
+}
+
+function Body({ message, view, onEnd }) {
+  if (view === "tokens") return html`<${Tokens} message=${message} />`;
+  if (view === "replay") return html`<${Replay} frames=${message.frames} onEnd=${onEnd} />`;
+  if (message.state === "writing" && message.frames?.length) return html`<${Canvas} text=${message.frames.at(-1).text} />`;
+  return message.content ? html`<${Markdown} text=${message.content} />` : null;
 }
 
 function Reasoning({ text, isOpen }) {
@@ -102,7 +113,8 @@ function useCountdown(until) {
 
 const ENDS = { length: "cut at the length limit", cancelled: "stopped", tool_calls: null, stop: null };
 
-function Foot({ message }) {
+function Foot({ message, view, onView }) {
+  const [isPromptOpen, setPromptOpen] = useState(false);
   const { usage, timing } = message;
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   const end = message.state === "stopped" ? "stopped" : ENDS[message.finish];
@@ -111,13 +123,16 @@ function Foot({ message }) {
       <${Siblings} id=${message.id} />
       <${CopyButton} text=${() => message.content} />
       <${IconButton} icon="retry" label="Regenerate" onClick=${() => ask.regenerate(message.id)} />
+      ${message.tokens?.length > 0 && html`<${IconButton} icon="tokens" label="Token probabilities" aria-pressed=${view === "tokens"} onClick=${() => onView("tokens")} />`}
+      ${message.frames?.length > 1 && html`<${IconButton} icon="play" label="Replay the denoising" aria-pressed=${view === "replay"} onClick=${() => onView("replay")} />`}
     </div>
+    ${isPromptOpen && html`<${PromptDialog} message=${message} onEnd=${() => setPromptOpen(false)} />`}
     <p class="figures">
       ${end && html`<span class="end">${end}</span>`}
       ${usage && html`<span>${plural(usage.completion_tokens, "token")}</span>`}
       ${timing?.rate && html`<span>${timing.rate.toFixed(timing.rate < 10 ? 1 : 0)} tokens/s</span>`}
       ${timing && html`<span>first token ${seconds(timing.firstToken)}</span>`}
-      ${usage && html`<${PromptShare} prompt=${usage.prompt_tokens} cached=${cached} />`}
+      ${usage && html`<${PromptShare} prompt=${usage.prompt_tokens} cached=${cached} onOpen=${() => setPromptOpen(true)} />`}
       ${message.warning && html`<span>${message.warning}</span>`}
       <span class="model-name">${message.model}</span>
     </p>
@@ -125,10 +140,10 @@ function Foot({ message }) {
 }
 
 // How much of the prompt lay in the cache, as a bar and in words.
-function PromptShare({ prompt, cached }) {
-  return html`<span class="prompt-share" title=${`${cached} of ${prompt} prompt tokens were in the prefix cache`}>
+function PromptShare({ prompt, cached, onOpen }) {
+  return html`<button type="button" class="prompt-share" onClick=${onOpen} title=${`${cached} of ${prompt} prompt tokens were in the prefix cache`}>
     <svg viewBox="0 0 40 4" aria-hidden="true"><rect width="40" height="4" rx="2" class="whole" /><rect width=${(40 * cached) / Math.max(1, prompt)} height="4" rx="2" class="part" /></svg>
-    prompt ${prompt.toLocaleString("en")}${cached > 0 ? `, ${cached.toLocaleString("en")} cached` : ""}</span>`;
+    prompt ${prompt.toLocaleString("en")}${cached > 0 ? `, ${cached.toLocaleString("en")} cached` : ""}</button>`;
 }
 
 function Siblings({ id }) {

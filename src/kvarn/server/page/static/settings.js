@@ -8,12 +8,14 @@ import { isSettingsOpen } from "./state.js";
 export function Settings() {
   const { settings, model } = conversations;
   const params = settings.value.params ?? {};
-  const setParam = (name, value) => conversations.set({ params: { ...params, [name]: value } });
+  const setParam = (name, value) => conversations.set({ params: { ...settings.peek().params, [name]: value } });
   const changed = Object.values(params).filter((value) => value?.trim?.()).length;
   return html`<aside class="settings" aria-label="Settings">
     <div class="settings-head"><h2>Settings</h2><${IconButton} icon="close" label="Close settings" onClick=${() => (isSettingsOpen.value = false)} /></div>
     <label class="field">System prompt
-      <textarea rows="4" dir="auto" placeholder="none: as the model's template has it" value=${settings.value.system ?? ""} onChange=${(event) => conversations.set({ system: event.target.value })}></textarea></label>
+      <textarea rows="4" dir="auto" placeholder="none: as the model's template has it" value=${settings.value.system ?? ""} onInput=${(event) => conversations.set({ system: event.target.value })}></textarea></label>
+    ${!model.value?.is_diffusion && html`<label class="check"><input type="checkbox" checked=${Boolean(settings.value.inspect)} onChange=${(event) => conversations.set({ inspect: event.target.checked })} />Token probabilities</label>
+    <p class="help">Keeps the alternatives of every token: look at them under an answer, and branch there.</p>`}
     ${fieldsFor(model.value).map(([name, fields], number) => html`<details class="group" key=${name} open=${number === 0}><summary>${name}</summary>
       ${fields.map((field) => html`<${Field} key=${field[0]} field=${field} value=${params[field[0]] ?? ""} otherwise=${defaultOf(field, model.value)} onChange=${(value) => setParam(field[0], value)} />`)}
     </details>`)}
@@ -44,7 +46,7 @@ function Field({ field, value, otherwise, onChange }) {
     }
     onChange(event.target.value);
   };
-  const common = { id, value, onChange: take, "aria-describedby": `${id}-help`, "aria-invalid": problem ? "true" : undefined };
+  const common = { id, value, onInput: take, "aria-describedby": `${id}-help`, "aria-invalid": problem ? "true" : undefined };
   let input;
   if (kind === "flag") {
     input = html`<select ...${common}><option value="">${otherwise}</option><option value="true">on</option></select>`;
@@ -65,5 +67,5 @@ function JsonField({ label, value, placeholder, help, onChange }) {
   } catch (error) {
     problem = error.message;
   }
-  return html`<div class="field"><label>${label}<textarea rows="5" class="mono" spellcheck="false" placeholder=${placeholder} value=${value} aria-invalid=${problem ? "true" : undefined} onChange=${(event) => onChange(event.target.value)} /></label><p class="help">${problem ?? help}</p></div>`;
+  return html`<div class="field"><label>${label}<textarea rows="5" class="mono" spellcheck="false" placeholder=${placeholder} value=${value} aria-invalid=${problem ? "true" : undefined} onInput=${(event) => onChange(event.target.value)} /></label><p class="help">${problem ?? help}</p></div>`;
 }
