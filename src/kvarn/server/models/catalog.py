@@ -58,9 +58,7 @@ class CatalogEntry:
     parent: str | None = None  # of an adapter: the model's id
     file: CatalogFile = CatalogFile()
     is_diffusion: bool = False
-    sampling: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # defaults that are not Kvarn's own
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults that are not Kvarn's own
 
 
 @dataclass(frozen=True, slots=True)
