@@ -49,6 +49,8 @@ def test_a_schema_comes_back_as_json(http: httpx.Client) -> None:
         ({"template": "{{a}}", "slots": {"a": {"regex": "x", "choices": ["y"]}}}, "slots.a"),
         ({"template": "{{a}}", "slots": {"a": {"regex": "("}}}, "slots"),
         ({"template": "{{a}}", "slots": {"a": {"max_tokens": 4000}}}, "template"),
+        ({"template": "{{a}}" + " and on" * 600}, "template"),
+        ({"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 10**9}}, "json_schema"),
         ({"template": "{{a}}", "diffusion": {"pinned": {"0": 1}}}, "diffusion.pinned"),
         ({"json_schema": {"type": "object", "properties": {"a": {"type": "strin"}}}}, "json_schema"),
         ({"template": "{{a}}", "stream": True}, "stream"),

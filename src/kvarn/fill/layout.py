@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SLOT_TOKENS = 16
 MAX_NEEDED = 1024  # tokens of the shortest text of a slot
+MAX_BEFORE = 3  # tokens of BEFORE
 BEFORE = "\n"  # literals are cut into tokens after it: some tokenizers put a space before a text
 
 
@@ -93,25 +94,31 @@ def lay_out(
             for token_id in literal_ids(tokenizer, part.removesuffix(" ") if is_before_slot else part):
                 pinned[at] = token_id
                 at += 1
+            _check_room(at, room)
             continue
         before = parts[index - 1] if index else ""
         after_space = isinstance(before, str) and before.endswith(" ")
         constraint = part.slot.constraint(after_space=after_space)
         compiled = None if constraint is None else compile(constraint)
-        length = _length(tokenizer, part, compiled)
+        way = () if compiled is None else _way(part, compiled)
+        length = part.slot.max_tokens or max(len(way), _usual_length(tokenizer, part.slot))
         places[part.name] = _Place(part, at, length, after_space)
         if compiled is not None:
             following = parts[index + 1] if index + 1 < len(parts) else ""
             end_ids = literal_ids(tokenizer, following)[:1] if isinstance(following, str) else []
-            slots.append(CanvasSlot(at, length, compiled, null_id, frozenset({*tokenizer.eos_ids, *end_ids})))
+            slots.append(CanvasSlot(at, length, compiled, null_id, way, frozenset({*tokenizer.eos_ids, *end_ids})))
         at += length
-        if at > room:
-            raise InvalidParameter(
-                f"the template takes more than {room:,} tokens, which the context leaves; shorten it, or give slots "
-                "less room with max_tokens",
-                field="template",
-            )
+        _check_room(at, room)
     return CanvasLayout(parts, at, pinned, tuple(slots), places, null_id)
+
+
+def _check_room(num_tokens: int, room: int) -> None:
+    if num_tokens > room:
+        raise InvalidParameter(
+            f"the template takes more than {room:,} tokens, which the context leaves; shorten it, or give slots "
+            "less room with max_tokens",
+            field="template",
+        )
 
 
 def literal_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -119,24 +126,23 @@ def literal_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     if not text:
         return []
     ids = tokenizer.encode(BEFORE + text, add_special=False)
-    for start in range(len(ids) + 1):
+    for start in range(min(len(ids), MAX_BEFORE) + 1):  # a tokenizer that changes the text has none: do not try all
         if b"".join(map(tokenizer.token_bytes, ids[start:])) == text.encode():
             return ids[start:]
     return tokenizer.encode(text, add_special=False)
 
 
-def _length(tokenizer: Tokenizer, part: NamedSlot, compiled: CompiledConstraint | None) -> int:
-    slot = part.slot
-    if compiled is None:
-        return slot.max_tokens or DEFAULT_SLOT_TOKENS
-    shortest = compiled.slot_matcher().completion(slot.max_tokens or MAX_NEEDED)
-    if shortest is None:
+def _way(part: NamedSlot, compiled: CompiledConstraint) -> tuple[int, ...]:
+    """Tokens that the slot may consist of, as few as are found."""
+    most = part.slot.max_tokens or MAX_NEEDED
+    way = compiled.slot_matcher().completion(most)
+    if way is None:
         raise InvalidParameter(
-            f"slot {part.name!r} has no text of {slot.max_tokens or MAX_NEEDED:,} tokens or fewer; give it more room "
-            "with max_tokens, or allow shorter texts",
+            f"no text of {most:,} tokens or fewer was found for slot {part.name!r}; give it more room with max_tokens, "
+            "or allow shorter texts",
             field="slots",
         )
-    return slot.max_tokens or max(len(shortest), _usual_length(tokenizer, slot))
+    return way
 
 
 def _usual_length(tokenizer: Tokenizer, slot: Slot) -> int:

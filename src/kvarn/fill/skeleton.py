@@ -6,7 +6,8 @@ Plain objects and lists are taken apart; whatever else a schema says of a value 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from kvarn.errors import ConstraintError
@@ -14,6 +15,7 @@ from kvarn.fill.template import MAX_SLOTS, NamedSlot, Parts, Slot
 from kvarn.structured.constraints import JsonSchema
 
 MAX_DEPTH = 16
+MAX_SKELETON_CHARACTERS = 1 << 18  # as many as a schema may have
 DEFINITIONS = ("$defs", "definitions")
 NOTES = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$comment", *DEFINITIONS})
 OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties"}) | NOTES
@@ -24,9 +26,7 @@ def skeleton(schema: Mapping[str, Any] | str, *, num_items: int = 2, value_token
     """The parts of a template whose filling follows the schema; lists get num_items items if they may have so many."""
     root = json.loads(JsonSchema(schema).text)
     writer = _Writer({name: root[name] for name in DEFINITIONS if name in root}, num_items, value_tokens)
-    parts = _merged(writer.value(root, "", 0))
-    if sum(isinstance(part, NamedSlot) for part in parts) > MAX_SLOTS:
-        raise ConstraintError(f"the schema has more than {MAX_SLOTS} values; make it smaller")
+    parts = _merged(_bounded(writer.value(root, "", 0)))
     if not any(isinstance(part, NamedSlot) for part in parts):
         raise ConstraintError("the schema leaves nothing to fill in: every value of it is given")
     return parts
@@ -81,22 +81,43 @@ class _Writer:
         return schema if isinstance(schema, dict) else {"not": {}}
 
 
+def _bounded(parts: Iterator[str | NamedSlot]) -> Iterator[str | NamedSlot]:
+    """The parts as they are written; refused as soon as they are too many, however many would follow."""
+    num_slots = num_characters = 0
+    for part in parts:
+        num_slots += isinstance(part, NamedSlot)
+        num_characters += 0 if isinstance(part, NamedSlot) else len(part)
+        if num_slots > MAX_SLOTS:
+            raise ConstraintError(f"the schema has more than {MAX_SLOTS} values; make it smaller")
+        if num_characters > MAX_SKELETON_CHARACTERS:
+            raise ConstraintError(
+                f"the schema gives more than {MAX_SKELETON_CHARACTERS:,} characters of text; make it smaller"
+            )
+        yield part
+
+
 def _is_plain_object(schema: Mapping[str, Any]) -> bool:
-    properties = schema.get("properties")
+    properties, required = schema.get("properties"), schema.get("required", [])
     is_plain = schema.get("type") == "object" and isinstance(properties, dict) and bool(properties)
-    return is_plain and set(schema) <= OF_OBJECTS and set(schema.get("required", ())) <= set(properties or ())
+    return is_plain and set(schema) <= OF_OBJECTS and isinstance(required, list) and _all_in(required, properties or {})
+
+
+def _all_in(names: Iterable[Any], properties: Mapping[str, Any]) -> bool:
+    return all(isinstance(name, str) and name in properties for name in names)
 
 
 def _is_plain_list(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "array" and "items" in schema and set(schema) <= OF_LISTS
+    is_plain = schema.get("type") == "array" and "items" in schema and set(schema) <= OF_LISTS
+    # Of a whole number that is written as 3.0, or is no number at all, the constraint of a slot says what it is.
+    return is_plain and all(type(schema.get(name, 0)) is int for name in ("minItems", "maxItems"))
 
 
 def _merged(parts: Iterator[str | NamedSlot]) -> Parts:
     """Neighbouring texts as one, empty ones left out."""
     merged: list[str | NamedSlot] = []
-    for part in parts:
-        if isinstance(part, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += part
-        elif part != "":
-            merged.append(part)
+    for is_slot, neighbours in groupby(parts, lambda part: isinstance(part, NamedSlot)):
+        if is_slot:
+            merged += neighbours
+        elif text := "".join(str(part) for part in neighbours):
+            merged.append(text)
     return tuple(merged)

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvarn.errors import CapacityError, ConstraintError
 from kvarn.observe.histogram import SECONDS, Histogram, HistogramSnapshot
 from kvarn.sampling.token_masks import UInt32
@@ -59,7 +61,7 @@ class CompiledConstraint:
         return GrammarMatcher(self.start, self.allowed)
 
     def slot_matcher(self) -> SlotMatcher:
-        return SlotMatcher(self.start, self.allowed, self.single_ids)
+        return SlotMatcher(self.start, self.allowed, np.array(self.single_ids, np.int64), self.trie)
 
 
 class ConstraintCompiler:

@@ -108,6 +108,7 @@ class CanvasSlot:
     length: int
     compiled: Any  # structured.compiler.CompiledConstraint
     null_id: int  # fills the positions after its end
+    way: tuple[int, ...]  # tokens after which it may end, no more than its length
     end_ids: frozenset[int] = frozenset()  # chosen where it may end, they end it
 
     @property

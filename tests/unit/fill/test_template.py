@@ -87,3 +87,28 @@ def test_a_skeleton_has_a_slot_for_every_value() -> None:
 def test_a_schema_that_leaves_nothing_open_is_refused() -> None:
     with pytest.raises(ConstraintError, match="nothing to fill in"):
         skeleton({"type": "object", "properties": {"a": {"const": 1}}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "minItems": 10**12},
+        {"type": "array", "items": {"const": "x"}, "minItems": 10**12},
+        {
+            "$ref": "#/$defs/t",
+            "$defs": {"t": {"type": "object", "properties": {n: {"$ref": "#/$defs/t"} for n in "lr"}}},
+        },
+    ],
+    ids=("values", "text", "references"),
+)
+def test_a_small_schema_of_a_huge_skeleton_is_refused_before_it_is_written(schema: dict[str, Any]) -> None:
+    with pytest.raises(ConstraintError, match="make it smaller"):
+        skeleton(schema)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"required": 5}, {"required": [["a"]]}, {"type": "array", "items": {}, "minItems": "x"}], ids=str
+)
+def test_what_is_no_schema_is_left_to_the_constraint_of_a_slot(wrong: dict[str, Any]) -> None:
+    (part,) = skeleton({"type": "object", "properties": {"a": {}}} | wrong)
+    assert isinstance(part, NamedSlot)
