@@ -21,6 +21,7 @@ from kvarn.adapters.files import AdapterDescription, open_adapter
 from kvarn.adapters.weights import HEAD, AdapterUse, LoraWeights
 from kvarn.checks import short
 from kvarn.errors import CapacityError, DoesNotFit, FormatError, InvalidParameter, UnsupportedModel
+from kvarn.models.spec import Encoder
 
 if TYPE_CHECKING:
     from kvarn.models.spec import ModelSpec
@@ -140,6 +141,10 @@ class AdapterPool:
                 f"the {self._backend.name} backend has no adapters here; use the native or the reference one, without "
                 "own_process",
                 fields=("lora",),
+            )
+        if isinstance(self._spec.generation, Encoder):
+            raise UnsupportedModel(
+                f"{self._spec.name!r} is an encoder; adapters are for models that generate", fields=("lora",)
             )
         file = open_adapter(path)
         return file.description, file.fit(self._spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from kvarn.backends.fake import FakeBackend
 from kvarn.errors import CapacityError, DoesNotFit, FormatError, InvalidParameter, UnsupportedModel
 from kvarn.formats.open import open_weights
 from kvarn.models.describe import describe
-from kvarn.models.spec import ModelSpec
+from kvarn.models.spec import Encoder, ModelSpec
 from tests.lora_files import random_pairs, write_peft
 from tests.tiny_models import CONFIGS, random_tensors, tiny_model
 
@@ -125,3 +126,11 @@ def test_a_backend_without_adapters_says_so(spec: ModelSpec, tmp_path: Path) -> 
 
     with pytest.raises(UnsupportedModel, match="the plain backend has no adapters"):
         AdapterPool(spec, Plain(), 1 << 30).load(adapter(tmp_path, "a", 0))
+
+
+def test_models_that_only_give_vectors_have_no_adapters(spec: ModelSpec, tmp_path: Path) -> None:
+    """Nothing of theirs takes one: vectors of the base would come under an adapter's name."""
+    pool = AdapterPool(replace(spec, generation=Encoder(pooling="last")), FakeBackend(), 1 << 30)
+    with pytest.raises(UnsupportedModel, match="is an encoder"):
+        pool.load(adapter(tmp_path, "sql", 0))
+    assert pool.loras == ()
