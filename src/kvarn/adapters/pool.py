@@ -141,7 +141,7 @@ class AdapterPool:
                 "own_process",
                 fields=("lora",),
             )
-        file = open_adapter(path)
+        file = open_adapter(path, self._budget_bytes)
         return file.description, file.fit(self._spec)
 
     def _pack(self, weights: LoraWeights, name: str) -> _PackedAdapter:
