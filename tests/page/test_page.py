@@ -69,13 +69,15 @@ def test_only_the_page_and_its_files_open_without_a_key(page_server: PageServer)
 
 def test_every_file_has_the_policy_and_is_sent_once(page_server: PageServer) -> None:
     with page_server.process.client() as http:
-        first = http.get("/")
+        browser = {"accept": "text/html,application/xhtml+xml"}
+        first = http.get("/", headers=browser)
         assert first.headers["content-security-policy"] == POLICY
         assert "require-trusted-types-for 'script'" in POLICY
         assert "unsafe" not in POLICY
         assert first.headers["content-encoding"] == "gzip"
-        again = http.get("/", headers={"if-none-match": first.headers["etag"]})
+        again = http.get("/", headers={"if-none-match": first.headers["etag"], **browser})
         assert (again.status_code, again.content) == (304, b"")
+        assert http.get("/").text == "Ollama is running"  # what its clients look for, and they take no HTML
         plain = http.get("/page/app.js", headers={"accept-encoding": "identity"})
         assert "content-encoding" not in plain.headers
         assert plain.text == http.get("/page/app.js").text

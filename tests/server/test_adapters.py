@@ -12,7 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
+from kvarn import LLM
 from kvarn.server.access.keyfile import draw_key, write_keys
+from kvarn.server.models.adapters import ServedAdapter, _uses
 from tests.chat_model import write_chat_model
 from tests.lora_files import chat_model_pairs, write_peft
 from tests.server.asking import CHAT, TEXT, answer, chunks, joined, refusal
@@ -51,7 +53,8 @@ def keys(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def server(folder: Path, keys: dict[str, str]) -> Iterator[ServerProcess]:
     loras = folder / "loras"
-    arguments = ("--model", f"tiny={folder / 'tiny.gguf'}", "--lora", f"sql={loras / 'sql'}", "--lora-dir", loras)
+    models = ("--model", f"tiny={folder / 'tiny.gguf'}", "--model", f"twin={folder / 'tiny.gguf'}")
+    arguments = (*models, "--lora", f"sql={loras / 'sql'}", "--lora-dir", loras)
     with ServerProcess(*arguments, keys=folder / "keys.toml") as process:
         yield process
 
@@ -75,7 +78,7 @@ def text(client: httpx.Client, model: str, **fields: Any) -> str:
 
 
 def test_an_adapter_is_listed_with_its_parent(user: httpx.Client) -> None:
-    base, sql = user.get("/v1/models").json()["data"][:2]
+    base, _, sql = user.get("/v1/models").json()["data"][:3]
     assert (base["id"], base["parent"], base["root"]) == ("tiny", None, "tiny")
     assert (sql["id"], sql["parent"], sql["root"]) == ("sql", "tiny", "tiny")
     assert sql["digest"] != base["digest"]
@@ -151,6 +154,34 @@ def test_paths_outside_the_folder_and_wrong_files_are_refused(path: str, words: 
 @pytest.mark.parametrize("name", ["tiny", "a b", "../x"])
 def test_names_that_are_taken_or_strange_are_refused(name: str, admin: httpx.Client) -> None:
     assert "name" in refusal(admin, LOAD, {"lora_name": name, "lora_path": "rust"})["message"]
+
+
+def test_an_adapter_is_no_base_of_another(admin: httpx.Client) -> None:
+    error = refusal(admin, LOAD, {"lora_name": "x", "lora_path": "rust", "base_model": "sql"})
+    assert (error["param"], "an adapter itself" in error["message"]) == ("base_model", True)
+    assert [one["id"] for one in admin.get("/v1/models").json()["data"]] == ["tiny", "twin", "sql"]
+
+
+def test_another_id_of_the_model_has_the_same_adapters(admin: httpx.Client) -> None:
+    card = answer(admin, LOAD, {"lora_name": "of-twin", "lora_path": "rust", "base_model": "twin"})
+    assert card["parent"] == "tiny"
+    assert [one["path"] for one in admin.get("/lora-adapters").json()] == ["sql", "of-twin"]
+    body = {"input_prefix": "a", "input_suffix": "b", "n_predict": 9, "temperature": 0, "lora": [{"id": 1, "scale": 1}]}
+    found = [answer(admin, "/infill", body | {"model": model})["content"] for model in ("tiny", "twin", "of-twin")]
+    assert found == found[:1] * 3
+    answer(admin, UNLOAD, {"lora_name": "of-twin"})
+    assert answer(admin, LOAD, {"lora_name": "of-twin", "lora_path": "more"})["parent"] == "tiny"
+    answer(admin, UNLOAD, {"lora_name": "of-twin"})
+
+
+def test_what_is_served_has_the_digest_that_was_told(folder: Path) -> None:
+    """A load whose client has gone ends in its thread, after which the model has other bytes under the name."""
+    with LLM(folder / "tiny.gguf", context=128, kv_bytes=1 << 20) as llm:
+        lora = llm.load_lora(folder / "loras" / "sql")
+        served = ServedAdapter("sql", "tiny", folder / "loras" / "sql", 0, lora.digest, lora.num_bytes)
+        llm.load_lora(folder / "loras" / "rust", "sql")
+        (use,) = _uses(llm, [served], "sql")
+        assert use.digest.hex() == lora.digest
 
 
 def test_streams_go_on_while_their_adapter_is_unloaded_and_replaced(admin: httpx.Client, user: httpx.Client) -> None:

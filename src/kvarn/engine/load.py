@@ -49,6 +49,7 @@ from kvarn.models.describe import Description, describe
 from kvarn.models.encoders.text_prompts import TextPrompts
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
 from kvarn.models.recurrent import attentions, kv_layers, latent_layers, state_layers
+from kvarn.models.sampling_defaults import DIFFUSION_DEFAULTS
 from kvarn.models.spec import MaskedDiffusion, ModelSpec
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def make_decoder(
 ) -> Decoder:
     """The way of generating that the model was trained for."""
     if isinstance(spec.generation, MaskedDiffusion):
-        defaults = SamplingDefaults(**{"temperature": 0.0, "top_p": 1.0, **recommended})
+        defaults = SamplingDefaults(**{**DIFFUSION_DEFAULTS, **recommended})
         diffusion = DiffusionDecoder(
             backend, spec.generation, spec.vocab_size, words.eos_ids, defaults=defaults, context=context
         )

@@ -20,6 +20,8 @@ GGUF_KEYS: Final[Mapping[str, str]] = {
 }
 HF_KEYS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
+DIFFUSION_DEFAULTS: Mapping[str, float] = {"temperature": 0.0, "top_p": 1.0}  # of diffusion models, as published
+
 
 def recommended_sampling(source: WeightSource) -> dict[str, Any]:
     """Return the SamplingParams fields recommended; values out of range are an error of the file."""

@@ -71,7 +71,12 @@ class ServedAdapters:
 
     async def load(self, models: ModelPool, name: str, path: Path, base_id: str, *, replaces: bool) -> ServedAdapter:
         """Load an adapter into its model and offer it; requests that run with one of the same name keep that."""
+        if base_id in self._adapters:
+            raise InvalidParameter(
+                f"base_model is {base_id!r:.80}, an adapter itself; give a model", field="base_model"
+            )
         async with models.use(base_id) as model, self._changing:
+            base_id = models.first_id(base_id)
             known = self._adapters.get(name)
             if name in models.model_ids or (known is not None and known.base_id != base_id):
                 raise InvalidParameter(f"lora_name is {name!r:.80}, which is the name of another", field="lora_name")
@@ -107,10 +112,10 @@ class ServedAdapters:
             uses = await asyncio.to_thread(_uses, model.llm.llm, [adapter], name)
         return replace(model, id=name, entry=adapter.entry(model.entry), adapters=uses)
 
-    async def mixed(self, model: ServedModel, factors: Mapping[int, float]) -> ServedModel:
+    async def mixed(self, models: ModelPool, model: ServedModel, factors: Mapping[int, float]) -> ServedModel:
         """The model with several adapters at once, by llama-server's ids; none of them: the base."""
         async with self._changing:
-            known = self.of_model(model.entry.parent or model.id)
+            known = self.of_model(models.first_id(model.entry.parent or model.id))
             if unknown := [number for number in factors if number >= len(known)]:
                 raise InvalidParameter(
                     f"lora has the id {unknown[0]}; the model has {len(known)} adapters, see GET /lora-adapters",
@@ -125,8 +130,8 @@ class ServedAdapters:
 def _uses(llm: LLM, adapters: list[ServedAdapter], choice: LoraChoice) -> tuple[AdapterUse, ...]:
     """Runs in a worker thread: adapters of a model that was loaded again are read again."""
     for adapter in adapters:
-        if any(lora.name == adapter.name for lora in llm.loras):
-            continue
+        if any((lora.name, lora.digest) == (adapter.name, adapter.digest) for lora in llm.loras):
+            continue  # else the model was loaded again, or a load that nobody waited for any more replaced it
         lora = llm.load_lora(adapter.path, adapter.name)
         if lora.digest != adapter.digest:
             llm.unload_lora(adapter.name)

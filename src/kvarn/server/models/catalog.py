@@ -23,6 +23,7 @@ from kvarn.hub.names import LocalName, parse_remote, split_id
 from kvarn.machine import MemoryAvailable
 from kvarn.models.describe import Description, describe
 from kvarn.models.memory_plan import MemoryPlan, plan_memory
+from kvarn.models.sampling_defaults import DIFFUSION_DEFAULTS
 from kvarn.models.spec import Encoder, MaskedDiffusion, ModelSpec
 
 ModelKind = Literal["generate", "embed", "rerank"]
@@ -57,7 +58,7 @@ class CatalogEntry:
     parent: str | None = None  # of an adapter: the model's id
     file: CatalogFile = CatalogFile()
     is_diffusion: bool = False
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # what the model's authors recommend
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults that are not Kvarn's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ def _planned(model_id: str, name: str, engine: EngineConfig, room: MemoryRoom) -
         digest=_recorded_digest(name),
         file=file,
         is_diffusion=isinstance(spec.generation, MaskedDiffusion),
-        sampling=description.recommended,
+        sampling=_sampling(description),
     )
     return LoadPlan(entry, path, _settled(engine, spec, plan))
 
@@ -185,6 +186,11 @@ def _facts(source: WeightSource, spec: ModelSpec) -> CatalogFile:
         num_layers=len(spec.blocks),
         embedding_length=spec.width,
     )
+
+
+def _sampling(description: Description) -> Mapping[str, Any]:
+    is_diffusion = isinstance(description.spec.generation, MaskedDiffusion)
+    return {**(DIFFUSION_DEFAULTS if is_diffusion else {}), **description.recommended}
 
 
 def _kind(spec: ModelSpec) -> ModelKind:

@@ -136,6 +136,10 @@ class ModelPool:
         """Where the files of a model lie, loaded or not."""
         return self._slot(name).plan.path
 
+    def first_id(self, name: str) -> str:
+        """The id under which a model is loaded that has several; of an adapter, its model's."""
+        return self._slot(name).id
+
     async def close(self) -> None:
         """Unload everything; later uses are refused."""
         self._is_closed = True

@@ -30,7 +30,7 @@ class ModelCard(Answer):
     root: str  # the model itself
     parent: str | None  # of an adapter: the model that it changes
     is_diffusion: bool
-    sampling: dict[str, Any]  # what the model's authors recommend, by the names of requests
+    sampling: dict[str, Any]  # defaults of this model, by the names of requests; of what is not here, Kvarn's
 
 
 class ModelList(Answer):

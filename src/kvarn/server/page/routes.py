@@ -13,11 +13,14 @@ from kvarn.server.dependencies import Settings
 from kvarn.server.page.assets import FOLDER, HEADERS, NAMES, POLICY, ROOT, Asset, asset, page
 
 router = APIRouter()
+RUNNING = "Ollama is running"
 
 
 @router.get(ROOT, include_in_schema=False)
 async def root(http: Request, settings: Settings) -> Response:
-    """The page."""
+    """The page; for clients of Ollama, which look here whether it runs, the words that they look for."""
+    if "text/html" not in http.headers.get("accept", "text/html"):
+        return Response(RUNNING, headers={**HEADERS, "vary": "accept"}, media_type="text/plain")
     return _response(http, page(settings.root_path))
 
 
@@ -31,7 +34,7 @@ async def file(http: Request, name: str) -> Response:
 
 def _response(http: Request, found: Asset) -> Response:
     """The file, compressed for whoever reads that, or that the browser's copy is still right."""
-    headers = {**HEADERS, "content-security-policy": POLICY, "etag": found.etag, "vary": "accept-encoding"}
+    headers = {**HEADERS, "content-security-policy": POLICY, "etag": found.etag, "vary": "accept, accept-encoding"}
     if http.headers.get("if-none-match") == found.etag:
         return Response(status_code=304, headers=headers)
     if "gzip" not in http.headers.get("accept-encoding", ""):

@@ -35,7 +35,7 @@ async def infill(request: Charged, models: Models, generations: RunningGeneratio
     params = infill_params(body, settings.max_n)
     model = await request.use_model(models, body.model or models.default_id)  # llama.vim sends an empty one
     if body.lora is not None:
-        model = await models.adapters.mixed(model, {one.id: one.scale for one in body.lora})
+        model = await models.adapters.mixed(models, model, {one.id: one.scale for one in body.lora})
     generation = await generations.begin(request, model, [partial(prepared_infill, model, body, params)], OPTIONS)
     if "infill" in (body.samplers or ()):
         request.warn("ignored: the sampler infill")
